@@ -84,7 +84,9 @@ def deployment_from_file(path: str | Path, asked: Release | None = None, number:
         raise LegroomError(f"{where.name} has a command with {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
     if not servers:
         raise _nothing_in(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
-    if any("{{" in word.text or "{%" in word.text for word in servers[0].words):
+    if any(part.is_template for part in parts) or any(
+        "{{" in word.text or "{%" in word.text for word in servers[0].words
+    ):
         raise _template(where)
     if number is not None:
         return _naming_key(deployment_of(servers[number], asked), text)
@@ -111,7 +113,9 @@ def deployment_from_python(text: str, asked: Release | None = None, name: str = 
 
 
 def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
-    return [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
+    servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
+    # Another program's command line cannot be given vLLM's flags back, so it is not read as a command to change.
+    return [server for server in servers if not server.launcher]
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.containers import bytes_of, image_words, serves_vllm
+from legroom.deployments.launchers import KSERVE, launched_engine
 from legroom.deployments.node_gpus import gpus_named
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
@@ -18,6 +20,8 @@ from legroom.facts.flags import all_flag_names, flag_name
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _OWN = ("--backend", "--task", "--model-dir")
 """Flags of KServe's server that some vLLM has too, with other values."""
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+"""KServe's own way to add flags."""
 _WITHOUT_VLLM = "huggingface"
 """The other backend of KServe's Hugging Face runtime."""
 
@@ -103,22 +107,25 @@ def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
 def _is_container(key: str, node: Node) -> bool:
     """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
     runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
-    return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
+    adds = key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env"))
+    return runs or adds or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
 
 
 def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[StartedServer | Invoked]:
     env = list_env(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    launcher = ""
     if runtime := runtime_of(container):
         image = image or "vllm"
         if runtime == "huggingface" and not entry:
             renamed = kserve_words(container, given)
             if renamed is None:
                 return
-            given = renamed
-    if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
-        given += tuple(Word(text, more.offset, text) for text in more.text.split())
+            given, launcher = renamed, KSERVE
+    if more := env.get(_ADDITIONAL):
+        given += tuple(Word(text, more.offset, text) for text in _split(more.text))
+        image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from scripts(command, env) if command is not None else ()
@@ -126,7 +133,8 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
-            gpu_names=gpu_names, memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
+            gpu_names=gpu_names, launcher=server.launcher or launcher,
+            memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),
     )  # fmt: skip
@@ -141,6 +149,10 @@ def servers(
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+    elif engine := launched_engine(words):
+        place = owner.source.place
+        at_word = place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from scripts(node, env, runs) if node is not None else ()
@@ -152,6 +164,13 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:

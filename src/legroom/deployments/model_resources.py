@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.deployments.containers import bytes_of
+from legroom.deployments.kubeai import kubeai_server, serve_words
 from legroom.deployments.kubernetes import cards, list_env
 from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.node_labels import gpu_of_profile
 
 _PARALLEL = (
     ("tensor", "--tensor-parallel-size"),
@@ -28,7 +28,7 @@ def model_resource(document: Node) -> Iterator[StartedServer]:
     kind, group = document.text("kind"), document.text("apiVersion").partition("/")[0]
     if kind == "LLMInferenceService" and group == "serving.kserve.io":
         yield from _llm_inference_service(document)
-    elif kind == "Model" and group == "kubeai.org" and document.text("spec", "engine") in ("", "VLLM"):
+    elif kind == "Model" and group == "kubeai.org":
         yield from _kubeai_model(document)
 
 
@@ -54,7 +54,7 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += [Word(text, more.offset, text) for text in more.text.split()]
-    words = (*_serve(uri), *_parallel(workload), *given)
+    words = (*serve_words(uri), *_parallel(workload), *given)
     place = document.source.place
     return StartedServer(
         "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",
@@ -67,14 +67,6 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
 
 def _read_as(document: Node) -> str:
     return f"Kubernetes {document.text('kind')} {document.text('metadata', 'name')}".rstrip()
-
-
-def _serve(uri: Node) -> tuple[Word, ...]:
-    """`hf://org/model` as the words of a server; a bucket or a volume stays what it is, which no config is known of."""
-    text = uri.scalar or ""
-    scheme, _, name = text.partition("://")
-    model = name.partition("?")[0] if scheme == "hf" else text
-    return Word("vllm", uri.offset), Word("serve", uri.offset), Word(model, uri.offset, model)
 
 
 def _parallel(workload: Node) -> Iterator[Word]:
@@ -93,25 +85,6 @@ def _items(node: Node | None, key: str) -> list[Node]:
 
 
 def _kubeai_model(document: Node) -> Iterator[StartedServer]:
-    url = document.get("spec", "url")
-    if url is None:
-        return
     spec = document.get("spec")
-    profile, _, count = document.text("spec", "resourceProfile").partition(":")
-    variables = document.get("spec", "env")
-    env = {name: value.word() for name, value in variables.items() if value.scalar is not None} if variables else {}
-    adapters = (Word("--enable-lora", url.offset),) if _items_of(spec, "adapters") else ()
-    words = (*_serve(url), *(item.word() for item in _items(spec, "args")), *adapters)
-    written = document.text("metadata", "annotations", GPU_ANNOTATION)
-    named = written or gpu_of_profile(profile)
-    place = document.source.place
-    yield StartedServer(
-        "kubernetes", words, env, place, place(url.offset), document.text("spec", "image"), in_container=True,
-        gpus=int(count) if count.isdecimal() and int(count[:4]) > 0 else 1, gpu_names=(named,) if named else (),
-        read_as=_read_as(document),
-    )  # fmt: skip
-
-
-def _items_of(node: Node | None, key: str) -> list[Node]:
-    inner = node.get(key) if node is not None else None
-    return inner.list() if inner is not None else []
+    if spec is not None and document.text("spec", "engine").lower() in ("", "vllm") and spec.get("url") is not None:
+        yield kubeai_server(spec, _read_as(document), document.text("metadata", "annotations", GPU_ANNOTATION))
