@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
-    from legroom.planning.upgrade import Upgrade
+    from legroom.planning.upgrades.upgrade import Upgrade
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
 _BLOCKS_OFF = 0.05
@@ -132,7 +132,7 @@ class TodaysServer:
 
 
 def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) -> Upgrade:
-    from legroom.planning.upgrade import upgrade
+    from legroom.planning.upgrades.upgrade import upgrade
 
     meant = server.meant
     for remark in meant.notes:

@@ -16,10 +16,10 @@ from legroom.planning.notes import bug_notes, remarks
 from legroom.planning.plan import Plan, cold_start, plan
 from legroom.planning.plan_json import plan_json
 from legroom.planning.release_bugs import bugs_of
-from legroom.planning.upgrade_bytes import ByteChange, kv_changes
-from legroom.planning.upgrade_capacity import KeptCapacity, kept_capacity
-from legroom.planning.upgrade_flags import ChangedFlag, args_for, changed_flags
-from legroom.planning.upgrade_pool import PoolChange, pool_changes, pool_remarks
+from legroom.planning.upgrades.capacity import KeptCapacity, kept_capacity
+from legroom.planning.upgrades.changed_flags import ChangedFlag, args_for, changed_flags
+from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
+from legroom.planning.upgrades.pool import PoolChange, pool_changes, pool_remarks
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
