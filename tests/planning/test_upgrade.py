@@ -37,14 +37,14 @@ def made(words, old, new, card="h100", **options):
     card=st.sampled_from(("h100", "rtx4090", "t4", "mi300x", "b200")),
     releases=st.tuples(st.sampled_from(known_releases()), st.sampled_from(known_releases())),
     flags=st.sets(st.sampled_from(sorted(FLAGS)), max_size=4),
-    held=st.sampled_from((0, 3 * GIB)),
+    others=st.sampled_from((0, 3 * GIB)),
     cold=st.booleans(),
 )
-def test_the_bytes_of_the_changes_add_up_to_the_difference_of_the_kv_cache(model, card, releases, flags, held, cold):
+def test_the_bytes_of_the_changes_add_up_to_the_difference_of_the_kv_cache(model, card, releases, flags, others, cold):
     args = ServeArgs(model, **{name: FLAGS[name] for name in flags})
     try:
         plans = [
-            plan(Target(load(model), gpu(card), 4, release(version), held_by_others_bytes=held), args)
+            plan(Target(load(model), gpu(card), 4, release(version), held_by_others_bytes=others), args)
             for version in releases
         ]
     except LegroomError:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from legroom.planning.upgrades.upgrade import Upgrade
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
-_BLOCKS_OFF = 0.05
+_POOL_OFF = 0.05
 """A pool that differs by more than a plan does: something was not told."""
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
@@ -127,8 +127,8 @@ class TodaysServer:
 
     meant: RequestedDeployment
     machine: Machine
-    num_blocks: int | None = None
-    """The blocks that it shows, where it was asked."""
+    pool_slots: int | None = None
+    """Blocks times their size as it shows them, where it was asked."""
 
 
 def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) -> Upgrade:
@@ -138,10 +138,11 @@ def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) ->
     for remark in meant.notes:
         note(f"note: {remark}")
     made = upgrade(meant.args, meant.release, target, server.machine, every_release=args.all)
-    planned = made.old.memory.kv.num_blocks
-    if server.num_blocks and abs(planned / server.num_blocks - 1) > _BLOCKS_OFF:
-        note(f"note: the server has {server.num_blocks:,} blocks, and {planned:,} are planned from what it tells: give "
-             "the other flags that it was started with, and --gpu-memory")  # fmt: skip
+    kv, shown = made.old.memory.kv, server.pool_slots
+    planned = kv.num_blocks * kv.block_size
+    if shown and abs(planned / shown - 1) > _POOL_OFF:
+        note(f"note: the server's pool has {shown:,} slots, and {planned:,} are planned from what it tells: give the "
+             "other flags that it was started with, and --gpu-memory")  # fmt: skip
     return made
 
 
@@ -192,7 +193,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
         "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those that it "
         "was started with beside --url"
     ]  # fmt: skip
-    return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.num_blocks)
+    return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.pool_slots)
 
 
 def _alerts(made: Upgrade) -> tuple[str, ...]:

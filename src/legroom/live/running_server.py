@@ -40,7 +40,7 @@ _OF_SERVER = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
     "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
                         "enable_expert_parallel"),
-    "model_config": ("enforce_eager", "quantization"),
+    "model_config": ("enforce_eager", "quantization", "dtype"),
 }  # fmt: skip
 """Settings in `/server_info`, by vLLM's own names."""
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
@@ -56,14 +56,18 @@ class RunningServer:
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Resolved values by vLLM's names: whether one was given or is a default, the server does not say."""
-    num_blocks: int | None = None
+    pool_slots: int | None = None
+    """Blocks times their size, of one engine."""
     tells_all: bool = False
     """Whether it told every setting, or only those of its KV cache."""
 
     def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
         """Flags that lead to these settings: what is the release's own default on this card is left out, so that
         another release's default takes its place."""
-        sizes = {name: self.settings[name] for name in _SIZES if self.settings.get(name) not in (None, 1, False)}
+        values = {name: self.settings.get(name) for name in _SIZES}
+        sizes: dict[str, Any] = {
+            name: value for name, value in values.items() if value is True or value not in (None, 1, False)
+        }
         plain = ServeArgs(self.model, **sizes)
         model = served_model(plain)
         defaults = resolve(plain, model, gpu, release)
@@ -99,11 +103,8 @@ async def _asked(target: Endpoint) -> RunningServer:
     settings = {**dict(_cache_settings(labels)), **dict(_server_settings(info.get("vllm_config")))}
     if isinstance(length, int):
         settings["max_model_len"] = length
-    blocks = labels.get("num_gpu_blocks", "")
     model = str(served.get("root") or served.get("id") or "")
-    return RunningServer(
-        version["version"], model, settings, int(blocks) if blocks.isdigit() else None, "max_num_seqs" in settings
-    )
+    return RunningServer(version["version"], model, settings, _slots(labels, settings), "max_num_seqs" in settings)
 
 
 async def _document(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
@@ -115,6 +116,14 @@ async def _document(session: aiohttp.ClientSession, target: Endpoint, path: str)
     if not isinstance(document, dict):
         raise ScrapeFailed("not_metrics", f"{target.server}{path} does not answer as vLLM does")
     return document
+
+
+def _slots(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isdigit() and size.isdigit()):
+        return None
+    # The label has the blocks of all data-parallel engines together (0.9+).
+    return int(blocks) * int(size) // int(settings.get("data_parallel_size") or 1)
 
 
 def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -134,4 +143,9 @@ def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
     for part, names in _OF_SERVER.items():
         values = config.get(part)
         if isinstance(values, dict):
-            yield from ((name, values[name]) for name in names if values.get(name) is not None)
+            yield from ((name, _plain(values[name])) for name in names if values.get(name) is not None)
+
+
+def _plain(value: Any) -> Any:
+    """`torch.bfloat16` as the flag has it."""
+    return value.removeprefix("torch.") if isinstance(value, str) else value

@@ -170,12 +170,12 @@ def _kept_words(made: Upgrade) -> str:
     free = f"{gib(kept.plan.layout.headroom_bytes)} free at the peak (today {gib(old.layout.headroom_bytes)})"
     if old.memory.kv.shape.is_empty:
         return f"It leaves {free}."
-    held, today = kept.plan.memory.kv, old.memory.kv
+    pool, today = kept.plan.memory.kv, old.memory.kv
     changed = kept.flags or any(flag.kind in ("refused", "renamed") for flag in made.flags)
     unchanged = "It" if changed else "The same command: it"
     tight = f" It is tight: {kept.plan.reason}." if kept.plan.verdict == "tight" else ""
     return (
-        f"{unchanged} holds {held.max_concurrency:.2f} requests of {held.max_model_len:,} tokens at once (today "
+        f"{unchanged} holds {pool.max_concurrency:.2f} requests of {pool.max_model_len:,} tokens at once (today "
         f"{today.max_concurrency:.2f}) and leaves {free}.{tight}"
     )
 

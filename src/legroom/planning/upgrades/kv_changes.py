@@ -95,8 +95,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class ByteChange:
-    """One thing that changes the size of the KV cache, with the bytes that the cache gains by it (of the GPU with the
-    smallest one)."""
+    """What changes, why, and by how many bytes; of `kv_changes`: what the smallest KV cache of all GPUs gains."""
 
     what: str
     why: str
@@ -153,8 +152,9 @@ class _Move:
 
     what: str
     bytes: int
-    older: _Part | str | None
-    newer: _Part | str | None
+    older: Any
+    """The part, or the value of the setting; None: there is no such part."""
+    newer: Any
     step: SettingStep | None = None
     """None: the accounting changes, not a setting."""
 
@@ -164,8 +164,8 @@ class _Move:
         bytes_ = self.bytes if forwards else -self.bytes
         if self.step is None:
             return ByteChange(self.what, _rule_words(first, last, release), bytes_)
-        words = self.step.why_off if last == "no" and self.step.why_off else self.step.why
-        return ByteChange(self.what, words.format(old=first, new=last), bytes_)
+        words = self.step.why_off if last is False and self.step.why_off else self.step.why
+        return ByteChange(self.what, words.format(old=_value(first), new=_value(last)), bytes_)
 
 
 def kv_changes(old: Plan, new: Plan, *, cold: bool = False) -> tuple[ByteChange, ...]:
@@ -196,7 +196,7 @@ def _walk(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
         changed = [name for name in step.fields if getattr(at.settings, name) != getattr(goal, name)]
         if not changed:
             continue
-        older, newer = (_value(getattr(settings, changed[0])) for settings in (at.settings, goal))
+        older, newer = getattr(at.settings, changed[0]), getattr(goal, changed[0])
         after = _accounting(
             new.target, replace(at.settings, **{name: getattr(goal, name) for name in changed}), cold
         )  # fmt: skip
@@ -244,13 +244,13 @@ def _title(key: _Key) -> str:
     return f"{label} ({_TITLES[part]})" if label else _TITLES[part]
 
 
-def _rule_words(first: _Part | str | None, last: _Part | str | None, release: Release) -> str:
+def _rule_words(first: _Part | None, last: _Part | None, release: Release) -> str:
     """Why a part is counted otherwise: by the terms of its working that differ."""
-    if isinstance(first, _Part) and isinstance(last, _Part):
+    if first is not None and last is not None:
         return f"{_difference(first, last)} as vLLM {release} counts"
-    if isinstance(last, _Part):
+    if last is not None:
         return f"vLLM {release} counts it: {_sized(last)}"
-    if isinstance(first, _Part):
+    if first is not None:
         return f"vLLM {release} does not count it: {_sized(first)} before"
     return f"vLLM {release} does not keep the same kind of KV cache for this model"
 
