@@ -13,7 +13,6 @@ from legroom.simulation.choose import SEARCHED, Candidate, grid
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.steptime import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
-from legroom.units import cdiv
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def _planned(
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
     from legroom.cli.deployment import machine
     from legroom.planning.machine import make_plan
-    from legroom.simulation.deployment import deployed, hardware
+    from legroom.simulation.deployment import as_one_group, deployed, hardware
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
     serve = replace(meant.args, **given, **flags)
@@ -172,7 +171,7 @@ def _planned(
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
-        resolved = _as_one_group(trace, resolved)
+        resolved = as_one_group(trace, resolved)
         notes.append(
             f"searched with one group of layers and {resolved['num_blocks']:,} blocks, which hold as many requests of "
             "this trace's mean length; replay the chosen flags without --choose for the groups themselves"
@@ -192,18 +191,6 @@ def _planned(
                 "--measured-step-ms scales them"
             )
     return _settings(args, trace, resolved), cost, notes
-
-
-def _as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow here."""
-    mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
-    request_blocks = 0
-    for group in flags["groups"]:
-        size = group.block_size or flags["block_size"]
-        whole, window = cdiv(mean, size), group.sliding_window
-        request_blocks += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
-    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // request_blocks)
-    return {**flags, "groups": (LayerGroup(),), "num_blocks": blocks}
 
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
-split how, what stays free, and which part of the memory is the limit. Every row is a full plan."""
+split how, what stays free, and which part of the memory is the limit. Every row is a full plan.
+
+With --rate or --trace in place of --concurrency: how many GPUs, as replicas of one server, serve that load within
+--ttft and --tpot, by replaying it, and what they cost an hour and a million output tokens, each with a range."""
 
 _EPILOG = """\
 examples:
@@ -25,6 +28,10 @@ examples:
   legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --max-gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
   legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --json
+  legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
+  legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
+
+prices.toml: a table a card, like [h100] with usd_per_hour = 2.49; without it, dated list prices are used
 
 exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something needed was unreachable
 """
@@ -34,7 +41,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's own options; vLLM's flags are taken too."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "size",
-        usage="legroom size MODEL... --context LEN --concurrency N [options] [any vLLM flag]",
+        usage="legroom size MODEL... (--context LEN --concurrency N | --rate R --prompt LEN --answer LEN) [options] "
+        "[any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -42,9 +50,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     load = parser.add_argument_group("the load")
     load.add_argument(
-        "--context", metavar="LEN", default="4k", help="tokens a request may have (default: 4k, which is 4,096)"
+        "--context",
+        metavar="LEN",
+        help="tokens a request may have (default: 4k, which is 4,096; of a rate: its longest)",
     )
-    load.add_argument("--concurrency", metavar="N", default="1", help="requests of that length at once (default: 1)")
+    load.add_argument("--concurrency", metavar="N", help="requests of that length at once (default: 1)")
+    _add_rate_options(parser)
     where = parser.add_argument_group("where it may run")
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
@@ -55,6 +66,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
+
+
+def _add_rate_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a load over time, in place of --concurrency")
+    group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
+    group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a law like lognormal(1000,0.8)")
+    group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a law")
+    group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
+    group.add_argument("--ttft", type=float, metavar="S", help="p99 of the time to the first token, in seconds")
+    group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
+    group.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
 
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -73,10 +95,12 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from legroom.api import SizeReport
+    from legroom.cli.size_rate import is_rate_asked, run_rate
     from legroom.facts.releases import latest, release
     from legroom.planning.sizing import named_gpus, size_models
     from legroom.vllm.parse import parse_flags
 
+    by_rate = is_rate_asked(args)
     used = release(args.vllm) if args.vllm else latest()
     parsed = parse_flags(args.vllm_words, used)
     refuse(parsed.problems, used)
@@ -84,9 +108,12 @@ def run(args: argparse.Namespace) -> int:
     if not models:
         raise LegroomError("which model?", "legroom size MODEL --context 4k --concurrency 16")
     serve_args = replace(parsed.args, env={**server_env(os.environ), **parsed.args.env})
-    wish, cards = _wish(args), named_gpus(args.gpu)
+    cards = named_gpus(args.gpu)
     for remark in dict.fromkeys(card.note for card in cards if card.note and args.gpu != "all"):
         note(f"note: {remark}")
+    if by_rate:
+        return run_rate(args, models, used, serve_args, cards)
+    wish = _wish(args)
     report = SizeReport(tuple(size_models(models, used, serve_args, wish, cards)), wish, used)
     if args.json:
         print_json(report.json())
@@ -101,7 +128,8 @@ def _wish(args: argparse.Namespace) -> Wish:
     from legroom.planning.wish import Wish, counts_up_to
     from legroom.units import parse_count, parse_length
 
-    context, concurrency = parse_length(args.context, "--context"), parse_count(args.concurrency, "--concurrency")
+    context = parse_length(args.context or "4k", "--context")
+    concurrency = parse_count(args.concurrency or "1", "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
     return Wish(context, float(concurrency), counts_up_to(count_of(args.max_gpus, "--max-gpus") or 32), args.policy)

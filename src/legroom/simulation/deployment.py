@@ -11,11 +11,13 @@ from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, Slidin
 from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.settings import LayerGroup
 from legroom.simulation.steptime import Hardware
+from legroom.units import cdiv
 from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
+    from legroom.simulation.trace import Trace
 
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
 
@@ -53,6 +55,19 @@ def deployed(plan: Plan) -> Deployed:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
     return Deployed(flags, (_summary(flags), *notes))
+
+
+def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
+    """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow for a
+    search."""
+    mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
+    request_blocks = 0
+    for group in flags["groups"]:
+        size = group.block_size or flags["block_size"]
+        whole, window = cdiv(mean, size), group.sliding_window
+        request_blocks += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
+    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // request_blocks)
+    return {**flags, "groups": (LayerGroup(),), "num_blocks": blocks}
 
 
 def _group(group: CacheGroup, block_size: int) -> LayerGroup:

@@ -37,6 +37,8 @@ class ReplayOutcome:
     """Whether requests are served as fast as they arrive."""
     peak_share: float
     hit_ratio: float
+    time_per_token_p99: float = 0.0
+    """Of a request's mean time between its tokens, the wait for the first left out."""
 
     def as_json(self) -> dict[str, Any]:
         """The row of a frontier."""
@@ -47,6 +49,7 @@ class ReplayOutcome:
             "first_token_p99": round(self.first_token_p99, 4), "latency_p99": round(self.latency_p99, 4),
             "wait_growth_ratio": round(self.wait_growth_ratio, 4), "keeps_up": self.keeps_up,
             "peak_ratio": round(self.peak_share, 4), "hit_ratio": round(self.hit_ratio, 4),
+            "time_per_token_p99": round(self.time_per_token_p99, 5),
         }  # fmt: skip
 
 
@@ -58,26 +61,28 @@ class Goal:
     latency_p99: float | None = None
     most_preemptions: int | None = None
     """None: any number. What they cost is in the waits and the goodput."""
+    time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
         """Whether this setting holds the load."""
         return (
             outcome.finished > 0
             and outcome.keeps_up
-            and self.is_within(outcome.first_token_p99, outcome.latency_p99)
+            and self.is_within(outcome.first_token_p99, outcome.latency_p99, outcome.time_per_token_p99)
             and (self.most_preemptions is None or outcome.preemptions <= self.most_preemptions)
         )
 
-    def is_within(self, first_token: float, latency: float) -> bool:
-        return (self.first_token_p99 is None or first_token <= self.first_token_p99) and (
-            self.latency_p99 is None or latency <= self.latency_p99
-        )
+    def is_within(self, first_token: float, latency: float, time_per_token: float) -> bool:
+        limits = (self.first_token_p99, self.latency_p99, self.time_per_token_p99)
+        reached = (first_token, latency, time_per_token)
+        return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
 
     def as_json(self) -> dict[str, Any]:
         return {
             "first_token_p99": self.first_token_p99,
             "latency_p99": self.latency_p99,
             "most_preemptions": self.most_preemptions,
+            "time_per_token_p99": self.time_per_token_p99,
         }
 
 
@@ -88,11 +93,15 @@ class ServedRequest(NamedTuple):
     latency: float
     output_len: int
 
+    @property
+    def time_per_token(self) -> float:
+        return (self.latency - self.first_token) / max(1, self.output_len - 1)
+
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
     """What `servers` servers did together, of which `timelines` are all or an even sample."""
     served = [request for timeline in timelines for request in _served(timeline)]
-    good = [request for request in served if goal.is_within(request.first_token, request.latency)]
+    good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
     duration = _duration(timelines, served)
@@ -113,6 +122,7 @@ def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal,
         keeps_up,
         max(tally.peak_blocks for tally in tallies) / settings.usable_blocks,
         sum(tally.cached_tokens for tally in tallies) / prompt_tokens if prompt_tokens else 0.0,
+        percentile(sorted(request.time_per_token for request in served), 0.99),
     )
 
 

@@ -1,0 +1,254 @@
+"""How many servers of each card and tensor-parallel size hold a load within a latency, by replaying it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.planning.plan import Target, plan_on_named_card
+from legroom.simulation.choose import Candidate, ReplayTask, is_sustained, replay_task, try_one
+from legroom.simulation.deployment import as_one_group, deployed, hardware
+from legroom.simulation.outcome import Goal, ReplayOutcome
+from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.step_band import StepBand, step_band, why_untrusted
+from legroom.simulation.steptime import roofline
+from legroom.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.model import Model
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Plan
+    from legroom.vllm.args import ServeArgs
+
+_SPLITS = (1, 2, 4, 8)
+"""Tensor-parallel sizes that are tried: up to a node of eight."""
+
+
+@dataclass(frozen=True)
+class ServingLoad:
+    """Requests with their times, and how soon they want their tokens."""
+
+    trace: Trace
+    goal: Goal
+    requests_per_s: float
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        lengths = zip(self.trace.prompt_lens, self.trace.output_lens, strict=True)
+        return max(prompt + output for prompt, output in lengths)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Of the average request."""
+        return sum(self.trace.prompt_lens) / len(self.trace)
+
+    @property
+    def output_tokens(self) -> float:
+        """Of the average request."""
+        return sum(self.trace.output_lens) / len(self.trace)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.requests_per_s * self.output_tokens
+
+    def if_steps_take(self, factor: float) -> ServingLoad:
+        """The load as a server meets it whose steps take `factor` times as long: so much faster, so much less patient.
+
+        Time is stretched here and not in the cost of a step, whose parts are not all seconds.
+        """
+        goal = self.goal
+        first, each = goal.first_token_p99, goal.time_per_token_p99
+        return ServingLoad(
+            replace(self.trace, arrivals=array("d", (at / factor for at in self.trace.arrivals))),
+            replace(
+                goal,
+                first_token_p99=None if first is None else first / factor,
+                time_per_token_p99=None if each is None else each / factor,
+            ),
+            self.requests_per_s * factor,
+        )
+
+
+@dataclass(frozen=True)
+class CountBand:
+    """A number as estimated, and as it would be if steps were as short or as long as the band allows."""
+
+    low: int | None
+    middle: int | None
+    high: int | None
+    """None: not even the most that were tried."""
+
+    def as_json(self, factor: float = 1) -> dict[str, float | None]:
+        return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
+
+    def times(self, factor: float) -> tuple[float | None, float | None, float | None]:
+        low, middle, high = (None if count is None else count * factor for count in (self.low, self.middle, self.high))
+        return low, middle, high
+
+
+NO_COUNT = CountBand(None, None, None)
+
+
+@dataclass(frozen=True)
+class SizedFleet:
+    """Equal servers on one card, split in one way."""
+
+    gpu: Gpu
+    tensor_parallel_size: int
+    plan: Plan | None
+    """None: vLLM refuses these settings."""
+    band: StepBand | None
+    """None: no time could be estimated."""
+    replicas: CountBand
+    outcome: ReplayOutcome | None
+    """Of the number in the middle."""
+    reason: str
+    """Why there is no number; empty where there is one."""
+
+    @property
+    def holds(self) -> bool:
+        return self.replicas.middle is not None
+
+    @property
+    def gpus_per_replica(self) -> int:
+        return self.plan.args.gpus_needed if self.plan else self.tensor_parallel_size
+
+    @property
+    def gpus(self) -> int:
+        """0 where no number of servers holds it."""
+        return (self.replicas.middle or 0) * self.gpus_per_replica
+
+
+def size_fleets(
+    model: Model, release: Release, args: ServeArgs, load: ServingLoad, cards: Sequence[Gpu], most_gpus: int
+) -> Iterator[tuple[SizedFleet, ...]]:
+    """For each card its layouts, the one with the fewest GPUs first."""
+    if (args.data_parallel_size or 1) > 1:
+        raise LegroomError(
+            "replicas are what is counted here, so --data-parallel-size has no place", "leave it out of the flags"
+        )
+    if not load.trace.in_seconds or load.trace.arrives_at_once:
+        raise LegroomError(
+            f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
+            'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
+        )
+    asked = replace(args, max_model_len=args.max_model_len or load.longest)
+    for card in cards:
+        fleets = list(_layouts(Target(model, card, 1, release), asked, load, most_gpus))
+        # Of those that do not hold it, the largest split says most about why.
+        yield tuple(sorted(fleets, key=lambda fleet: (not fleet.holds, fleet.gpus, -fleet.tensor_parallel_size)))
+
+
+def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
+    """Every split up to the one after the first that holds the load: cards that share the weights have more room for
+    the cache, but seldom so much that four do with less than two."""
+    fewest, is_last = most_gpus, False
+    splits = (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS
+    for size in splits:
+        split = replace(args, tensor_parallel_size=size)
+        if split.gpus_needed > fewest:
+            return
+        fleet = _fleet(target, split, load, most_gpus, fewest)
+        yield fleet
+        if is_last:
+            return
+        if fleet.holds:
+            fewest, is_last = fleet.gpus - 1, True
+
+
+def _fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, worth_gpus: int) -> SizedFleet:
+    size = args.tensor_parallel_size or 1
+    nothing = SizedFleet(target.gpu, size, None, None, NO_COUNT, None, "")
+    try:
+        plan = plan_on_named_card(replace(target, gpus=args.gpus_needed), args)
+        nothing = replace(nothing, plan=plan)
+        if plan.verdict == "does_not_fit":
+            return replace(nothing, reason=f"does not start ({plan.reason.replace('_', ' ')})")
+        candidate = _candidate(plan, load.trace)
+    except LegroomError as error:
+        return replace(nothing, reason=error.message)
+    assert candidate.cost is not None
+    if untrusted := why_untrusted(plan, candidate.cost):
+        return replace(nothing, reason=untrusted)
+    return _counted(replace(nothing, band=step_band(plan)), load, candidate, most_gpus, worth_gpus)
+
+
+def _counted(
+    nothing: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
+) -> SizedFleet:
+    """The band of replicas; a layout that needs more than `worth_gpus` is no better than one that is known."""
+    band = nothing.band
+    assert band is not None
+    most, worth = most_gpus // nothing.gpus_per_replica, worth_gpus // nothing.gpus_per_replica
+    middle, outcome = _fewest(load, candidate, 1, worth)
+    if middle is None and worth_gpus < most_gpus:
+        return replace(nothing, reason="takes no fewer GPUs than a smaller split")
+    low, high = middle, None
+    if middle != 1:
+        low, _ = _fewest(load.if_steps_take(band.low), candidate, 1, middle or worth)
+    if middle is None:
+        reason = _shortfall(load, candidate, most_gpus)
+        return replace(nothing, replicas=CountBand(low, None, None), reason=reason)
+    high, _ = _fewest(load.if_steps_take(band.high), candidate, middle, most)
+    return replace(nothing, replicas=CountBand(low, middle, high), outcome=outcome)
+
+
+def _candidate(plan: Plan, trace: Trace) -> Candidate:
+    # Deciding a step ahead changes little, and only the step-by-step replay knows it.
+    flags = {**deployed(plan).flags, "async_scheduling": False}
+    if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
+        flags = as_one_group(trace, flags)
+    return Candidate({}, SchedulerSettings(**flags), roofline(hardware(plan)))
+
+
+def _fewest(
+    load: ServingLoad, candidate: Candidate, least: int, most: int
+) -> tuple[int, ReplayOutcome] | tuple[None, None]:
+    """The fewest replicas from `least` to `most` that hold the load, and what they make of it; None where not even the
+    most do."""
+    outcomes: dict[int, ReplayOutcome] = {}
+
+    def is_held_by(replicas: int) -> bool:
+        task = replay_task(load.trace, load.goal, replicas)
+        outcome = outcomes[replicas] = try_one(task, candidate)
+        if outcome.rejected or not load.goal.is_met(outcome):
+            return False
+        return is_sustained(task, candidate, outcome) is not False
+
+    count = _first(is_held_by, least, min(most, len(load.trace)))
+    return (None, None) if count is None else (count, outcomes[count])
+
+
+def _first(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
+    if most < least:
+        return None
+    low, high = least - 1, least
+    while not is_held_by(high):
+        if high == most:
+            return None
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_held_by(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _shortfall(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
+    """What stands in the way: a request that is too slow alone, or the number of GPUs."""
+    goal = load.goal
+    alone = try_one(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
+    if alone.rejected:
+        return "the requests are longer than the server takes"
+    if goal.first_token_p99 is not None and alone.first_token_p99 > goal.first_token_p99:
+        return f"a request that is served alone waits {alone.first_token_p99:.2g} s for its first token"
+    if goal.time_per_token_p99 is not None and alone.time_per_token_p99 > goal.time_per_token_p99:
+        return f"a request that is served alone takes {alone.time_per_token_p99 * 1000:.0f} ms a token"
+    return f"{most_gpus} GPUs are too few"

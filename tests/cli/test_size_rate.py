@@ -1,0 +1,140 @@
+"""`legroom size --rate` from the outside: GPUs for a rate of requests, and their money."""
+
+import json
+
+import pytest
+
+from legroom.cli.main import main
+
+SMALL = ("--rate", "2", "--prompt", "300", "--answer", "40")
+
+
+def answer(capsys, *words, code=0):
+    assert main(["size", "--json", *words]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def rows_that_hold(document):
+    return [row for row in document["rows"] if row["holds"]]
+
+
+def test_a_rate_gives_gpus_a_latency_and_money_with_a_band(capsys):
+    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--ttft", "2", "--tpot", "50")
+    (row,) = rows_that_hold(document)
+    assert row["replicas"] == {"low": 1, "middle": 1, "high": 1}
+    assert 0 < row["first_token_p99_s"] <= 2
+    assert 0 < row["time_per_token_p99_s"] <= 0.050
+    assert row["usd_per_hour"]["middle"] == row["price"]["usd_per_hour"]
+    assert row["price"]["date"]
+    tokens_per_hour = 2 * 40 * 3600
+    assert row["usd_per_million_tokens"]["high"] == pytest.approx(
+        row["usd_per_hour"]["high"] / tokens_per_hour * 1e6, 1e-3
+    )
+
+
+def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
+    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200"))
+    assert row["command"][:2] == ["vllm", "serve"]
+    assert row["command"][row["command"].index("--max-model-len") + 1] == "340"
+
+
+def test_more_requests_take_more_gpus(capsys):
+    def needed(rate):
+        words = ("--rate", rate, "--prompt", "300", "--answer", "40", "--gpu", "l4", "--tensor-parallel-size", "1")
+        (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *words, "--ttft", "2"))
+        return row["gpus"]
+
+    few, many = needed("2"), needed("30")
+    assert few["middle"] < many["middle"]
+    assert many["low"] <= many["middle"] <= (many["high"] or 32)
+
+
+def test_only_what_was_measured_has_the_narrow_band(capsys):
+    rows = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200,h100"))
+    bands = {row["gpu"]: (row["basis"], row["step_time_band"]["high"]) for row in rows}
+    assert bands["NVIDIA H200"][0] == "measured"
+    assert bands["NVIDIA H100 80GB HBM3"][0] == "data_sheet"
+    assert bands["NVIDIA H200"][1] < bands["NVIDIA H100 80GB HBM3"][1]
+
+
+def test_a_card_whose_speed_is_not_known_gets_no_number(capsys):
+    document = answer(capsys, "llama-3.2-1b", *SMALL, "--gpu", "24GiB", code=1)
+    assert all(row["replicas"]["middle"] is None for row in document["rows"])
+    assert "not known" in document["rows"][0]["reason"]
+
+
+def test_a_time_per_token_that_no_replica_reaches_is_code_1_and_says_why(capsys):
+    document = answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "l4", "--max-gpus", "1", "--tpot", "5", code=1)
+    assert "ms a token" in document["rows"][0]["reason"]
+    assert document["rows"][0]["usd_per_hour"] is None
+
+
+def test_without_a_price_there_is_no_money_and_all_else(capsys, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[l4]\nusd_per_hour = 0.5\n")
+    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--prices", str(prices)))
+    assert row["usd_per_hour"] is None
+    assert row["price"] is None
+    assert row["gpus"]["middle"] == 1
+
+
+def test_prices_of_the_user_replace_the_list(capsys, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[h200]\nusd_per_hour = 1.25\n")
+    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--prices", str(prices)))
+    assert row["usd_per_hour"]["middle"] == 1.25
+    assert row["price"]["source"] == str(prices)
+
+
+def test_an_unknown_card_in_the_prices_is_told(capsys, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[h2000]\nusd_per_hour = 1.25\n")
+    assert main(["size", "llama-3.1-8b", *SMALL, "--prices", str(prices)]) == 2
+    assert "'h2000', and legroom knows no such GPU" in capsys.readouterr().err
+
+
+def test_a_trace_is_sized_by_its_own_times(capsys, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lines = ({"arrival": i / 4, "prompt_len": 200, "output_len": 20} for i in range(81))
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = answer(capsys, "llama-3.2-1b", "--trace", str(trace), "--gpu", "h200")
+    assert document["load"]["requests_per_s"] == 4
+    assert rows_that_hold(document)
+
+
+@pytest.mark.parametrize("clock", [{"arrival_step": 3}, {"arrival": 0}])
+def test_a_trace_without_times_gets_a_clear_answer(capsys, tmp_path, clock):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text((json.dumps({**clock, "prompt_len": 10, "output_len": 5}) + "\n") * 3)
+    assert main(["size", "llama-3.1-8b", "--trace", str(trace), "--gpu", "h200"]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "does not tell when its requests arrive" in message
+    assert "--rate" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--ttft", "2"), "--ttft needs a rate"),
+        (("--rate", "5", "--prompt", "100"), "--answer is missing"),
+        (("--rate", "0", "--prompt", "100", "--answer", "5"), "--rate 0 is not"),
+        (("--rate", "nan", "--prompt", "100", "--answer", "5"), "--rate nan is not"),
+        (("--rate", "5", "--prompt", "0", "--answer", "5"), "at least 1 token"),
+        (("--rate", "5", "--prompt", "9", "--answer", "5", "--tpot", "0"), "above 0"),
+        (("--rate", "5", "--prompt", "9", "--answer", "5", "--concurrency", "4"), "--concurrency has no place"),
+        (("--rate", "5", "--trace", "x"), "both --trace and --rate"),
+        ((*SMALL, "--data-parallel-size", "2"), "replicas are what is counted"),
+    ],
+)
+def test_a_load_that_makes_no_sense_is_a_wrong_call(capsys, words, message):
+    assert main(["size", "llama-3.1-8b", "--gpu", "h200", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_table_names_the_cheapest_and_what_was_not_measured(capsys):
+    assert main(["size", "llama-3.1-8b", *SMALL, "--gpu", "h200,h100", "--ttft", "2"]) == 0
+    out = capsys.readouterr().out
+    cheapest = next(line for line in out.splitlines() if line.startswith(("▶", ">")))
+    assert "NVIDIA H100 80GB HBM3~" in cheapest
+    assert "not measured" in out
+    assert "prices of 2026-" in out

@@ -1,0 +1,60 @@
+"""Prices: dated list prices in the facts, and the file that a user owns."""
+
+import pytest
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu
+from legroom.facts.prices import list_prices
+from legroom.planning.price_file import read_price_file
+
+
+def written(tmp_path, text):
+    path = tmp_path / "prices.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_list_price_is_of_a_known_card_and_has_a_date_and_a_source():
+    for name, price in list_prices().items():
+        assert gpu(name).name == name
+        assert price.usd_per_hour > 0
+        assert len(price.date) == len("2026-08-22")
+        assert price.source
+
+
+def test_a_price_file_takes_the_usual_spellings_of_a_card(tmp_path):
+    prices = read_price_file(written(tmp_path, '[h100]\nusd_per_hour = 2\n["A100 80GB"]\nusd_per_hour = 1.5\n'))
+    assert {name: price.usd_per_hour for name, price in prices.items()} == {
+        "NVIDIA H100 80GB HBM3": 2.0,
+        "NVIDIA A100-SXM4-80GB": 1.5,
+    }
+
+
+def test_an_unknown_card_in_the_prices_is_named_with_its_nearest(tmp_path):
+    with pytest.raises(LegroomError, match="'h1000'.*no such GPU") as caught:
+        read_price_file(written(tmp_path, "[h1000]\nusd_per_hour = 2\n"))
+    assert "H100" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[h100]\nusd_per_hour = -1\n", "at least 0"),
+        ("[h100]\nusd_per_hour = true\n", "at least 0"),
+        ("[h100]\nusd_per_hour = nan\n", "at least 0"),
+        ("[h100]\n", "at least 0"),
+        ("[h100]\nusd = 2\n", "'usd' is not a key"),
+        ("h100 = 2\n", "not a table"),
+        ("[h100\n", "not TOML"),
+        ("", "gives no price"),
+        ('[h100]\nusd_per_hour = 2\n["h100 sxm"]\nusd_per_hour = 3\n', "two prices"),
+    ],
+)
+def test_a_mistake_in_the_prices_is_told(tmp_path, text, message):
+    with pytest.raises(LegroomError, match=message):
+        read_price_file(written(tmp_path, text))
+
+
+def test_a_price_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(LegroomError, match="cannot be read"):
+        read_price_file(str(tmp_path / "none.toml"))
