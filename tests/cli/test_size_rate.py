@@ -137,4 +137,28 @@ def test_the_table_names_the_cheapest_and_what_was_not_measured(capsys):
     cheapest = next(line for line in out.splitlines() if line.startswith(("▶", ">")))
     assert "NVIDIA H100 80GB HBM3~" in cheapest
     assert "not measured" in out
-    assert "prices of 2026-" in out
+    assert "list prices of 2026-" in out
+
+
+def test_a_table_with_prices_of_the_user_does_not_call_them_list_prices(capsys, tmp_path):
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[h200]\nusd_per_hour = 1.25\ndate = "2026-01-01"\n')
+    assert main(["size", "llama-3.1-8b", *SMALL, "--gpu", "h200", "--prices", str(prices)]) == 0
+    out = capsys.readouterr().out
+    assert "at the prices that you gave" in out
+    assert "list prices" not in out
+
+
+def test_models_with_experts_get_no_number_while_their_steps_are_not_fitted(capsys, monkeypatch):
+    monkeypatch.setattr("legroom.simulation.step_band._are_experts_fitted", lambda: False)
+    document = answer(capsys, "qwen3-30b-a3b", *SMALL, "--gpu", "h200", "--max-gpus", "1", code=1)
+    assert "experts" in document["rows"][0]["reason"]
+
+
+def test_a_steeper_band_never_takes_fewer_gpus(capsys):
+    words = ("--rate", "8", "--prompt", "500", "--answer", "60", "--gpu", "a10,l4", "--tpot", "80")
+    for row in rows_that_hold(answer(capsys, "llama-3.1-8b", *words)):
+        gpus = row["gpus"]
+        assert gpus["low"] <= gpus["middle"] <= (gpus["high"] or gpus["middle"])
+        money = row["usd_per_hour"]
+        assert money["low"] == pytest.approx(gpus["low"] * row["price"]["usd_per_hour"], abs=1e-3)

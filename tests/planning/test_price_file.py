@@ -31,7 +31,7 @@ def test_a_price_file_takes_the_usual_spellings_of_a_card(tmp_path):
 
 
 def test_an_unknown_card_in_the_prices_is_named_with_its_nearest(tmp_path):
-    with pytest.raises(LegroomError, match="'h1000'.*no such GPU") as caught:
+    with pytest.raises(LegroomError, match=r"'h1000'.*no such GPU") as caught:
         read_price_file(written(tmp_path, "[h1000]\nusd_per_hour = 2\n"))
     assert "H100" in caught.value.hint
 

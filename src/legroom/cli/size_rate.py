@@ -67,7 +67,7 @@ def run_rate(
                 bar(len(sized) / (len(cards) * len(models)))
     finally:
         bar.clear()
-    report = FleetReport(load, release, tuple(sized), prices, most)
+    report = FleetReport(load, release, tuple(sized), prices, most, not args.prices)
     if args.json:
         print_json(report.as_json())
     else:

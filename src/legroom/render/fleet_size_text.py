@@ -92,13 +92,12 @@ def _footers(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) ->
     if any(fleet.replicas.high is None for fleet in holding):
         remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
     prices = [price for fleet in holding if (price := report.price_of(fleet))]
-    if dates := sorted({price.date for price in prices if price.date}):
+    if prices and report.are_list_prices:
+        dates = sorted({price.date for price in prices})
         when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        remarks.append(
-            f"$: prices of {when}, for each card and hour; --prices FILE takes yours. A million tokens are output tokens"
-        )
+        remarks.append(f"$: list prices of {when}; --prices FILE takes yours. A million tokens are output tokens")
     elif prices:
-        remarks.append("$: for each card and hour as you gave them. A million tokens are output tokens")
+        remarks.append("$: at the prices that you gave. A million tokens are output tokens")
     unpriced = [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]
     if unpriced:
         remarks.append(f"no price is known for: {', '.join(unpriced)}")

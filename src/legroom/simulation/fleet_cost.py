@@ -35,6 +35,8 @@ class FleetReport:
     cards: tuple[CardFleets, ...]
     prices: Mapping[str, GpuPrice]
     most_gpus: int
+    are_list_prices: bool = True
+    """False: they are the user's own."""
 
     @property
     def holds(self) -> bool:
