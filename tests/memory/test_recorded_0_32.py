@@ -55,6 +55,35 @@ def test_the_kv_cache_is_within_a_quarter_percent_of_what_was_recorded(name: str
     ), why
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("V-internvl3", "attention over parts of the keys"),
+        ("V-glm-4.1v", "a video of eleven frames, filled up to twelve"),
+        ("V-llama-4-scout", "a rotary embedding in float32"),
+        ("V-granite-vision", "the outputs of all blocks are kept"),
+        ("V-kimi-vl", "a table of rotations that stays"),
+        ("V-minicpm-v-image", "a resampler that attends at the width of the language model"),
+        ("V-phi-4-mm", "a tower that the config does not describe, and a speech encoder"),
+        ("V-pixtral", "Pixtral's tower below the name of LLaVA"),
+        ("V-whisper", "a decoder that keeps six hidden states"),
+        ("T-olmo-2-7b", "code of the Transformers library"),
+        ("P-qwen3-embedding-0.6b", "no sampler, so no tables for one"),
+    ],
+)
+def test_the_kv_cache_is_within_a_thousandth_of_what_was_recorded(name: str, why: str, tmp_path: Path) -> None:
+    assert planned(name, tmp_path).layout.kv_cache.bytes == pytest.approx(run(name)["available_kv_bytes"], rel=1e-3), (
+        why
+    )
+
+
+@pytest.mark.parametrize("name", ["V-internvl3", "V-glm-4.1v", "V-llama-4-scout", "V-minicpm-v-image", "V-phi-4-mm"])
+def test_an_encoder_that_sets_the_peak_is_planned_within_two_percent(name: str, tmp_path: Path) -> None:
+    recorded = run(name)
+    assert recorded["live_at_peak"]["in"] == "encoder"
+    assert planned(name, tmp_path).layout.activation.bytes == pytest.approx(recorded["peak_activation"], rel=0.02)
+
+
 def test_the_weights_of_a_tower_that_no_item_may_use_are_left_out(tmp_path: Path) -> None:
     assert planned("V-omni-audio", tmp_path).layout.weights.bytes == pytest.approx(
         run("V-omni-audio")["weights_bytes"], abs=4 * MIB

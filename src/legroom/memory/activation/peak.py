@@ -56,8 +56,7 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 def _forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     passing = expert_scratch(model, settings, gpu).passing_elements
-    width = element_bytes(settings)
-    peaks = (_peak_bytes(m, model, settings, passing, width) for m in _stage_peaks(model, settings, pp_rank))
+    peaks = (_peak_bytes(m, model, settings, gpu, passing) for m in _stage_peaks(model, settings, pp_rank))
     return max(peaks, default=0)
 
 
@@ -142,6 +141,12 @@ def _fuses_product(model: Model, settings: EngineSettings) -> bool:
     return static and in_release and model.model_type in fused["families"]
 
 
+def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
+    """Whether the family runs on code of the Transformers library that rotates queries and keys in float32."""
+    since = constants()["eager"]["float32_rotary"].get(model.model_type)
+    return bool(since) and known_release(settings.release).at_least(since)
+
+
 def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
@@ -149,6 +154,7 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
         _fuses_product(model, settings),
+        _rotates_in_float32(model, settings),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
@@ -161,7 +167,7 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     best = 0
     best_terms: tuple[Term, ...] = ()
     for moment in _stage_peaks(model, settings, pp_rank):
-        live = _peak_bytes(moment, model, settings, scratch.passing_elements, width)
+        live = _peak_bytes(moment, model, settings, gpu, scratch.passing_elements)
         kept = scratch.kept_elements * width if moment.after_experts else 0
         if live + kept > best:
             best = live + kept
@@ -173,20 +179,20 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
-def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
     if moment.where == "latent attention":
-        elements += _expanded_prefill(model, settings)
-    return elements * width
+        elements += _expanded_prefill(model, settings, gpu)
+    return elements * element_bytes(settings)
 
 
-def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
+def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Keys and values that chunked prefill expands from the latent; the profile run allocates the worst case (0.8+)."""
     if known_release(settings.release).before("0.8.0"):
         return 0
-    tokens = latent_workspace_tokens(settings)
+    tokens = latent_workspace_tokens(model, settings, gpu)
     kinds = cached_by_model(layer_kinds, model)
     mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size
