@@ -31,11 +31,14 @@ def run(name: str) -> dict[str, Any]:
 def planned(name: str, folder: Path) -> Plan:
     """The plan of a recorded start, made from the files it was started with."""
     recorded = run(name)
-    files = next(line["files"] for line in lines() if line.get("name") == recorded["model"])
-    for file, content in files.items():
-        (folder / file).write_text(json.dumps(content))
-    target = Target(load(str(folder)), H200, 1, release("0.32.0"))
-    return plan(target, ServeArgs(model=str(folder), usage="serve", **recorded["args"]))
+    args = json.loads(json.dumps(recorded["args"]).replace("{models}", str(folder)))
+    draft = Path((args.get("speculative_config") or {}).get("model", "")).name
+    for model in filter(None, (recorded["model"], draft)):
+        (folder / model).mkdir()
+        for file, content in next(line["files"] for line in lines() if line.get("name") == model).items():
+            (folder / model / file).write_text(json.dumps(content))
+    home = str(folder / recorded["model"])
+    return plan(Target(load(home), H200, 1, release("0.32.0")), ServeArgs(model=home, usage="serve", **args))
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,12 @@ def test_an_encoder_that_sets_the_peak_is_planned_within_two_percent(name: str, 
     recorded = run(name)
     assert recorded["live_at_peak"]["in"] == "encoder"
     assert planned(name, tmp_path).layout.activation.bytes == pytest.approx(recorded["peak_activation"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["S-eagle", "S-eagle3"])
+def test_the_hidden_states_that_a_draft_head_reads_are_in_the_peak(name: str, tmp_path: Path) -> None:
+    seen = run(name)["peak_activation"]
+    assert planned(name, tmp_path).layout.activation.bytes == pytest.approx(seen, abs=MIB)
 
 
 def test_the_weights_of_a_tower_that_no_item_may_use_are_left_out(tmp_path: Path) -> None:

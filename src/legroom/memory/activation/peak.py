@@ -18,7 +18,9 @@ from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
+from legroom.memory.weights.draft import EAGLE3_STATES
 from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
@@ -174,9 +176,22 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
             label = f"{tokens} tokens x {width} bytes x ({moment.how})"
             best_terms = (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
             best_terms += (Term(moment.where, live, label),)
+    if best and (states := _states_for_draft(settings)):
+        waiting = states * tokens * model.hidden_size * width
+        best, best_terms = (
+            best + waiting,
+            (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
+        )
     # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
     cublas = 0 if _never_calls_cublas(model) else cublas_workspace(gpu)
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
+
+
+def _states_for_draft(settings: EngineSettings) -> int:
+    """Hidden states of the model that an EAGLE head reads. Compiled runs were not measured: what it must read, then."""
+    method = draft_method(settings.given.speculative_config)
+    states: int = constants()["eager"]["draft_states"].get(method, 0)
+    return min(states, EAGLE3_STATES) if is_compiled(settings) else states
 
 
 def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
