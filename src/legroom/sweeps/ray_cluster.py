@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError, OSError, ImportError) as error:
         where = f"the Ray cluster at {address}" if address and address != AUTO else "a Ray cluster"
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = re.split(r"\n|\. ", str(error).strip())[0].rstrip(".")  # its advice is about other programs' options
         raise LegroomError(
             f"could not join {where}: {reason}",
             "`ray status` shows whether one runs here; ADDRESS is host:port of its head (this machine being one of "
