@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from legroom.black_box import AllocatorBlock, AllocatorSegment, AllocatorState, BlockState
+from legroom.black_box import SegmentBlock, AllocatorSegment, AllocatorState, BlockState
 
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _COMMON_POOL = (0, 0)
@@ -70,7 +70,7 @@ def _segment(segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, wit
         pool=_pool_name(pool, graph_pool),
         is_small=segment.get("segment_type") == "small",
         is_expandable=bool(segment.get("is_expandable", False)),
-        blocks=tuple(AllocatorBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
+        blocks=tuple(SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
         if with_blocks
         else (),
     )

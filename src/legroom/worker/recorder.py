@@ -30,7 +30,7 @@ from legroom.black_box import (
     AllocatorState,
     BlackBox,
     CardMemory,
-    EngineStep,
+    RecordedStep,
     FailedRequest,
     MemoryReading,
     Trigger,
@@ -56,9 +56,10 @@ _MOST_FILES = 50
 _SAME_FAILURE_S = 120.0
 """Between an allocation that failed and the log entry that says so."""
 _MESSAGE_CHARS = 2000
+_SHORT_FRAMES = 5
 
 
-class Recorder:
+class BlackBoxRecorder:
     """One a process."""
 
     def __init__(self) -> None:
@@ -168,8 +169,7 @@ class Recorder:
             LOG.error("legroom: black box written to %s", folder / name)
             _remove_oldest(folder)
             return folder / name
-        short = replace(record, history=record.history[-6:], allocator=_without_segments(record.allocator))
-        LOG.error("legroom: black box: %s", json.dumps(short.to_json(), separators=(",", ":")))
+        LOG.error("legroom: black box: %s", _short(record))
         return None
 
 
@@ -181,8 +181,8 @@ def _or(make: Any, *arguments: Any) -> Any:
         return None
 
 
-def _step_of(frames: list[FrameType]) -> EngineStep | None:
-    step: EngineStep | None = _or(stack.engine_step, frames)
+def _step_of(frames: list[FrameType]) -> RecordedStep | None:
+    step: RecordedStep | None = _or(stack.engine_step, frames)
     return step
 
 
@@ -190,14 +190,12 @@ def _process() -> WorkerProcess:
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return WorkerProcess(
-        os.getpid(), worker_rank(), _text(getattr(vllm, "__version__", None)), _text(getattr(torch, "__version__", None)),
-        platform,
-    )  # fmt: skip
+    return WorkerProcess(os.getpid(), worker_rank(), _version(vllm), _version(torch), platform)
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _version(module: Any) -> str | None:
+    version = getattr(module, "__version__", None)
+    return None if version is None else str(version)
 
 
 def _host() -> WorkerHostMemory:
@@ -271,6 +269,24 @@ def _bounded(record: BlackBox) -> str:
     kept = least[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
+
+
+def _short(record: BlackBox) -> str:
+    """One line of a log, which `legroom diagnose` reads whole: figures without pieces, readings and far callers."""
+    request = record.request
+    if request is not None:
+        request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
+    step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
+    short = replace(
+        record, request=request, step=step, allocator=_without_segments(record.allocator), history=(), settings={}
+    )
+    return json.dumps(_without_none(short.to_json()), separators=(",", ":"))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner not in (None, {}, (), [])}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None:

@@ -10,12 +10,15 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence, sizes_bytes
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.recorded_memory import leaking
 from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
     """The same process, later, with more; never less."""
+    if case.black_box is not None and (recorded := leaking(case.black_box)):
+        return recorded
     series: dict[str, list[tuple[int, Evidence]]] = {}
     for item in case.all("ps_row", "resident_metric"):
         value = item.facts.get("rss_count")
