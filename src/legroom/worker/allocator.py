@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from legroom.black_box import SegmentBlock, AllocatorSegment, AllocatorState, BlockState
+from legroom.black_box import AllocatorSegment, AllocatorState, BlockState, SegmentBlock
 
 CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _COMMON_POOL = (0, 0)
