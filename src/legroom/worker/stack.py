@@ -120,6 +120,6 @@ def _settings(config: Any) -> dict[str, Any]:
             value = getattr(getattr(config, part, None), name, None)
             if value is None or str(value) in _UNSET:
                 continue
-            plain = value if isinstance(value, (bool, int, float, str)) else str(value).removeprefix("torch.")
-            settings[_FLAG_NAMES.get(name, name)] = plain
+            number = isinstance(value, (bool, int, float))
+            settings[_FLAG_NAMES.get(name, name)] = value if number else str(value).removeprefix("torch.")
     return settings
