@@ -304,7 +304,7 @@ def test_where_one_folder_cannot_be_written_the_next_takes_it(worker, tmp_path, 
     fail_in_a_step(BlackBoxRecorder())
     (path,) = (tmp_path / "home" / "black-boxes").glob("*.json")
     assert read_record(path).request.wanted_bytes == 2 * GIB
-    assert f"legroom: black box written to {path}" in caplog.text
+    assert f"legroom black box written to {path}" in caplog.text
 
 
 def test_a_full_disk_puts_a_short_record_into_the_log(worker, monkeypatch, caplog):
@@ -320,7 +320,7 @@ def test_a_full_disk_puts_a_short_record_into_the_log(worker, monkeypatch, caplo
     assert list(worker.records.iterdir()) == []
     line = next(entry.getMessage() for entry in caplog.records if "black box: {" in entry.getMessage())
     assert len(line) < 2000
-    record = black_box.parse_record(line.removeprefix("legroom: black box: "))
+    record = black_box.parse_record(line.removeprefix("legroom black box: "))
     assert (record.request.wanted_bytes, record.allocator.largest_free_bytes) == (2 * GIB, GIB)
 
 

@@ -36,6 +36,8 @@ class Case:
     lines: int = 0
     black_box: BlackBox | None = None
     """The record that a worker of this run left, where one was found."""
+    black_box_line: int = 1
+    """The line that names it, or that it is."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
@@ -111,7 +113,7 @@ class Case:
     @cached_property
     def oom(self) -> TorchOom | None:
         """The first sized out-of-memory error, the most complete text of it; exact where there is a record."""
-        if self.black_box is not None and (recorded := torch_oom(self.black_box, 1)):
+        if self.black_box is not None and (recorded := torch_oom(self.black_box, self.black_box_line)):
             return recorded
         parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_oom(evidence))]
         if not parsed:

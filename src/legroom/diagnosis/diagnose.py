@@ -149,20 +149,22 @@ def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReadi
     gathered = gather(Scanner().passages(unwrapped([text]))) if text else Gathered()
     # A record is one line of JSON: that is where a reader looks for what it says.
     evidence = [replace(item, line=1, text=item.text.strip()) for item in gathered.evidence]
-    evidence.append(record_evidence(record))
+    evidence.append(record_evidence(record, 1))
     case = with_record(_case(evidence, Startup(), source, 1), record)
     return LogReading(source, 1, len(text), (diagnose_run(case, hints),))
 
 
 def _with_record_of(case: Case, source: str) -> Case:
     """The case with the first record of its run: later ones are of what the first failure left behind."""
-    named = named_records(case.evidence)
-    pids = frozenset(item.pid for item in case.evidence if item.pid)
-    records = [record for _, record in named] or records_beside(Path(source), pids)
-    failed = [record for record in records if record.trigger == "out_of_memory"]
-    if not failed or not case.is_oom:
+    if not case.is_oom:
         return case
-    return with_record(case, min(failed, key=lambda record: record.time_s))
+    records = [(record, item.line) for item, record in named_records(case.evidence)]
+    if not records:
+        pids = frozenset(item.pid for item in case.evidence if item.pid)
+        failure = case.first_failure
+        records = [(record, failure.line if failure else 1) for record in records_beside(Path(source), pids)]
+    failed = [pair for pair in records if pair[0].trigger == "out_of_memory"]
+    return with_record(case, *min(failed, key=lambda pair: pair[0].time_s)) if failed else case
 
 
 def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:

@@ -122,5 +122,5 @@ def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
     return records
 
 
-def with_record(case: Case, record: BlackBox) -> Case:
-    return replace(case, black_box=record, startup=recorded_startup(record, case.startup))
+def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
+    return replace(case, black_box=record, black_box_line=line, startup=recorded_startup(record, case.startup))

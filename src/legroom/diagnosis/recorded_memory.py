@@ -101,7 +101,7 @@ def outside_growth_bytes(record: BlackBox) -> int:
     return max(now - before[0], 0) if before else 0
 
 
-def in_pieces(record: BlackBox) -> Assessment | None:
+def in_pieces(record: BlackBox, line: int) -> Assessment | None:
     """Enough was free, but in no single piece."""
     oom, allocator = _failed(record), record.allocator
     size = _pieces_bytes(record)
@@ -113,7 +113,7 @@ def in_pieces(record: BlackBox) -> Assessment | None:
         f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
         f"{human_bytes(allocator.largest_free_bytes or 0)}."
     )
-    return Assessment(_sureness(record, size), _proof(record), why)
+    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
 
 
 def _pieces_bytes(record: BlackBox) -> int:
@@ -126,7 +126,7 @@ def _pieces_bytes(record: BlackBox) -> int:
     return size if enough and max(allocator.largest_free_bytes, free) < oom.wanted_bytes else 0
 
 
-def held_by_others(record: BlackBox) -> Assessment | None:
+def held_by_others(record: BlackBox, line: int) -> Assessment | None:
     """Other processes hold, or have just taken, what was missing."""
     oom, size = _failed(record), _others_bytes(record)
     if oom is None or not size:
@@ -143,7 +143,7 @@ def held_by_others(record: BlackBox) -> Assessment | None:
             f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
             "say whose they are; a library of the worker's own rarely takes that much while it serves."
         )
-    return Assessment(_sureness(record, size), _proof(record), why)
+    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
 
 
 def _others_bytes(record: BlackBox) -> int:
@@ -155,7 +155,7 @@ def _others_bytes(record: BlackBox) -> int:
     return size if size >= max(_LEAST_OTHERS_BYTES, _missing_bytes(oom)) else 0
 
 
-def leaking(record: BlackBox) -> Assessment | None:
+def leaking(record: BlackBox, line: int) -> Assessment | None:
     """What PyTorch handed out grew from reading to reading until nothing was left."""
     growth = leak_growth(record)
     if growth is None:
@@ -165,7 +165,7 @@ def leaking(record: BlackBox) -> Assessment | None:
         f"In the {_span(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
         f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
     )
-    return Assessment(_sureness(record, growth.bytes), _proof(record), why)
+    return Assessment(_sureness(record, growth.bytes), (record_evidence(record, line),), why)
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
@@ -188,7 +188,7 @@ def _missing_bytes(oom: TorchOom) -> int:
     return oom.wanted_bytes - (oom.free_bytes or 0)
 
 
-def burst(record: BlackBox) -> Assessment | None:
+def burst(record: BlackBox, line: int) -> Assessment | None:
     """None of the others: a step needed more than was left."""
     oom, step = _failed(record), record.step
     if oom is None or step is None or _pieces_bytes(record) or _others_bytes(record) or leak_growth(record):
@@ -207,7 +207,7 @@ def burst(record: BlackBox) -> Assessment | None:
         f"{human_bytes(record.allocator.largest_free_bytes or 0) if record.allocator else '0 B'} as PyTorch's largest "
         f"free piece.{logprobs}"
     )
-    return Assessment(0.93, _proof(record), why)
+    return Assessment(0.93, (record_evidence(record, line),), why)
 
 
 def _failed(record: BlackBox) -> TorchOom | None:
@@ -218,12 +218,8 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
-def _proof(record: BlackBox) -> tuple[Evidence, ...]:
-    return (record_evidence(record),)
-
-
-def record_evidence(record: BlackBox, line: int = 1) -> Evidence:
-    """The record as something that a finding can point at."""
+def record_evidence(record: BlackBox, line: int) -> Evidence:
+    """The record as something that a finding can point at: the line that is it, or that names it."""
     request, worker = record.request, record.worker
     facts: dict[str, int | float | str] = {"pid": worker.pid}
     if request is not None and request.wanted_bytes is not None:

@@ -41,7 +41,9 @@ def _attach(attach: Any, recorder: BlackBoxRecorder) -> None:
     try:
         attach(recorder.out_of_memory)
     except Exception as error:
-        logging.getLogger("legroom.worker").warning("legroom: the allocator takes no observer: %r", error)
+        logging.getLogger("legroom.worker").warning(
+            "legroom cannot watch for refused requests: the allocator takes no observer: %r", error
+        )
 
 
 class _ErrorLog(logging.Handler):

@@ -166,10 +166,10 @@ class BlackBoxRecorder:
                 _write(folder / name, text)
             except OSError:
                 continue  # full, read-only or not ours: the next
-            LOG.error("legroom: black box written to %s", folder / name)
+            LOG.error("legroom black box written to %s", folder / name)
             _remove_oldest(folder)
             return folder / name
-        LOG.error("legroom: black box: %s", _short(record))
+        LOG.error("legroom black box: %s", _short(record))
         return None
 
 
@@ -297,4 +297,4 @@ def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None
 
 def _say_failure(error: BaseException) -> None:
     with contextlib.suppress(BaseException):  # nothing is left to say it with
-        LOG.warning("legroom: no black box: %r", error)
+        LOG.warning("legroom wrote no black box: %r", error)

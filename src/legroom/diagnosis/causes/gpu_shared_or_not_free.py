@@ -17,7 +17,7 @@ from legroom.units import GIB, MIB, gib
 
 def examine(case: Case) -> Assessment | None:
     """Somebody else's bytes: printed by the start-up check, by torch, or left over when vLLM's own are taken off."""
-    if case.black_box is not None and (recorded := held_by_others(case.black_box)):
+    if case.black_box is not None and (recorded := held_by_others(case.black_box, case.black_box_line)):
         return recorded
     for look in (
         _start_check,

@@ -16,7 +16,7 @@ from legroom.units import GIB, gib, human_bytes
 
 def examine(case: Case) -> Assessment | None:
     """An allocation that fails inside a model step, after the server was ready."""
-    if case.black_box is not None and (recorded := burst(case.black_box)):
+    if case.black_box is not None and (recorded := burst(case.black_box, case.black_box_line)):
         return recorded
     if not case.is_oom:
         if case.has("captured", "kv_sized") and case.has("frame_serving") and not _other_failure(case):
