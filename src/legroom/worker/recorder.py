@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -56,6 +57,8 @@ _MOST_FILES = 50
 _SAME_FAILURE_S = 120.0
 """Between an allocation that failed and the log entry that says so."""
 _MESSAGE_CHARS = 2000
+_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
+"""As PyTorch's allocator for the host says it."""
 _SHORT_FRAMES = 5
 
 
@@ -103,7 +106,12 @@ class BlackBoxRecorder:
     def exception(self, error: BaseException) -> None:
         """vLLM has logged an error that says memory ran out: the record of it gets its text, or is made now."""
         try:
-            request = FailedRequest(None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS])
+            if worker_rank() is None:
+                return  # the engine's process repeats what its workers say
+            wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
+            request = FailedRequest(
+                int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
+            )
             if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._named_last(request):
                 return
             frames = _frames_of(error)
