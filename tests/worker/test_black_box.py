@@ -227,6 +227,20 @@ def test_the_text_of_the_error_joins_the_record_of_its_failure(worker):
     assert record.request.wanted_bytes == 2 * GIB
 
 
+def test_a_failure_soon_after_a_record_that_was_asked_for_has_one_of_its_own(worker):
+    box = BlackBoxRecorder()
+    box.asked()
+    box.exception(MemoryError("tried to allocate 77 bytes"))
+    asked, failed = written(worker)
+    assert (asked.trigger, failed.trigger, failed.request.wanted_bytes) == ("asked", "out_of_memory", 77)
+
+
+def test_a_process_that_is_no_worker_leaves_its_workers_errors_to_them(worker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=None))
+    BlackBoxRecorder().exception(MemoryError("Worker failed with error: out of memory"))
+    assert written(worker) == []
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as PyTorch's."""
 

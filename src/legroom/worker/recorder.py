@@ -123,7 +123,7 @@ class BlackBoxRecorder:
         """Whether the last record was of the same failure, which has its text then."""
         assert self._last is not None
         written_s, record, path = self._last
-        if record.request is None:
+        if record.request is None or record.trigger != "out_of_memory":
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
