@@ -39,14 +39,14 @@ class ServerView:
     latency_p99_s: float | None = None
     memory_used_bytes: int | None = None
     num_blocks: int | None = None
+    forecast: Forecast | None = None
+    findings: tuple[DetectorFinding, ...] = ()
+    notes: tuple[str, ...] = ()
     avg_blocks_per_request: float | None = None
     """Of the pool, for each request that runs now."""
     room_for_requests: int | None = None
     """How many more like those the pool's free blocks hold, whatever the batch's own limit: no metric shows that."""
     host_rss_bytes: int | None = None
-    forecast: Forecast | None = None
-    findings: tuple[DetectorFinding, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @property
     def has_incident(self) -> bool:
