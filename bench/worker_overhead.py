@@ -54,9 +54,7 @@ def tree_cpu_s(pid: int) -> float:
     return total
 
 
-async def rounds_of(servers: dict[str, RealServer], rounds: int, clients: int = 16, each: int = 4) -> dict[str, Any]:
-    connections = {side: [await Connection(server.port).open() for _ in range(clients)]
-                   for side, server in servers.items()}  # fmt: skip
+async def rounds_of(servers: dict[str, RealServer], rounds: int, clients: int = 8, each: int = 4) -> dict[str, Any]:
     rates: dict[str, list[float]] = {side: [] for side in servers}
     cpu = dict.fromkeys(servers, 0.0)
 
@@ -67,14 +65,16 @@ async def rounds_of(servers: dict[str, RealServer], rounds: int, clients: int = 
 
     for number in range(rounds + 2):
         for side in sorted(servers, reverse=bool(number % 2)):
+            # Anew in every round: a server closes connections that wait for seconds.
+            connections = [await Connection(servers[side].port).open() for _ in range(clients)]
             pid = servers[side].child.pid
             used, began = tree_cpu_s(pid), time.perf_counter()
-            await asyncio.gather(*(work(client) for client in connections[side]))
+            await asyncio.gather(*map(work, connections))
             if number >= 2:  # the first rounds warm both
                 rates[side].append(clients * each / (time.perf_counter() - began))
                 cpu[side] += tree_cpu_s(pid) - used
-    for client in (client for side in connections.values() for client in side):
-        client.close()
+            for client in connections:
+                client.close()
     ratios = [with_ / without for with_, without in zip(rates["with"], rates["without"], strict=True)]
     requests = rounds * clients * each
     return {
