@@ -17,7 +17,7 @@ from legroom import black_box
 from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
 from legroom.errors import LegroomError
 from legroom.live import gpu_memory
-from legroom.worker import hooks, recorder, telemetry
+from legroom.worker import allocator, hooks, recorder, telemetry
 from legroom.worker import memory as worker_memory
 from legroom.worker.board import Board
 from legroom.worker.memory import WorkerMemory
@@ -71,6 +71,7 @@ def worker(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(_current_platform=platform))
     card = gpu_memory.GpuMemory(3, "NVIDIA H200", f"GPU-{UUID}", 80 * GIB, 70 * GIB, ((os.getpid(), 8 * GIB), (1, GIB)))
     monkeypatch.setattr(gpu_memory, "devices", lambda: (card,))
+    monkeypatch.setattr(allocator, "_PACED", allocator.PacedSums())
     monkeypatch.setenv(recorder.FOLDER, str(tmp_path / "records"))
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     return SimpleNamespace(cuda=cuda, resets=resets, records=tmp_path / "records")
@@ -109,6 +110,22 @@ threading.Thread(target=determine_available_memory, daemon=True).start()
 while not is_profiling(): time.sleep(0.01)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
+
+
+def test_segments_are_listed_no_more_often_than_they_cost(worker):
+    now, listed = [0.0], []
+
+    def snapshot():
+        listed.append(now[0])
+        now[0] += 0.01
+        return list(SEGMENTS)
+
+    worker.cuda.memory_snapshot = snapshot
+    paced = allocator.PacedSums(lambda: now[0])
+    for _ in range(12):
+        assert paced.read(worker.cuda, 0).largest_free_bytes == GIB
+        now[0] += 5
+    assert len(listed) == 3  # 10 ms each: every twenty seconds
 
 
 class ModelRunner:
@@ -175,15 +192,15 @@ def test_a_refused_request_leaves_what_was_asked_where_and_in_which_step(worker,
 def test_the_allocators_pieces_and_the_drivers_view_are_in_the_record(worker):
     fail_in_a_step(BlackBoxRecorder())
     (record,) = written(worker)
-    allocator, card = record.allocator, record.card
-    assert (allocator.allocated_bytes, allocator.reserved_bytes, allocator.largest_free_bytes) == (
+    torch, card = record.allocator, record.card
+    assert (torch.allocated_bytes, torch.reserved_bytes, torch.largest_free_bytes) == (
         4 * GIB,
         7 * GIB,
         GIB,
     )
-    assert (allocator.graph_pool_bytes, allocator.private_free_bytes, allocator.alloc_retries) == (GIB, 3 * GIB // 4, 3)
-    assert [segment.pool for segment in allocator.segments] == ["", "", "graph"]
-    assert allocator.segments[1].blocks[1] == SegmentBlock(GIB // 2, "pending")
+    assert (torch.graph_pool_bytes, torch.private_free_bytes, torch.alloc_retries) == (GIB, 3 * GIB // 4, 3)
+    assert [segment.pool for segment in torch.segments] == ["", "", "graph"]
+    assert torch.segments[1].blocks[1] == SegmentBlock(GIB // 2, "pending")
     assert (card.name, card.total_bytes, card.free_bytes) == ("NVIDIA H200", 80 * GIB, GIB // 2)
     assert (card.own_bytes, card.others_bytes, record.non_torch_bytes) == (8 * GIB, 62 * GIB, GIB)
 
