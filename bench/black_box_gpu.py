@@ -7,7 +7,7 @@ MODEL is a folder with a config (weights are made up). One process a case, one a
 itself; all send the same load: short requests, then one prompt of 8,192 tokens with its log-probabilities.
 
     burst          utilization 0.985: the log-probabilities find no room beside the pool
-    fragmentation  0.9, and eleven segments of 1 GiB with 64 MiB in use between 600 and 360 MiB free
+    fragmentation  0.9, and eleven segments of 1 GiB with 400 MiB in use and 600 MiB free
     leak           0.9, and every model step keeps 256 MiB
     neighbour      0.6, and another process takes all but 300 MiB of the rest
     *_fixed        the case again with the first flags or variables that `legroom diagnose` answers to its record
@@ -71,7 +71,7 @@ def cut_into_pieces() -> None:
     large = []
     for _ in range(11):
         large.append(torch.empty(600 * MIB, dtype=torch.uint8, device="cuda"))
-        KEPT.append(torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"))
+        KEPT.append(torch.empty(400 * MIB, dtype=torch.uint8, device="cuda"))
 
 
 def leak_in_every_step() -> None:

@@ -53,7 +53,7 @@ def record(
 ) -> BlackBox:  # fmt: skip
     return BlackBox(
         NOW_S, "out_of_memory", WorkerProcess(7, 0, "0.32.0", "2.11.0", "cuda"), FailedRequest(wanted, frames=FRAMES),
-        CardMemory("0", "NVIDIA H200", 150_110_011_392, free, None if others is None else 82 * GIB, others),
+        CardMemory("0", "NVIDIA H200", 150_110_011_392, free, None if others is None else 84 * GIB, others),
         AllocatorState(allocated, reserved, largest_free_bytes=largest, private_free_bytes=0, private_pool_bytes=0),
         WorkerHostMemory(5 * GIB),
         RecordedStep(1, 8192, 1, (ScheduledRequest("r1", 8192, 0, 8192, None, 1 if prompt_logprobs else None),),
@@ -112,7 +112,7 @@ def test_pieces_are_joined_by_expandable_segments() -> None:
 
 def test_a_leak_gets_the_time_until_the_next_restart() -> None:
     fix = diagnosed(LEAK).runs[0].findings[0].fixes[0]
-    assert "12.00 GiB in 1 minutes" in fix.why and "720.00 GiB an hour" in fix.why
+    assert "12.00 GiB in 60 seconds" in fix.why and "720.00 GiB an hour" in fix.why
 
 
 def test_growth_in_one_leap_is_no_leak() -> None:

@@ -151,8 +151,16 @@ def _others_bytes(record: BlackBox) -> int:
     if oom is None:
         return 0
     others = record.card.others_bytes if record.card else None
-    size = outside_growth_bytes(record) if others is None else others
+    size = outside_growth_bytes(record) if others is None else min(others, _unexplained_bytes(record))
     return size if size >= max(_LEAST_OTHERS_BYTES, _missing_bytes(oom)) else 0
+
+
+def _unexplained_bytes(record: BlackBox) -> int:
+    """Of what is in use on the card, what this process does not hold; the driver's own part is not in the total."""
+    card = record.card
+    if card is None or card.total_bytes is None or card.free_bytes is None or card.own_bytes is None:
+        return 1 << 62
+    return max(card.total_bytes - card.free_bytes - card.own_bytes, 0)
 
 
 def leaking(record: BlackBox, line: int) -> Assessment | None:
@@ -162,7 +170,7 @@ def leaking(record: BlackBox, line: int) -> Assessment | None:
         return None
     what = "the memory that PyTorch has handed out" if record.allocator is not None else "the worker's host memory"
     why = (
-        f"In the {_span(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
+        f"In the {span_words(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
         f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
     )
     return Assessment(_sureness(record, growth.bytes), (record_evidence(record, line),), why)
@@ -214,7 +222,9 @@ def _failed(record: BlackBox) -> TorchOom | None:
     return torch_oom(record, 1) if record.trigger == "out_of_memory" else None
 
 
-def _span(seconds: float) -> str:
+def span_words(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 

@@ -220,6 +220,8 @@ def _card(
     if free_bytes is None and total is not None and use.used_bytes is not None:
         free_bytes = max(use.total_bytes - use.used_bytes, 0)
     own, others = use.own_bytes, use.others_bytes
+    if own is not None and total is not None and free_bytes is not None:
+        others = max(total - free_bytes - own, 0)  # as CUDA counts, which leaves out what the driver keeps
     limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
     return CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
 

@@ -10,7 +10,7 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence, sizes_bytes
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.recorded_memory import RecordedGrowth, leak_growth, leaking
+from legroom.diagnosis.recorded_memory import RecordedGrowth, leak_growth, leaking, span_words
 from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 
@@ -94,8 +94,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 def _planned_restart(growth: RecordedGrowth) -> Fix:
     """The room that was used up lasts as long again after a restart."""
-    hours = growth.seconds / 3600
-    every = f"{hours:.1f} h" if hours >= 1 else f"{growth.seconds / 60:.0f} minutes"
+    every = span_words(growth.seconds)
     return Fix(
         "sequence_starts_or_wait",
         f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load: a "
