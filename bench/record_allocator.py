@@ -3,8 +3,8 @@
     python bench/record_allocator.py OUT       # needs torch with a GPU and nothing of legroom
 
 OUT/patterns.jsonl has a line a case: the settings, the limit, and each request with what was allocated and reserved
-after it. OUT/snapshots.tar.xz has torch's own memory snapshots of small programs with a known fault: a leak, pieces that pin
-segments, a pool of CUDA graphs. Each case runs in a process of its own, forked before CUDA starts.
+after it. OUT/snapshots.tar.xz has torch's own memory snapshots of small programs with a known fault: a leak, pieces
+that pin segments, a pool of CUDA graphs. Each case runs in a process of its own, forked before CUDA starts.
 """
 
 from __future__ import annotations
