@@ -20,7 +20,8 @@ _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
     "diagnose": "scan", "fragments": "watch", "gate": "gate", "guard": "guard", "incident": "watch",
-    "incidents": "watch", "mcp": "mcp", "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui", "verify": "run", "watch": "watch",
+    "incidents": "watch", "mcp": "mcp", "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui",
+    "verify": "run", "watch": "watch",
 }  # fmt: skip
 """The extra that brings what a command needs beyond a plain install."""
 _PACKAGES = {
