@@ -40,8 +40,8 @@ class _Reader:
         self.position = end
         return piece
 
-    def number(self, form: str) -> int:
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
+    def number(self, length: int) -> int:
+        return int.from_bytes(self.take(length), "little")
 
     def spend(self, count: int) -> None:
         self.left -= count
@@ -126,7 +126,7 @@ class _Reader:
         return line
 
     def skip_frame(self) -> None:
-        if self.number("<Q") > len(self.content) - self.position:
+        if self.number(8) > len(self.content) - self.position:
             raise NotPlainData("the pickle is cut short", "copy the whole file")
 
     def since_mark_as_tuple(self) -> None:
@@ -174,17 +174,17 @@ _OPCODES: dict[int, _Step] = {
     0x89: lambda r: r.push(False),
     ord("I"): lambda r: r.text_number(),
     ord("L"): lambda r: r.text_number(),
-    ord("J"): lambda r: r.push(r.number("<i")),
-    ord("K"): lambda r: r.push(r.number("<B")),
-    ord("M"): lambda r: r.push(r.number("<H")),
-    0x8A: lambda r: r.long(r.number("<B")),
-    0x8B: lambda r: r.long(r.number("<I")),
+    ord("J"): lambda r: r.push(int.from_bytes(r.take(4), "little", signed=True)),
+    ord("K"): lambda r: r.push(r.number(1)),
+    ord("M"): lambda r: r.push(r.number(2)),
+    0x8A: lambda r: r.long(r.number(1)),
+    0x8B: lambda r: r.long(r.number(4)),
     ord("G"): lambda r: r.push(struct.unpack(">d", r.take(8))[0]),
-    ord("X"): lambda r: r.text(r.number("<I")),
-    0x8C: lambda r: r.text(r.number("<B")),
-    0x8D: lambda r: r.text(r.number("<Q")),
-    ord("U"): lambda r: r.text(r.number("<B")),
-    ord("T"): lambda r: r.text(r.number("<I")),
+    ord("X"): lambda r: r.text(r.number(4)),
+    0x8C: lambda r: r.text(r.number(1)),
+    0x8D: lambda r: r.text(r.number(8)),
+    ord("U"): lambda r: r.text(r.number(1)),
+    ord("T"): lambda r: r.text(r.number(4)),
     ord("]"): lambda r: r.push([], _CONTAINER_BYTES),
     ord("}"): lambda r: r.push({}, _CONTAINER_BYTES),
     ord(")"): lambda r: r.push(()),
@@ -199,11 +199,11 @@ _OPCODES: dict[int, _Step] = {
     0x86: lambda r: r.tuple_of(2),
     0x87: lambda r: r.tuple_of(3),
     0x94: lambda r: r.store(len(r.memo)),
-    ord("q"): lambda r: r.store(r.number("<B")),
-    ord("r"): lambda r: r.store(r.number("<I")),
+    ord("q"): lambda r: r.store(r.number(1)),
+    ord("r"): lambda r: r.store(r.number(4)),
     ord("p"): lambda r: r.store(r.memo_line()),
-    ord("h"): lambda r: r.fetch(r.number("<B")),
-    ord("j"): lambda r: r.fetch(r.number("<I")),
+    ord("h"): lambda r: r.fetch(r.number(1)),
+    ord("j"): lambda r: r.fetch(r.number(4)),
     ord("g"): lambda r: r.fetch(r.memo_line()),
     0x95: lambda r: r.skip_frame(),
 }
