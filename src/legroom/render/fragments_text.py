@@ -90,7 +90,7 @@ def _cell(kind: str, style: Style) -> str:
 def _parts(report: FragmentReport, style: Style) -> list[str]:
     rows = []
     for part in report.parts:
-        if part.part == "failed_request":
+        if part.part in ("failed_request", "leak"):  # they have lines of their own
             continue
         size = human_bytes(part.bytes) if part.bytes is not None else ""
         rows.append((_NAMES[part.part], size, part.text))
