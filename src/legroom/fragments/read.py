@@ -6,7 +6,7 @@ from pathlib import Path
 
 from legroom.black_box import BlackBox, is_record, parse_record
 from legroom.errors import LegroomError
-from legroom.fragments.plain_pickle import MOST_FILE_BYTES, is_pickle
+from legroom.fragments.plain_pickle import MOST_FILE_BYTES, MOST_MADE_BYTES, is_pickle
 from legroom.fragments.reading import AllocatorReading
 from legroom.fragments.summary_text import is_summary, read_summary
 from legroom.memory.allocator.replay import RefusedRequest
@@ -25,11 +25,11 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
     return read_content(_content(Path(source)), source)
 
 
-def read_content(content: bytes, name: str) -> tuple[AllocatorReading, ...]:
+def read_content(content: bytes, name: str, most_made_bytes: int = MOST_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     if is_pickle(content[:2]):
         from legroom.fragments.torch_snapshot import read_snapshot  # noqa: PLC0415
 
-        return read_snapshot(content)
+        return read_snapshot(content, most_made_bytes)
     if is_record(content[:200]):
         return (black_box_reading(parse_record(content, name)),)
     text = content.decode("utf-8", "replace")

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.black_box import AllocatorBlock, AllocatorSegment, AllocatorState
 from legroom.errors import LegroomError
-from legroom.fragments.plain_pickle import NotPlainData, read_plain_pickle
+from legroom.fragments.plain_pickle import MOST_MADE_BYTES, NotPlainData, read_plain_pickle
 from legroom.fragments.reading import AllocatorReading, CallSite
 from legroom.memory.allocator.replay import AllocatorEvent, AllocatorHistory, RefusedRequest
 from legroom.memory.allocator.settings import AllocatorSettings
@@ -24,9 +24,9 @@ _GAINED = {"segment_alloc", "segment_map"}
 _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
-def read_snapshot(content: bytes) -> tuple[AllocatorReading, ...]:
+def read_snapshot(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     """One reading a device that holds anything; the fullest first."""
-    document = read_plain_pickle(content)
+    document = read_plain_pickle(content, most_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
     if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
