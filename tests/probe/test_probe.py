@@ -108,3 +108,45 @@ def test_a_dry_run_keeps_nothing(
     assert main(["probe", "--python", python_that_answers(tmp_path, [CARD], []), "--dry-run", "--no-vllm"]) == 0
     assert "Nothing was kept." in capsys.readouterr().out
     assert not (tmp_path / "home").exists()
+
+
+def test_a_plan_of_a_probed_deployment_leaves_what_its_engine_had_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
+    profile = {
+        **VLLM, "total_bytes": CARD["total_bytes"], "weights_bytes": 16_110_920_192, "torch_peak_bytes": 1_239_545_088,
+        "graph_estimate_bytes": 0, "requested_bytes": 138_101_089_895, "available_kv_bytes": 119_900_000_000,
+    }  # fmt: skip
+    python = python_that_answers(tmp_path, [CARD], [profile, STARTED])
+    flags = ["--max-model-len", "8192", "--enforce-eager"]
+    assert main(["probe", "--python", python, "--", "vllm", "serve", "llama-3.1-8b", *flags]) == 0
+    capsys.readouterr()
+    main(["plan", "llama-3.1-8b", "--gpu", "h200", "--vllm", "0.32.0", *flags, "--json"])
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["layout"]["kv_cache_bytes"] == 119_900_000_000
+    assert planned["confidence"]["activation_bytes"]["kind"] == "measured"
+
+
+def test_what_was_profiled_of_one_deployment_says_nothing_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ["plan", "qwen3-8b", "--gpu", "h200", "--vllm", "0.32.0", "--json"]
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
+    python = python_that_answers(tmp_path, [CARD], [VLLM, STARTED])
+    main(["probe", "--python", python])
+    capsys.readouterr()
+    main(other)
+    before = json.loads(capsys.readouterr().out)
+    profile = {**VLLM, "total_bytes": CARD["total_bytes"], "weights_bytes": 16 * GIB, "torch_peak_bytes": 9 * GIB,
+               "requested_bytes": 138_101_089_895, "available_kv_bytes": 90 * GIB}  # fmt: skip
+    python = python_that_answers(tmp_path, [CARD], [profile, STARTED])
+    main(["probe", "--python", python, "--", "vllm", "serve", "llama-3.1-8b", "--enforce-eager"])
+    capsys.readouterr()
+    main(other)
+    assert json.loads(capsys.readouterr().out)["layout"] == before["layout"]
+
+
+def test_what_follows_the_dashes_must_be_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["probe", "--", "python", "train.py"]) == 2
+    assert "vllm serve" in capsys.readouterr().err

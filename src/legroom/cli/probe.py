@@ -10,6 +10,7 @@ from legroom.errors import OK
 
 if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
+    from legroom.probe.probe import ProbeOutcome
 
 _EPILOG = """\
 examples:
@@ -17,6 +18,7 @@ examples:
   legroom probe --python /opt/vllm/bin/python
   legroom probe --ranks 2                   # what connects two cards takes memory too
   legroom probe --no-vllm --dry-run --json
+  legroom probe -- vllm serve Qwen/Qwen3-8B --max-model-len 32768     # this deployment too, with dummy weights
 
 It takes about a minute and needs an idle GPU. Torch and vLLM are those of your own vLLM; legroom itself needs neither.
 vLLM is started once with a model of two layers that is made on the spot. What is measured is kept for this card, driver
@@ -47,6 +49,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """What follows `--` is the command of a server."""
+    cut = words.index("--") if "--" in words else len(words)
+    return argparse.Namespace(**vars(parser.parse_args(words[:cut])), served=words[cut + 1 :])
+
+
 def run(args: argparse.Namespace) -> int:
     from legroom.errors import LegroomError
     from legroom.planning.card_store import keep_card
@@ -58,16 +66,46 @@ def run(args: argparse.Namespace) -> int:
     limit = parse_bytes(args.pin_limit, "--pin-limit") / GIB
     python = python_of_vllm(args.python)
     note(f"asking the GPU with {python}; this takes about a minute")
-    outcome = probe(python, ranks=args.ranks, pin_limit_gib=limit, with_vllm=not args.no_vllm)
+    served = _served_words(args.served)
+    outcome = probe(python, ranks=args.ranks, pin_limit_gib=limit, with_vllm=not args.no_vllm, served=served)
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:
         keep_card(outcome.record)
+        if outcome.profile is not None:
+            _keep_deployment(args.served, outcome)
     if args.json:
-        print_json(outcome.record.to_json())
+        print_json({**outcome.record.to_json(), "deployment": outcome.profile})
     else:
         print("\n".join(_lines(outcome.record, kept=not args.dry_run)))
     return OK
+
+
+def _served_words(command: list[str]) -> list[str]:
+    """The model and its flags, as vLLM's own parser takes them."""
+    if not command:
+        return []
+    from legroom.errors import LegroomError
+
+    if command[:2] != ["vllm", "serve"] or len(command) < 3:
+        raise LegroomError(
+            "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
+        )
+    return command[2:]
+
+
+def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
+    import shlex
+
+    from legroom.deployments.deployment import deployment_from_command
+    from legroom.facts.releases import release
+    from legroom.planning.probed_start import keep_observation, probed_observation
+
+    deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
+    profile = outcome.profile or {}
+    remark = keep_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
+    if remark:
+        note(f"note: {remark}")
 
 
 def _lines(record: CardRecord, *, kept: bool) -> list[str]:

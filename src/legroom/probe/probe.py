@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ class ProbeOutcome:
     record: CardRecord
     problems: tuple[str, ...]
     """What could not be measured, and why."""
+    profile: Mapping[str, int] | None = None
+    """The accounting of the deployment that was asked about, if one was and it started."""
+    vllm: str = ""
 
 
 def python_of_vllm(given: str | None = None) -> str:
@@ -53,7 +57,9 @@ def python_of_vllm(given: str | None = None) -> str:
     return sys.executable
 
 
-def probe(python: str, *, ranks: int = 1, pin_limit_gib: float = 8.0, with_vllm: bool = True) -> ProbeOutcome:
+def probe(
+    python: str, *, ranks: int = 1, pin_limit_gib: float = 8.0, with_vllm: bool = True, served: Sequence[str] = ()
+) -> ProbeOutcome:
     """Measure; raises LegroomError (exit code 3) where there is no GPU, or no torch that could use it."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
@@ -66,7 +72,24 @@ def probe(python: str, *, ranks: int = 1, pin_limit_gib: float = 8.0, with_vllm:
         if with_vllm:
             output = _run([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             answers = _answers(results)
-    return _outcome(answers, ranks, with_vllm, output)
+        outcome = _outcome(answers, ranks, with_vllm, output)
+        return _with_deployment(outcome, python, served, Path(folder)) if served else outcome
+
+
+def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
+    """Start the deployment with dummy weights; compiled, twice: a first start compiles, and profiles more."""
+    answers: dict[str, Mapping[str, Any]] = {}
+    output = ""
+    for attempt in range(1 if "--enforce-eager" in served else 2):
+        results = folder / f"deployment-{attempt}.jsonl"
+        output = _run([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
+        answers = _answers(results)
+    profile, started = answers.get("vllm", {}), answers.get("vllm_started")
+    if started is None or "available_kv_bytes" not in profile:
+        why = profile.get("error") or output
+        return replace(outcome, problems=(*outcome.problems, f"the deployment did not start: {why}"))
+    sizes = {name: value for name, value in profile.items() if isinstance(value, int)}
+    return replace(outcome, profile=sizes, vllm=str(started.get("vllm", "")))
 
 
 def _run(words: Sequence[str], limit_s: float) -> str:

@@ -1,6 +1,7 @@
 """What vLLM itself takes of a card beside the model: one start of a very small model, with the engine's own accounting.
 
     python vllm_stage.py RESULTS.jsonl [--ranks N]
+    python vllm_stage.py RESULTS.jsonl -- MODEL [flags of vllm serve]      # that deployment, with dummy weights
 
 Runs under the Python of the user's vLLM, which has no legroom. The model is a Llama of two layers that is made here,
 with dummy weights, so nothing is downloaded.
@@ -32,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
-    args = parser.parse_args()
+    words = sys.argv[1:]
+    served = words[words.index("--") + 1 :] if "--" in words else []
+    args = parser.parse_args(words[: words.index("--")] if served else words)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ["LEGROOM_PROBE_RESULTS"] = str(Path(args.results).absolute())
@@ -42,7 +45,10 @@ def main() -> None:
     sys.path.insert(0, here)
     started = time.monotonic()
     try:
-        _start(args.ranks, args.results)
+        if served:
+            _start_deployment(served, args.results)
+        else:
+            _start(args.ranks, args.results)
     except Exception as error:
         _write(args.results, {"finding": "vllm", "error": f"{type(error).__name__}: {error}"[:500]})
         raise SystemExit(1) from error
@@ -74,6 +80,29 @@ def _start(ranks: int, results: str) -> None:
         )
     versions = {"vllm": vllm.__version__, "torch": torch.__version__}
     _write(results, {"finding": "vllm_started", "ranks": ranks, **versions})
+
+
+def _start_deployment(words: list[str], results: str) -> None:
+    """The user's own flags, read by vLLM itself; only the weights are made up."""
+    vllm = importlib.import_module("vllm")
+    engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    parsers = [name for name in ("vllm.utils.argparse_utils", "vllm.utils") if _has_parser(name)]
+    parser = importlib.import_module(parsers[0]).FlexibleArgumentParser()
+    parser.add_argument("model_tag")
+    parsed, _ = engine_args.add_cli_args(parser).parse_known_args(words)  # what is left belongs to the web server
+    parsed.model = parsed.model_tag
+    args = engine_args.from_cli_args(parsed)
+    args.load_format, args.worker_cls = "dummy", "vllm_stage_worker.ProbedWorker"
+    importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(args)
+    _write(results, {"finding": "vllm_started", "vllm": vllm.__version__, "served": words})
+
+
+def _has_parser(name: str) -> bool:
+    """It moved in 0.12."""
+    try:
+        return hasattr(importlib.import_module(name), "FlexibleArgumentParser")
+    except ImportError:
+        return False
 
 
 def _total_bytes() -> int | None:

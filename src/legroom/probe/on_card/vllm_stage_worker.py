@@ -33,7 +33,9 @@ class ProbedWorker(_Worker):  # type: ignore[misc]
         finally:
             _module.memory_profiling = profile_memory
         with contextlib.suppress(Exception):  # a start that works is worth more than the record of it
-            _write({"rank": getattr(self, "rank", 0), **_finding(self, profiles[-1]), "available_kv_bytes": available})
+            _write(
+                {"rank": getattr(self, "rank", 0), **_finding(self, profiles[-1]), "available_kv_bytes": int(available)}
+            )
         return available
 
 
@@ -47,6 +49,10 @@ def _finding(worker: Any, profile: Any) -> dict[str, Any]:
         "weights_bytes": int(profile.weights_memory),
         "torch_peak_bytes": int(profile.torch_peak_increase),
         "total_consumed_bytes": int(getattr(profile, "total_consumed", 0)),
+        "transient_peak_bytes": int(getattr(profile, "transient_peak_headroom", 0)),
+        "non_kv_cache_bytes": int(profile.non_kv_cache_memory),
+        "graph_estimate_bytes": int(getattr(worker, "cudagraph_memory_estimate", 0) or 0),
+        "requested_bytes": int(getattr(worker, "requested_memory", 0) or 0),
     }
 
 
