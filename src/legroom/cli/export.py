@@ -38,6 +38,8 @@ FORMATS: tuple[Format, ...] = (
     Format("compose", "legroom.exports.deploy.compose"),
     Format("kubernetes", "legroom.exports.deploy.kubernetes"),
     Format("helm-values", "legroom.exports.deploy.helm_values"),
+    Format("kserve", "legroom.exports.deploy.kserve"),
+    Format("llm-d-values", "legroom.exports.deploy.llm_d_values"),
     Format("script", "legroom.exports.deploy.script"),
     Format("env", "legroom.exports.deploy.env_file"),
     Format("runbook", "legroom.exports.runbook.runbook"),
