@@ -1,12 +1,16 @@
 """The model of PyTorch's caching allocator. Figures of the H200: torch 2.11.0+cu130, one process with 8 GiB to use."""
 
+import gzip
+import json
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.memory.allocator.caching_allocator import CachingAllocator, RequestRefused
+from legroom.memory.allocator.caching_allocator import CachedBlock, CachingAllocator, RequestRefused
 from legroom.memory.allocator.settings import AllocatorSettings, parse_allocator_settings, segment_bytes
 from legroom.units import GIB, MIB
 
@@ -103,3 +107,28 @@ def test_blocks_in_use_never_overlap(settings: AllocatorSettings, requests: list
             allocator.free(live.pop(0))
     spans = sorted((block.address, block.address + block.size_bytes) for block in live)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "allocator_h200.jsonl.gz"
+"""An H200 with torch 2.11.0+cu130, 4 GiB to use; by bench/record_allocator.py."""
+CASES = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
+TIED_FROM = {"roundup_power2_divisions:4/1": 491}
+"""From here on another of two free blocks of one size was taken: by address, which the driver decides."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
+def test_every_request_is_answered_as_the_h200_answered_it(case: dict[str, Any]) -> None:
+    allocator = CachingAllocator(parse_allocator_settings(case["settings"]), limit_bytes=case["limit_bytes"])
+    live: dict[int, CachedBlock] = {}
+    for outcome, number, size, allocated, reserved, retries in case["requests"][: TIED_FROM.get(case["case"])]:
+        answer = "free"
+        if outcome == "free" and number in live:
+            allocator.free(live.pop(number))
+        elif outcome != "free":
+            try:
+                live[number] = allocator.allocate(size)
+                answer = "allocate"
+            except RequestRefused:
+                answer = "oom"
+        figures = (allocator.allocated_bytes, allocator.reserved_bytes, allocator.retries)
+        assert (answer, *figures) == (outcome, allocated, reserved, retries)
