@@ -78,7 +78,7 @@ class CardMemory:
 
 
 @dataclass(frozen=True)
-class AllocatorBlock:
+class SegmentBlock:
     size_bytes: int
     state: BlockState
     """`pending`: given back, but a stream may still use it."""
@@ -96,7 +96,7 @@ class AllocatorSegment:
     is_small: bool = False
     """Of the pool for requests of up to 1 MiB."""
     is_expandable: bool = False
-    blocks: tuple[AllocatorBlock, ...] = ()
+    blocks: tuple[SegmentBlock, ...] = ()
     """Empty where they were left out for the record's size."""
 
 
@@ -159,7 +159,7 @@ class ScheduledRequest:
 
 
 @dataclass(frozen=True)
-class EngineStep:
+class RecordedStep:
     """The scheduler's step that was under way."""
 
     requests: int
@@ -198,7 +198,7 @@ class BlackBox:
     card: CardMemory | None = None
     allocator: AllocatorState | None = None
     host: WorkerHostMemory | None = None
-    step: EngineStep | None = None
+    step: RecordedStep | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     """The engine's settings that decide memory, by the names of vLLM's flags with underscores, and `num_gpu_blocks`."""
     history: tuple[MemoryReading, ...] = ()

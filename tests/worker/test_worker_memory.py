@@ -21,7 +21,7 @@ from legroom.worker import plugin, telemetry
 from legroom.worker.board import Board
 from legroom.worker.memory import WorkerMemory
 from legroom.worker.page import WorkerCollector
-from legroom.worker.recorder import Recorder
+from legroom.worker.recorder import BlackBoxRecorder
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
 
@@ -113,7 +113,7 @@ def test_the_dead_the_late_and_the_broken_are_left_out(tmp_path):
 def test_a_board_that_the_server_took_away_ends_the_reports(tmp_path, monkeypatch):
     in_worker(monkeypatch)
     board = Board(tmp_path / "gone")
-    telemetry.report(board, Recorder(), every_s=0)
+    telemetry.report(board, BlackBoxRecorder(), every_s=0)
     assert not board.folder.exists()
 
 

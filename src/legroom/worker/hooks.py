@@ -13,14 +13,21 @@ import threading
 from typing import Any
 
 from legroom.worker.board import Board
-from legroom.worker.recorder import Recorder
+from legroom.worker.recorder import BlackBoxRecorder
 
 _ERRORS = ("OutOfMemoryError", "MemoryError")
-_TEXTS = ("out of memory", "can't allocate memory", "cannot allocate memory", "std::bad_alloc", "ALLOC_FAILED")
+_TEXTS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "ALLOC_FAILED",
+)
 """Of CUDA, PyTorch's CPU allocator, the kernel, C++ and cuBLAS."""
 
 
-def attach_to_allocator(recorder: Recorder) -> None:
+def attach_to_allocator(recorder: BlackBoxRecorder) -> None:
     """At once where CUDA is up, else in the moment in which it comes up: the first weights may be too many."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
@@ -30,17 +37,19 @@ def attach_to_allocator(recorder: Recorder) -> None:
     later(lambda: _attach(attach, recorder))
 
 
-def _attach(attach: Any, recorder: Recorder) -> None:
+def _attach(attach: Any, recorder: BlackBoxRecorder) -> None:
     try:
         attach(recorder.out_of_memory)
     except Exception as error:
-        logging.getLogger("legroom.worker").warning("legroom: the allocator takes no observer: %r", error)
+        logging.getLogger("legroom.worker").warning(
+            "legroom cannot watch for refused requests: the allocator takes no observer: %r", error
+        )
 
 
 class _ErrorLog(logging.Handler):
     """Sees vLLM's own log entries; writes none."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: BlackBoxRecorder) -> None:
         super().__init__(logging.ERROR)
         self._recorder = recorder
 
@@ -58,7 +67,7 @@ def says_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words.lower() in text for words in _TEXTS)
 
 
-def listen_to_log(recorder: Recorder) -> None:
+def listen_to_log(recorder: BlackBoxRecorder) -> None:
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _ErrorLog) for handler in logger.handlers):
         logger.addHandler(_ErrorLog(recorder))

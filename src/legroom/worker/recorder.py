@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -30,9 +31,9 @@ from legroom.black_box import (
     AllocatorState,
     BlackBox,
     CardMemory,
-    EngineStep,
     FailedRequest,
     MemoryReading,
+    RecordedStep,
     Trigger,
     WorkerHostMemory,
     WorkerProcess,
@@ -56,9 +57,12 @@ _MOST_FILES = 50
 _SAME_FAILURE_S = 120.0
 """Between an allocation that failed and the log entry that says so."""
 _MESSAGE_CHARS = 2000
+_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
+"""As PyTorch's allocator for the host says it."""
+_SHORT_FRAMES = 5
 
 
-class Recorder:
+class BlackBoxRecorder:
     """One a process."""
 
     def __init__(self) -> None:
@@ -102,7 +106,12 @@ class Recorder:
     def exception(self, error: BaseException) -> None:
         """vLLM has logged an error that says memory ran out: the record of it gets its text, or is made now."""
         try:
-            request = FailedRequest(None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS])
+            if worker_rank() is None:
+                return  # the engine's process repeats what its workers say
+            wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
+            request = FailedRequest(
+                int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
+            )
             if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._named_last(request):
                 return
             frames = _frames_of(error)
@@ -114,7 +123,7 @@ class Recorder:
         """Whether the last record was of the same failure, which has its text then."""
         assert self._last is not None
         written_s, record, path = self._last
-        if record.request is None:
+        if record.request is None or record.trigger != "out_of_memory":
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
@@ -165,11 +174,10 @@ class Recorder:
                 _write(folder / name, text)
             except OSError:
                 continue  # full, read-only or not ours: the next
-            LOG.error("legroom: black box written to %s", folder / name)
+            LOG.error("legroom black box written to %s", folder / name)
             _remove_oldest(folder)
             return folder / name
-        short = replace(record, history=record.history[-6:], allocator=_without_segments(record.allocator))
-        LOG.error("legroom: black box: %s", json.dumps(short.to_json(), separators=(",", ":")))
+        LOG.error("legroom black box: %s", _short(record))
         return None
 
 
@@ -181,8 +189,8 @@ def _or(make: Any, *arguments: Any) -> Any:
         return None
 
 
-def _step_of(frames: list[FrameType]) -> EngineStep | None:
-    step: EngineStep | None = _or(stack.engine_step, frames)
+def _step_of(frames: list[FrameType]) -> RecordedStep | None:
+    step: RecordedStep | None = _or(stack.engine_step, frames)
     return step
 
 
@@ -190,14 +198,12 @@ def _process() -> WorkerProcess:
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
-    return WorkerProcess(
-        os.getpid(), worker_rank(), _text(getattr(vllm, "__version__", None)), _text(getattr(torch, "__version__", None)),
-        platform,
-    )  # fmt: skip
+    return WorkerProcess(os.getpid(), worker_rank(), _version(vllm), _version(torch), platform)
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _version(module: Any) -> str | None:
+    version = getattr(module, "__version__", None)
+    return None if version is None else str(version)
 
 
 def _host() -> WorkerHostMemory:
@@ -273,6 +279,24 @@ def _bounded(record: BlackBox) -> str:
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
 
 
+def _short(record: BlackBox) -> str:
+    """One line of a log, which `legroom diagnose` reads whole: figures without pieces, readings and far callers."""
+    request = record.request
+    if request is not None:
+        request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
+    step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
+    short = replace(
+        record, request=request, step=step, allocator=_without_segments(record.allocator), history=(), settings={}
+    )
+    return json.dumps(_without_none(short.to_json()), separators=(",", ":"))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner not in (None, {}, (), [])}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
 def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None:
     if allocator is None:
         return None
@@ -281,4 +305,4 @@ def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None
 
 def _say_failure(error: BaseException) -> None:
     with contextlib.suppress(BaseException):  # nothing is left to say it with
-        LOG.warning("legroom: no black box: %r", error)
+        LOG.warning("legroom wrote no black box: %r", error)

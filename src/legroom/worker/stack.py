@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from legroom.black_box import EngineStep, ScheduledRequest, StackFrame
+from legroom.black_box import RecordedStep, ScheduledRequest, StackFrame
 
 _MOST_FRAMES = 60
 _MOST_REQUESTS = 8
@@ -52,7 +52,7 @@ def _package_path(name: str) -> str:
     return f"vllm/{path}" if above == "/vllm/" else path
 
 
-def engine_step(frames: list[FrameType]) -> EngineStep | None:
+def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     """The step that the innermost frame which knows of one is about."""
     for frame in frames:
         if _STEP in frame.f_code.co_varnames and (output := frame.f_locals.get(_STEP)) is not None:
@@ -62,7 +62,7 @@ def engine_step(frames: list[FrameType]) -> EngineStep | None:
     return None
 
 
-def _step(output: Any, tokens: Mapping[str, int], runner: Any) -> EngineStep:
+def _step(output: Any, tokens: Mapping[str, int], runner: Any) -> RecordedStep:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
     computed |= _computed(getattr(output, "scheduled_cached_reqs", ()))
@@ -70,7 +70,7 @@ def _step(output: Any, tokens: Mapping[str, int], runner: Any) -> EngineStep:
     known = known if isinstance(known, dict) else {}
     requests = {str(name): new.get(str(name)) or known.get(name) for name in tokens}
     largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
-    return EngineStep(
+    return RecordedStep(
         requests=len(tokens),
         tokens=int(sum(tokens.values())),
         new_requests=len(new),
@@ -120,6 +120,6 @@ def _settings(config: Any) -> dict[str, Any]:
             value = getattr(getattr(config, part, None), name, None)
             if value is None or str(value) in _UNSET:
                 continue
-            plain = value if isinstance(value, (bool, int, float, str)) else str(value).removeprefix("torch.")
-            settings[_FLAG_NAMES.get(name, name)] = plain
+            number = isinstance(value, (bool, int, float))
+            settings[_FLAG_NAMES.get(name, name)] = value if number else str(value).removeprefix("torch.")
     return settings

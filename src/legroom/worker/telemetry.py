@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from legroom.worker import hooks
 from legroom.worker.board import Board
 from legroom.worker.memory import read
-from legroom.worker.recorder import Recorder
+from legroom.worker.recorder import BlackBoxRecorder
 
 if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
@@ -36,7 +36,7 @@ def join() -> None:
         os.environ[BOARD] = str(board.folder)
         atexit.register(_remove, board, os.getpid())
         _start(lambda: _show_when_there_is_a_page(board))
-    recorder = Recorder()
+    recorder = BlackBoxRecorder()
     hooks.attach_to_allocator(recorder)
     hooks.listen_to_log(recorder)
     hooks.listen_to_signal(board)
@@ -45,7 +45,7 @@ def join() -> None:
     _begin(board, recorder)
 
 
-def _begin(board: Board, recorder: Recorder) -> None:
+def _begin(board: Board, recorder: BlackBoxRecorder) -> None:
     recorder.begin()
     _start(lambda: report(board, recorder))
 
@@ -75,7 +75,7 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
     page.show(board)
 
 
-def report(board: Board, recorder: Recorder, every_s: float = EVERY_S) -> None:
+def report(board: Board, recorder: BlackBoxRecorder, every_s: float = EVERY_S) -> None:
     """What this process holds, again and again from when it is a worker, until the server takes the board away."""
     asked_s = board.asked_s()
     while not (memory := read()):
