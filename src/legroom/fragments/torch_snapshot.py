@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from legroom.black_box import AllocatorBlock, AllocatorSegment, AllocatorState
+from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
 from legroom.fragments.plain_pickle import MOST_MADE_BYTES, NotPlainData, read_plain_pickle
 from legroom.fragments.reading import AllocatorReading, CallSite
@@ -110,7 +110,7 @@ def _segment(segment: Mapping[str, Any], live: list[_LiveBlock], budget: _Budget
     for block in budget.each(segment["blocks"]):
         size = _size(block["size"])
         state: Any = _STATES.get(str(block.get("state")), "free")
-        blocks.append(AllocatorBlock(size, state))
+        blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
         else:
