@@ -53,6 +53,16 @@ def test_a_request_larger_than_all_that_was_free_would_not_have_been_served() ->
     assert fragment_report(reading).would_expandable_segments_help is False
 
 
+def test_a_neighbour_that_holds_the_card_is_named() -> None:
+    """As on the H200, where a second process held 55.7 GiB and 2.32 GiB were refused."""
+    state = AllocatorState(89_588_187_136, 89_649_053_696, largest_free_bytes=2 * MIB, inactive_split_bytes=60_866_560)
+    card = CardMemory("0", free_bytes=507_052_032, others_bytes=59_814_379_520)
+    record = BlackBox(1.0, "out_of_memory", WorkerProcess(1), FailedRequest(2_489_319_424), card, state)
+    (reading,) = read_content(json.dumps(record.to_json()).encode(), "box")
+    failed = fragment_report(reading).part("failed_request")
+    assert failed is not None and "other processes hold 55.71 GiB" in failed.text
+
+
 def test_growth_beside_pytorch_is_read_from_the_last_minutes() -> None:
     (reading,) = read_content(black_box(2 * GIB, 0), "box")
     growth = fragment_report(reading).part("non_torch_growth")

@@ -76,4 +76,5 @@ def black_box_reading(record: BlackBox) -> AllocatorReading:
         non_torch_bytes=record.non_torch_bytes,
         non_torch_growth_bytes=looks[-1] - looks[0] if len(looks) > 1 else None,
         card_free_bytes=free,
+        others_bytes=record.card.others_bytes if record.card else None,
     )

@@ -49,4 +49,6 @@ class AllocatorReading:
     non_torch_growth_bytes: int | None = None
     """Between the first and the last reading that the source has."""
     card_free_bytes: int | None = None
+    others_bytes: int | None = None
+    """Held on the card by other processes."""
     kv: KvSlots | None = None

@@ -13,11 +13,13 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB, human_bytes
 
 PartName = Literal[
-    "allocated", "rounding", "free_whole_segments", "free_in_pieces", "graph_pools", "non_torch", "non_torch_growth",
-    "kv_last_blocks", "failed_request", "leak",
+    "allocated", "rounding", "free_whole_segments", "free_in_pieces", "graph_pools", "non_torch",
+    "non_torch_growth", "others", "kv_last_blocks", "failed_request", "leak",
 ]  # fmt: skip
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
 _LEAK_FROM_BYTES = MIB
+_OTHERS_FROM_BYTES = GIB
+"""Below this it is the driver's own."""
 _MOST_SITES = 8
 _MUCH_IN_PIECES_BYTES = GIB
 _MUCH_IN_PIECES_RATIO = 0.15
@@ -208,6 +210,8 @@ def _beside_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     if reading.non_torch_growth_bytes is not None and abs(reading.non_torch_growth_bytes) >= _LEAK_FROM_BYTES:
         growth = reading.non_torch_growth_bytes
         yield MemoryPart("non_torch_growth", growth, "change of that between the first look and the last", {})
+    if (others := reading.others_bytes) is not None and others >= _OTHERS_FROM_BYTES:
+        yield MemoryPart("others", others, "held by other processes on the same card", {})
     if (kv := reading.kv) is not None and kv.running:
         share = kv.empty_slots / max(kv.blocks * kv.block_size, 1)
         text = (
@@ -231,6 +235,9 @@ def _failed_part(
     what = f"no free piece has {size}" if asked else f"{size} could not be served"
     if served:
         text = f"{what}, though {human_bytes(free)} were free: {served[0]} would have served it"
+    elif refused and (reading.others_bytes or 0) >= max(request.size_bytes, _OTHERS_FROM_BYTES):
+        others = human_bytes(reading.others_bytes or 0)
+        text = f"{what}, and no setting of the allocator would have helped: other processes hold {others} of the card"
     elif refused:
         text = f"{what}, and no setting of the allocator would have helped: too little was free"
     elif reading.settings.expandable_segments:

@@ -18,6 +18,7 @@ _NAMES = {
     "allocated": "in use", "rounding": "rounding", "free_whole_segments": "free, whole",
     "free_in_pieces": "free, in pieces",
     "graph_pools": "pools of graphs", "non_torch": "beside PyTorch", "non_torch_growth": "beside PyTorch, growth",
+    "others": "other processes",
     "kv_last_blocks": "last KV blocks", "failed_request": "the failed request", "leak": "more than before",
 }  # fmt: skip
 
