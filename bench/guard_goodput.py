@@ -11,6 +11,7 @@ decodes and a part for each prompt token; the defaults are in the proportions of
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
@@ -18,8 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from legroom.guard.engine_use import EngineUse
-from legroom.guard.pool import DEAR_RECOMPUTE, Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import DEAR_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.prefixes import PrefixUnit, chain_of_ids
 from legroom.guard.projection import Growth
+from legroom.guard.tickets import Need, TicketState
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
 from legroom.simulation.settings import SchedulerSettings
@@ -38,8 +41,11 @@ class BenchPool:
     streams: bool = False
     """Whether the guard sees tokens as they pass, or goes by the clock."""
     recompute: float = DEAR_RECOMPUTE
+    caching: bool = False
+    """Whether the server has a prefix cache."""
 
 
+OWN_IDS = itertools.count(1 << 20)
 POOL = BenchPool()
 
 
@@ -51,6 +57,8 @@ class Asked:
     output: int
     copies: int = 1
     expected: int = 0
+    prefix: int = 0
+    """Of its prompt, the tokens that it has in common with all others."""
 
     def need(self) -> Need:
         steps = self.expected or self.output
@@ -61,9 +69,18 @@ class Asked:
 
         lives = LIVES if self.expected and POOL.recompute < DEAR_RECOMPUTE else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
+        ids = [*range(self.prefix), *(next(OWN_IDS) for _ in range(self.prompt - self.prefix))]
+        chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
+        shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
         first = cdiv(self.prompt + 1, size) * size - self.prompt
-        growth = Growth(start, blocks(self.prompt + steps), steps, most, lives, first, size)
-        return Need(min(POOL.blocks, blocks(self.prompt + most)), self.copies, growth, self.prompt)
+        growth = Growth(start - shared, blocks(self.prompt + steps) - shared, steps, most, lives, first, size)
+        most_blocks = min(POOL.blocks, blocks(self.prompt + most) - shared)
+        return Need(most_blocks, self.copies, growth, self.prompt, (chain,) if chain else ())
+
+
+def prefixed(rnd: random.Random) -> Asked:
+    prefix = rnd.choice([256, 384])
+    return Asked(prefix + 40, 200, prefix=prefix)
 
 
 def open_ended(rnd: random.Random) -> Asked:
@@ -78,6 +95,7 @@ LOADS: dict[str, Callable[[random.Random], list[Asked]]] = {
     "several long": lambda rnd: [Asked(50, 300, 4)] * 20,
     "open-ended": lambda rnd: [open_ended(rnd) for _ in range(100)],
     "half prompts": lambda rnd: [Asked(200, 300)] * 100,
+    "prefix": lambda rnd: [prefixed(rnd) for _ in range(60)],
 }
 
 
@@ -92,7 +110,7 @@ class Run:
 def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
-        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=False)
+        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=POOL.caching)
     )
     pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
     waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
@@ -107,7 +125,9 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             number += 1
             tickets[number], left[number] = ticket, asked.copies
             for copy in range(asked.copies):
-                row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output)
+                common = ("all", 0, asked.prefix)
+                prefix = (common, (f"{number}", asked.prefix, asked.prompt)) if POOL.caching else ()
+                row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output, prefix)
                 request = Request(row, number * 64 + copy, LONGEST)
                 inside[request] = number, asked
                 scheduler.add(request)
@@ -146,9 +166,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
     parser.add_argument("--recompute", type=float, default=DEAR_RECOMPUTE, help="steps that a prompt token takes")
+    parser.add_argument("--caching", action="store_true", help="the server has a prefix cache, as is vLLM's default")
     parser.add_argument("--loads", nargs="+", default=list(LOADS))
     args = parser.parse_args()
     POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
+    POOL.caching = args.caching
     policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
     policies |= {
         f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead

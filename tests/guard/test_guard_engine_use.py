@@ -8,8 +8,9 @@ import pytest
 from legroom.guard.admission import Admission
 from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
 from legroom.guard.limits import EngineLimits, limits_of_vllm
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
+from legroom.guard.tickets import Need, TicketState
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

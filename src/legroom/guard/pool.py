@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple
 
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
-from legroom.guard.projection import Growth, Holding, Outlook, hold_of
+from legroom.guard.prefixes import PrefixLedger
+from legroom.guard.projection import Growth, Outlook, hold_of
 from legroom.guard.supply import Supply
+from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.records import dataclass
 
 UNKNOWN_RETRY_S = 2
@@ -29,18 +28,6 @@ DEAR_RECOMPUTE = 0.008
 as bench/guard_goodput.py takes them."""
 CHEAP_RECOMPUTE = 0.001
 """On accelerators, whose steps wait for the memory. Assumed, not measured."""
-
-
-class TicketState(Enum):
-    """Where a request stands."""
-
-    WAITING = "waiting"
-    ADMITTED = "admitted"
-    FULL = "full"
-    """The queue holds as many as it may."""
-    NEVER = "never"
-    """It needs more than the whole pool."""
-    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,55 +49,6 @@ class PoolLimits:
     def recompute_is_dear(self) -> bool:
         """Whether a preemption costs more than the steps that it made room for."""
         return self.recompute_steps >= DEAR_RECOMPUTE
-
-
-class Need(NamedTuple):
-    """What one request takes at its fullest."""
-
-    blocks: int
-    seats: int = 1
-    growth: Growth | None = None
-    """How it gets there; None: it holds all of it from the start."""
-    prompt_tokens: int = 0
-    """What being preempted costs it, beside the tokens it has made by then."""
-
-    @property
-    def average_blocks(self) -> float:
-        """What it holds over its life."""
-        return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
-
-
-class Ticket:
-    __slots__ = ("admitted_s", "asked_s", "client", "in_lane", "need", "on_admitted", "outlook",
-                 "state", "steps_seen")  # fmt: skip
-
-    def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
-        self.need = need
-        self.asked_s = asked_s
-        self.client = client
-        self.admitted_s = asked_s
-        self.steps_seen = 0
-        """Tokens of each sequence that passed by, where the answer is a stream."""
-        self.outlook: list[float] | None = None
-        """What it was taken to hold later on, while it runs."""
-        self.in_lane = False
-        self.state = TicketState.WAITING
-        self.on_admitted: Callable[[], None] | None = None
-
-    @property
-    def cost(self) -> float:
-        """Its part of the pool, over the time it is held."""
-        growth = self.need.growth
-        return self.need.average_blocks * (max(1, growth.steps) if growth is not None else 1)
-
-    def hold(self, now_s: float, steps_per_s: float) -> Holding:
-        """What it holds, by the tokens that passed or by how long it runs."""
-        growth = self.need.growth
-        if growth is None:
-            return Holding(Growth(self.need.blocks, self.need.blocks, 1, 1), 0.0, (math.inf,))
-        if self.steps_seen:
-            return hold_of(growth, self.steps_seen, counted=True)
-        return hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
 
 
 LOOK_AHEAD_A_REQUEST = 1 / 200
@@ -144,7 +82,6 @@ class Pool:
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
-        self.held_blocks = 0
         self.held_seats = 0
         self.lane_admitted = 0
         self.weights: dict[str, float] = {}
@@ -154,6 +91,8 @@ class Pool:
         self._pace_steps, self._pace_s = 0.0, 0.0
         self._used_shares: deque[float] = deque(maxlen=LOOKS)
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
+        self._needed_blocks = 0
+        self._prefixes = PrefixLedger()
         self._lane_blocks = 0
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
@@ -162,6 +101,11 @@ class Pool:
         self._small_until_s = -math.inf
         self._blocks = Supply(now_s)
         self._seats = Supply(now_s)
+
+    @property
+    def held_blocks(self) -> int:
+        """What all that run may grow to; a beginning that several prompts have is held once."""
+        return self._needed_blocks - math.floor(self._prefixes.saved_blocks + 1e-6)
 
     @property
     def running(self) -> int:
@@ -208,13 +152,14 @@ class Pool:
         state, ticket.state = ticket.state, TicketState.GONE
         if state is TicketState.ADMITTED:
             del self._running[id(ticket)]
-            self.held_blocks -= ticket.need.blocks
+            self._needed_blocks -= ticket.need.blocks
+            self._prefixes.remove(ticket)
             self.held_seats -= ticket.need.seats
             self._lane_blocks -= ticket.need.blocks if ticket.in_lane else 0
             self._blocks.rate.add(ticket.need.blocks, now_s)
             self._seats.rate.add(ticket.need.seats, now_s)
             if ticket.outlook is not None:
-                self._outlook.remove(ticket.outlook, ticket.need.average_blocks)
+                self._outlook.remove(ticket.outlook, ticket.outlook_average)
         elif state is TicketState.WAITING:
             self._queue.remove(ticket)
             self._dequeued(ticket.need)
@@ -243,7 +188,7 @@ class Pool:
             return
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
-        expected = self._outlook_at(now_s).totals[0]
+        expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
         if expected > 0:
             self._used_shares.append(use.kv_share * blocks / expected)
 
@@ -294,11 +239,13 @@ class Pool:
         if limit.blocks is None:
             return True
         blocks = limit.blocks - (self._lane_size() - self._lane_blocks)
-        if self.held_blocks + need.blocks <= blocks:
+        shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
+        if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
             return True
+        need = need.without(shared)
         if limit.look_ahead is None or need.growth is None:
             return False
-        room = blocks / self.use_ratio
+        room = blocks / self.use_ratio - self._prefixes.shared_blocks
         steps = self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks
@@ -333,8 +280,8 @@ class Pool:
         holds = [ticket.hold(now_s, self.steps_per_s) for ticket in self._running.values()]
         outlook = Outlook(now_s, self.steps_per_s * LEAD_S, max(steps, self._outlook.steps), holds)
         for ticket, hold in zip(self._running.values(), holds, strict=True):
-            ticket.outlook = outlook.of(hold)
-            outlook.add(ticket.outlook, ticket.need.average_blocks)
+            ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks
+            outlook.add(ticket.outlook, ticket.outlook_average)
         self._outlook = outlook
         return outlook
 
@@ -359,11 +306,13 @@ class Pool:
         ticket.state = TicketState.ADMITTED
         ticket.admitted_s = now_s
         self._running[id(ticket)] = ticket
-        self.held_blocks += ticket.need.blocks
+        self._needed_blocks += ticket.need.blocks
+        self._prefixes.add(ticket)
         self.held_seats += ticket.need.seats
         if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
             ticket.outlook = self._outlook.of_newcomer(ticket.hold(now_s, 0.0))
-            self._outlook.add(ticket.outlook, ticket.need.average_blocks)
+            ticket.outlook_average = ticket.own_need.average_blocks
+            self._outlook.add(ticket.outlook, ticket.outlook_average)
         if ticket.on_admitted is not None:
             ticket.on_admitted()
 

@@ -27,8 +27,8 @@ MOST_MOMENTS = 12
 class Growth(NamedTuple):
     """How a request's hold grows."""
 
-    start_blocks: int
-    end_blocks: int
+    start_blocks: float
+    end_blocks: float
     steps: int
     """Tokens that each of its sequences is expected to generate."""
     most_steps: int
@@ -39,6 +39,11 @@ class Growth(NamedTuple):
     """Steps until it takes its first further block, as its prompt left part of one free."""
     block_steps: int = 0
     """Steps from one further block to the next; 0: it grows evenly."""
+
+    def without(self, blocks: float) -> Growth:
+        """The same without blocks of its prompt that others hold, too."""
+        less = min(blocks, self.start_blocks)
+        return self._replace(start_blocks=self.start_blocks - less, end_blocks=self.end_blocks - less)
 
     def blocks_at(self, steps: float) -> float:
         """Blocks that it holds after so many steps."""
