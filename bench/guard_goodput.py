@@ -60,7 +60,10 @@ class Asked:
     prefix: int = 0
     """Of its prompt, the tokens that it has in common with all others."""
 
-    def need(self) -> Need:
+    def token_ids(self) -> list[int]:
+        return [*range(self.prefix), *itertools.islice(OWN_IDS, self.prompt - self.prefix)]
+
+    def need(self, ids: list[int]) -> Need:
         steps = self.expected or self.output
         most = LONGEST - self.prompt if self.expected else self.output
 
@@ -69,7 +72,6 @@ class Asked:
 
         lives = LIVES if self.expected and POOL.recompute < DEAR_RECOMPUTE else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
-        ids = [*range(self.prefix), *(next(OWN_IDS) for _ in range(self.prompt - self.prefix))]
         chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
         shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
         first = cdiv(self.prompt + 1, size) * size - self.prompt
@@ -113,22 +115,24 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
         SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=POOL.caching)
     )
     pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
-    waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
+    prompts = [asked.token_ids() for asked in load]
+    waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, Asked]] = {}
     left: dict[int, int] = {}
     preemptions = tokens = number = 0
     ends_s: list[float] = []
     tickets = {}
     while waiting or inside:
-        for asked, ticket in [pair for pair in waiting if pair[1].state is TicketState.ADMITTED]:
-            waiting.remove((asked, ticket))
+        admitted = [entry for entry in waiting if entry[2].state is TicketState.ADMITTED]
+        waiting = [entry for entry in waiting if entry[2].state is not TicketState.ADMITTED]
+        for asked, ids, ticket in admitted:
             number += 1
             tickets[number], left[number] = ticket, asked.copies
             for copy in range(asked.copies):
-                common = ("all", 0, asked.prefix)
-                prefix = (common, (f"{number}", asked.prefix, asked.prompt)) if POOL.caching else ()
-                row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output, prefix)
+                row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output)
                 request = Request(row, number * 64 + copy, LONGEST)
+                # Copies part at the last token: the simulated ones would all sample the same.
+                request.token_ids = [*ids[:-1], next(OWN_IDS)]
                 inside[request] = number, asked
                 scheduler.add(request)
         batch = scheduler.schedule()
