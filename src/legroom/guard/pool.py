@@ -62,6 +62,13 @@ that began together grow together, and nothing but this keeps the look ahead fro
 find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
 LANE_LOOK_AHEAD = 0.5
 """The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
+ROUND_TRIP_S = 0.1
+"""From an answer's last token to the first step of the request that takes its place: two hops, two event loops and the
+engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
+USUAL_STEPS_PER_S, CPU_STEPS_PER_S = 100.0, 25.0
+"""The pace until an answer has shown it."""
+MOST_IN_TRANSIT = 1.0
+"""At most as much again as the pool holds."""
 LEAD_S = 0.1
 """From admission to a request's first step: two hops and the engine's own queue."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
@@ -70,7 +77,7 @@ takes some 10 microseconds for each: a fiftieth of the time."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
 LOOKS = 4
-"""At the engine, that must agree that less is in use than expected."""
+"""At the engine, that must agree that less is in use than expected, or that requests are on their way."""
 SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
@@ -91,6 +98,8 @@ class Pool:
         """Tokens a second that a running sequence gets, by the answers so far."""
         self._pace_steps, self._pace_s = 0.0, 0.0
         self._used_shares: deque[float] = deque(maxlen=LOOKS)
+        self._away_shares: deque[float] = deque(maxlen=LOOKS)
+        """Requests that were let in and are not in the engine, over those that are."""
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
@@ -187,6 +196,9 @@ class Pool:
         blocks = self.limits.blocks
         if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
             return
+        inside = max(1.0, use.running + use.waiting)
+        # Of a request with several sequences some may have ended: these are not on their way.
+        self._away_shares.append((len(self._running) - inside) / inside if len(self._running) == self.held_seats else 0)
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
         expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
@@ -246,6 +258,7 @@ class Pool:
         need = need.without(shared)
         if limit.look_ahead is None or need.growth is None:
             return False
+        blocks += int(blocks * self._in_transit(need.growth))
         room = blocks / self.use_ratio - self._prefixes.shared_blocks
         steps = self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
@@ -253,6 +266,14 @@ class Pool:
         if limit.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
             return False
         return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
+
+    def _in_transit(self, growth: Growth) -> float:
+        """What may be let in beside what the pool holds, as a share of it: requests on their way in and answers on
+        their way out are counted here and hold nothing in the engine.
+        """
+        pace = self.steps_per_s or (CPU_STEPS_PER_S if self.limits.recompute_is_dear else USUAL_STEPS_PER_S)
+        away = min(self._away_shares) if len(self._away_shares) == LOOKS else 0.0
+        return min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / max(1, growth.steps), away))
 
     def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
         """For how long a newcomer must find room.
