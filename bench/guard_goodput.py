@@ -88,7 +88,7 @@ class Asked:
 
 def prefixed(rnd: random.Random) -> Asked:
     prefix = rnd.choice([256, 384])
-    return Asked(prefix + 40, 200, prefix=prefix)
+    return Asked(prefix + 40, rnd.choice([100, 200]), prefix=prefix)
 
 
 def open_ended(rnd: random.Random) -> Asked:

@@ -42,8 +42,11 @@ class Need(NamedTuple):
         return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
 
     def without(self, blocks: float) -> Need:
-        """The same beside others that hold so many of its blocks, too."""
-        return self._replace(growth=self.growth and self.growth.without(blocks)) if blocks else self
+        """The same beside others that hold so many of its blocks, too: preempted, it does not lose these."""
+        if not blocks or self.growth is None:
+            return self
+        kept = max(0.0, 1 - blocks / self.growth.start_blocks)
+        return self._replace(growth=self.growth.without(blocks), prompt_tokens=round(self.prompt_tokens * kept))
 
 
 class Ticket:
