@@ -67,8 +67,8 @@ ROUND_TRIP_S = 0.1
 engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
 USUAL_STEPS_PER_S, CPU_STEPS_PER_S = 100.0, 25.0
 """The pace until an answer has shown it."""
-MOST_IN_TRANSIT = 1.0
-"""At most as much again as the pool holds."""
+MOST_IN_TRANSIT = 0.5
+"""Of those that run."""
 LEAD_S = 0.1
 """From admission to a request's first step: two hops and the engine's own queue."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
@@ -258,8 +258,8 @@ class Pool:
         need = need.without(shared)
         if limit.look_ahead is None or need.growth is None:
             return False
-        blocks += int(blocks * self._in_transit(need.growth))
         room = blocks / self.use_ratio - self._prefixes.shared_blocks
+        room += self._in_transit(need.growth) * need.average_blocks
         steps = self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks
@@ -267,13 +267,14 @@ class Pool:
             return False
         return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
 
-    def _in_transit(self, growth: Growth) -> float:
-        """What may be let in beside what the pool holds, as a share of it: requests on their way in and answers on
-        their way out are counted here and hold nothing in the engine.
+    def _in_transit(self, growth: Growth) -> int:
+        """Of the requests that are counted as running, how many are likely on their way to the engine, or their answers
+        on their way back: they hold nothing there.
         """
         pace = self.steps_per_s or (CPU_STEPS_PER_S if self.limits.recompute_is_dear else USUAL_STEPS_PER_S)
         away = min(self._away_shares) if len(self._away_shares) == LOOKS else 0.0
-        return min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / max(1, growth.steps), away))
+        share = min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / max(1, growth.steps), away))
+        return int(share * len(self._running))
 
     def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
         """For how long a newcomer must find room.
