@@ -49,6 +49,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?"),
         CommandEntry("size", "which GPUs, and how many, hold this model?"),
         CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
+        CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
         CommandEntry("models", "the models that are known without a network, searchable"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),
