@@ -57,6 +57,11 @@ def test_only_what_was_measured_has_the_narrow_band(capsys):
     assert bands["NVIDIA H200"][1] < bands["NVIDIA H100 80GB HBM3"][1]
 
 
+def test_a_release_with_another_engine_was_not_measured(capsys):
+    (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", "--vllm", "0.6.4"))
+    assert row["basis"] == "data_sheet"
+
+
 def test_a_card_whose_speed_is_not_known_gets_no_number(capsys):
     document = answer(capsys, "llama-3.2-1b", *SMALL, "--gpu", "24GiB", code=1)
     assert all(row["replicas"]["middle"] is None for row in document["rows"])

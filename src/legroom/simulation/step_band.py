@@ -33,6 +33,7 @@ def step_band(plan: Plan) -> StepBand:
         plan.target.gpu.name in measured["gpus"]
         and settings.tensor_parallel_size in measured["tensor_parallel_sizes"]
         and quantization in measured["quantizations"]
+        and settings.engine in measured["engines"]
     )
     basis: Basis = "measured" if is_measured else "data_sheet"
     return StepBand(basis, data[basis]["low"], data[basis]["high"])
