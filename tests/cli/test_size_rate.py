@@ -154,13 +154,18 @@ def test_a_table_with_prices_of_the_user_does_not_call_them_list_prices(capsys, 
     assert "list prices" not in out
 
 
-def test_models_with_experts_get_no_number_while_their_steps_are_not_fitted(capsys, monkeypatch):
-    monkeypatch.setattr("legroom.simulation.step_band._are_experts_fitted", lambda: False)
-    document = answer(capsys, "qwen3-30b-a3b", *SMALL, "--gpu", "h200", "--max-gpus", "1", code=1)
+def test_a_model_with_experts_that_was_not_measured_gets_no_number(capsys):
+    document = answer(capsys, "gpt-oss-20b", *SMALL, "--gpu", "h200", "--max-gpus", "1", code=1)
     assert "experts" in document["rows"][0]["reason"]
 
 
-def test_a_steeper_band_never_takes_fewer_gpus(capsys):
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "llama-3.1-8b-fp8-dynamic"])
+def test_what_was_measured_on_the_h200_has_the_narrow_band(capsys, model):
+    (row,) = rows_that_hold(answer(capsys, model, *SMALL, "--gpu", "h200"))
+    assert row["basis"] == "measured"
+
+
+def test_longer_steps_never_takes_fewer_gpus(capsys):
     words = ("--rate", "8", "--prompt", "500", "--answer", "60", "--gpu", "a10,l4", "--tpot", "80")
     for row in rows_that_hold(answer(capsys, "llama-3.1-8b", *words)):
         gpus = row["gpus"]

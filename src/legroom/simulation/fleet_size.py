@@ -169,13 +169,13 @@ def _fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, w
         nothing = replace(nothing, plan=plan)
         if plan.verdict == "does_not_fit":
             return replace(nothing, reason=f"does not start ({plan.reason.replace('_', ' ')})")
-        candidate = _candidate(plan, load.trace)
+        work = hardware(plan)
+        if untrusted := why_untrusted(plan, work):
+            return replace(nothing, reason=untrusted)
+        candidate = Candidate({}, _settings(plan, load.trace), roofline(work))
     except LegroomError as error:
         return replace(nothing, reason=error.message)
-    assert candidate.cost is not None
-    if untrusted := why_untrusted(plan, candidate.cost):
-        return replace(nothing, reason=untrusted)
-    return _counted(replace(nothing, band=step_band(plan)), load, candidate, most_gpus, worth_gpus)
+    return _counted(replace(nothing, band=step_band(plan, work)), load, candidate, most_gpus, worth_gpus)
 
 
 def _counted(
@@ -198,12 +198,12 @@ def _counted(
     return replace(nothing, replicas=CountBand(low, middle, high), outcome=outcome)
 
 
-def _candidate(plan: Plan, trace: Trace) -> Candidate:
+def _settings(plan: Plan, trace: Trace) -> SchedulerSettings:
     # Deciding a step ahead changes little, and only the step-by-step replay knows it.
     flags = {**deployed(plan).flags, "async_scheduling": False}
     if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         flags = as_one_group(trace, flags)
-    return Candidate({}, SchedulerSettings(**flags), roofline(hardware(plan)))
+    return SchedulerSettings(**flags)
 
 
 def _fewest(

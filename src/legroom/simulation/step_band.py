@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
-    from legroom.simulation.fast.columns import StepCost
+    from legroom.simulation.steptime import Hardware
 
 Basis = Literal["measured", "data_sheet"]
 
@@ -24,35 +24,37 @@ class StepBand:
     high: float
 
 
-def step_band(plan: Plan) -> StepBand:
+def step_band(plan: Plan, work: Hardware) -> StepBand:
     """The narrow band for what was measured; the wide one for what is read from data sheets."""
-    data = _data("step_band.json")
+    data = _data()
     measured, settings = data["measured"], plan.settings
-    quantization = settings.quantization or (plan.target.model.quantization and plan.target.model.quantization.method)
     is_measured = (
         plan.target.gpu.name in measured["gpus"]
         and settings.tensor_parallel_size in measured["tensor_parallel_sizes"]
-        and quantization in measured["quantizations"]
         and settings.engine in measured["engines"]
+        and _weights(plan, work) in measured["weights"]
     )
     basis: Basis = "measured" if is_measured else "data_sheet"
     return StepBand(basis, data[basis]["low"], data[basis]["high"])
 
 
-def why_untrusted(plan: Plan, cost: StepCost) -> str:
+def why_untrusted(plan: Plan, work: Hardware) -> str:
     """Why seconds of this plan would be a guess; empty where they are an estimate with a band."""
-    if plan.target.gpu.bf16_flops <= 0:
+    if work.flops_s <= 0:
         return "how fast it computes is not known, so no time is estimated"
-    if cost.experts and not _are_experts_fitted():
-        return "steps of models with experts took two to five times the estimate when measured, so no time is given"
+    experts = _data()["experts"]
+    if work.expert_bytes and plan.target.model.name not in experts["measured_models"]:
+        return str(experts["why_untrusted"])
     return ""
 
 
-def _are_experts_fitted() -> bool:
-    """The runs that were left out of the fit are those of models with experts."""
-    return all(run["is_fitted"] for run in _data("step_fit.json").get("runs", ()))
+def _weights(plan: Plan, work: Hardware) -> str:
+    if work.is_fp8:
+        return "fp8"
+    return "quantized" if plan.settings.quantization or plan.target.model.quantization else "16-bit"
 
 
 @cache
-def _data(name: str) -> Any:
-    return json.loads(resources.files("legroom.simulation").joinpath(name).read_text(encoding="utf-8"))
+def _data() -> Any:
+    text = resources.files("legroom.simulation").joinpath("step_band.json").read_text(encoding="utf-8")
+    return json.loads(text)
