@@ -14,7 +14,7 @@ from legroom.memory.bands import band_class, banded, kv_band
 from legroom.memory.graphs import graph_bytes, graph_estimate
 from legroom.memory.kv.plan import KvPlan, kv_plan
 from legroom.memory.layout import Layout
-from legroom.memory.overhead import desktop_bytes, non_torch, outside
+from legroom.memory.overhead import charges_device_wide, desktop_bytes, non_torch, outside
 from legroom.memory.unified import reserve_bytes
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
@@ -121,7 +121,13 @@ def stage_layout(
         budget,
         weights=weights,
         **parts,
-        kv_cache=kv_cache_figure(budget, (weights, *parts.values()), left, settings),
+        kv_cache=kv_cache_figure(
+            budget,
+            (weights, *parts.values()),
+            left,
+            settings,
+            neighbours_bytes=held_by_others_bytes if charges_device_wide(settings) else 0,
+        ),
         outside=banded("outside", outside(model, settings, gpu, stage), of, settings, gpu),
         rank=stage,
         held_by_others_bytes=held_by_others_bytes,
@@ -138,16 +144,26 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
     return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
 
 
-def kv_cache_figure(budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings) -> Figure:
-    """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for."""
+def kv_cache_figure(
+    budget: int,
+    parts: tuple[Figure, ...],
+    band: tuple[int, int],
+    settings: EngineSettings,
+    neighbours_bytes: int = 0,
+) -> Figure:
+    """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for.
+
+    `neighbours_bytes`: what other processes hold, where the release takes it for its own.
+    """
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
-    left = budget - sum(part.bytes for part in parts)
+    left = budget - sum(part.bytes for part in parts) - neighbours_bytes
     kinds = {part.kind for part in parts}
     kind: Certainty = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
     names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
     counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
-    terms = (Term("budget", budget, "utilization x total"), *counted)
+    others = Term("other processes", -neighbours_bytes, "this release charges all that the card holds")
+    terms = (Term("budget", budget, "utilization x total"), *counted, *((others,) if neighbours_bytes else ()))
     return Figure(left, kind, left - band[0], left + band[1], terms)
 
 
