@@ -15,7 +15,9 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
     from legroom.planning.packing.needs import OtherProgram, PackedServer
-    from legroom.planning.packing.pack import PackRequest
+    from legroom.exports.request import ExportedFile
+    from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.pack import PackRequest, PackResult
     from legroom.planning.packing.placement import Card, Shift
     from legroom.planning.wish import Wish
 
@@ -106,13 +108,13 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     result = grant_wishes(pack(request))
     changes = changes_that_fit(result)
-    if args.format and result.verdict != "does_not_fit":
-        _write(args, result)
-    elif args.json:
+    files = _files(args, result)
+    if args.json:
         from legroom.planning.packing.document import pack_json
 
-        print_json(pack_json(result, changes))
-    else:
+        named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
+        print_json(pack_json(result, changes) | named)
+    elif not files:
         from legroom.drawing.terminal import style_of
         from legroom.render.pack_text import pack_text
 
@@ -120,11 +122,17 @@ def run(args: argparse.Namespace) -> int:
     return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
 
 
-def _write(args: argparse.Namespace, result: Any) -> None:
+def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
+    """What --format asks for, written where -o says; nothing where the servers do not fit."""
+    if not args.format or result.verdict == "does_not_fit":
+        return ()
     from legroom.cli.export import deliver
     from legroom.exports.deploy.pack import pack_files
 
-    deliver(pack_files(result, args.format), args)
+    files = pack_files(result, args.format)
+    if args.output not in (None, "-") or not args.json:
+        deliver(files, argparse.Namespace(output=args.output, force=args.force, json=False))
+    return files
 
 
 def _request(args: argparse.Namespace) -> PackRequest:
@@ -136,6 +144,8 @@ def _request(args: argparse.Namespace) -> PackRequest:
         raise LegroomError("which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B")
     cards = _cards(args)
     servers = _with_ports(_named([_server(args, words, cards[0]) for words in args.groups]))
+    for remark in args.remarks:
+        note(f"note: {remark}")
     shifts = tuple(_shift(text, servers) for text in args.shift)
     for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
         if shifts:
@@ -171,7 +181,7 @@ def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
     )
 
 
-def _slice(card: str, profile: str) -> Any:
+def _slice(card: str, profile: str) -> Gpu:
     from legroom.facts.gpus import gpu
 
     try:
@@ -207,8 +217,6 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
             vllm=args.vllm, line=None, file=None, python=None, vllm_words=[], command_words=rest, prog="legroom pack"
         )
     )
-    for remark in meant.notes:
-        note(f"note: {remark}")
     # A server on several cards is planned on as many as its own flags ask for.
     target = make_target(meant.args, meant.release, Machine(args.gpu, max(meant.args.gpus_needed, 1)))
     target = with_measurements(replace(target, gpu=card.gpu), meant.args)
@@ -219,6 +227,7 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
     if not 0 < weight < 1e6:
         raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
     name = options.name or _name_of(meant)
+    args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *meant.notes))
     return PackedServer(name, target, meant.args, weight, _wish(options, meant, args.policy), int(args.sleep_level))
 
 

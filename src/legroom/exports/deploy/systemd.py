@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
@@ -26,6 +26,7 @@ NEEDS_PLAN = True
 _RESTART_S = 15
 _BURST = 3
 _OPEN_FILES = 65536
+_TARGET = "multi-user.target"
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -50,18 +51,23 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return tuple(made)
 
 
-def unit_text(server: ExportedServer, user: str, folder: str) -> str:
-    sections = (_unit(server), _service(server, user, folder), _install())
+def unit_text(
+    server: ExportedServer, user: str, folder: str, after: Sequence[str] = (), target: str = _TARGET
+) -> str:
+    """The unit of one server: `after` are units that have started before it, `target` is what it is part of."""
+    sections = (_unit(server, after, target), _service(server, user, folder), _install(target))
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _unit(server: ExportedServer) -> Iterator[str]:
+def _unit(server: ExportedServer, after: Sequence[str], target: str) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
     yield "Wants=network-online.target"
-    yield "After=network-online.target nvidia-persistenced.service"
+    yield " ".join(("After=network-online.target nvidia-persistenced.service", *after))
+    if target != _TARGET:
+        yield f"PartOf={target}"
     limit = server.times.limit_s if server.times else 0
     yield from comment_lines(
         f"It gives up after {_BURST} failed starts in a row; the window is long enough for {_BURST} of the longest."
@@ -139,9 +145,9 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
     yield f"TimeoutStopSec={stop_s}"
 
 
-def _install() -> Iterator[str]:
+def _install(target: str) -> Iterator[str]:
     yield "[Install]"
-    yield "WantedBy=multi-user.target"
+    yield f"WantedBy={target}"
 
 
 def watch_text(server: ExportedServer, user: str, folder: str) -> str:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.facts.sleep import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.packing.pack import PackRequest, PackResult, pack
+from legroom.planning.packing.placement import Shift
 from legroom.records import dataclass, field
 from legroom.units import human_bytes
 
@@ -59,6 +61,7 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
     for needs in largest_first:
         yield from _narrower_keys(result.request, needs)
     yield from _more_cards(result)
+    yield from _one_awake(result.request)
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
@@ -113,7 +116,7 @@ def _more_cards(result: PackResult) -> Iterator[PackChange]:
     """As few cards more as will do; slices of a card cannot be had more of."""
     request = result.request
     cards = request.cards
-    if any(card.gpu.name != cards[0].gpu.name for card in cards) or "MIG" in cards[0].gpu.name:
+    if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:
         return
     total = cards[0].gpu.total_bytes
     fewest = math.ceil(sum(needs.least_bytes * needs.server.gpus for needs in result.needs) / total)
@@ -123,6 +126,15 @@ def _more_cards(result: PackResult) -> Iterator[PackChange]:
         if packed.verdict != "does_not_fit":
             yield PackChange("", f"{count} cards instead of {len(cards)}", packed, gpus=count)
             return
+
+
+def _one_awake(request: PackRequest) -> Iterator[PackChange]:
+    """Every server awake in a shift of its own."""
+    can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
+    if request.shifts or len(request.servers) < 2 or not can_sleep:
+        return
+    shifts = tuple(Shift(server.name, frozenset({server.name})) for server in request.servers)
+    yield PackChange("", "one is awake at a time, the others sleep", pack(replace(request, shifts=shifts)))
 
 
 def proof(result: PackResult) -> tuple[str, ...]:

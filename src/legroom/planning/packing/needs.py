@@ -12,6 +12,7 @@ from legroom.memory.graphs import graph_bytes
 from legroom.memory.kv.plan import plan_of_shape
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
+from legroom.memory.sleep import residue
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.resolve import resolve
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
 
 _PLENTY_BYTES = 1 << 50
+"""A pool that lacks nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +112,30 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     rank = max(layouts, key=lambda layout: layout.peak_used_bytes - max(layout.kv_cache.bytes, 0))
     first = first_starts[rank.rank]
     held = held_at_start(settings, target.gpu)
+    graphs = graph_bytes(target.model, settings, target.gpu)
     counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
     # The profile run ends before anything is captured; a release that tries a capture does so without the pool.
     starting = held.bytes + max(counted, first.loading_peak_bytes, counted - first.activation.bytes)
+    fixed = rank.peak_used_bytes - max(rank.kv_cache.bytes, 0)
+    # At the bad end of the bands, graphs are captured beside a context that is larger than usual.
+    capturing = held.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
     shape = kv_shape(target.model, settings, target.gpu)
     least, most, block = _pool_bounds(server, settings, shape)
     return ServerNeeds(
         server,
         settings,
-        fixed_bytes=rank.peak_used_bytes - max(rank.kv_cache.bytes, 0),
+        fixed_bytes=fixed,
         context_bytes=held.bytes,
         counted_bytes=counted + first.cuda_graph.bytes,
         starting_bytes=starting,
-        spread_bytes=int(math.hypot(rank.kv_cache.bytes - rank.kv_cache.low, rank.outside.high - rank.outside.bytes)),
+        spread_bytes=max(
+            int(math.hypot(rank.kv_cache.bytes - rank.kv_cache.low, rank.outside.high - rank.outside.bytes)),
+            capturing - fixed,
+        ),
         least_pool_bytes=least,
         most_pool_bytes=most,
         block_bytes=block,
-        asleep_bytes=_asleep_bytes(server, settings) if sleeps else 0,
+        asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
     )
 
 
@@ -139,7 +148,7 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     block = max(stage.bytes_per_block for stage in shape.stages)
     given = _given_pool(server.args, block)
     length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
-    plenty = plan_of_shape(shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, 1 << 50))
+    plenty = plan_of_shape(shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, _PLENTY_BYTES))
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
     requests = server.wish.concurrency if server.wish else 1.0
     blocks = math.ceil(requests * request)
@@ -168,9 +177,3 @@ def _passing(shape: KvShape, settings: EngineSettings, block: int, blocks: int) 
 def _stages(shape: KvShape, bytes_: int) -> list[int]:
     return [bytes_] * len(shape.stages)
 
-
-def _asleep_bytes(server: PackedServer, settings: EngineSettings) -> int:
-    from legroom.memory.sleep import residue  # noqa: PLC0415 - most packs do not sleep
-
-    target = server.target
-    return residue(target.model, target.gpu, settings, graph_bytes(target.model, settings, target.gpu)).bytes

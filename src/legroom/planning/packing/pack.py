@@ -195,7 +195,7 @@ def _planned(
     args = replace(needs.server.args, **flags)
     if sleeps:
         args = _sleeping(args)
-    if len(problem.cards) > 1:
+    if len(problem.cards) > 1 and not problem.cards[0].is_slice:
         args = replace(args, env={**args.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})
     target = replace(needs.server.target, gpu=gpu, held_by_others_bytes=beside, gpus=needs.server.gpus)
     return Packed(needs, cards, pools[name], plan(target, args))
@@ -231,12 +231,12 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
 
 
 def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
-    """Servers of one shift start in any order. Of several, those of a later shift start first and are put to sleep
-    before those of the first one start: a server has to be awake to start."""
+    """Servers of one shift start in any order. Of several, those of a later shift start when the others sleep: a server
+    has to be awake to start."""
     if len(shifts) == 1:
         return "any"
     order: list[str] = []
-    for shift in reversed(shifts):
+    for shift in shifts:
         order += [name for name in names if name in shift.awake and name not in order]
     return tuple(order)
 

@@ -26,6 +26,11 @@ class Card:
     others: tuple[OtherProgram, ...] = ()
 
     @property
+    def is_slice(self) -> bool:
+        """A MIG slice: programs name it by its UUID, not by a number."""
+        return " MIG " in self.gpu.name
+
+    @property
     def others_bytes(self) -> int:
         return sum(other.bytes for other in self.others)
 
