@@ -59,7 +59,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("where they run")
     where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
-    where.add_argument("--gpus", metavar="N|SLICES", default="1", help="how many, or the MIG slices of one (3g.40gb,...)")
+    where.add_argument(
+        "--gpus", metavar="N|SLICES", default="1", help="how many, or the MIG slices of one (3g.40gb,...)"
+    )
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument("--other", metavar="NAME=SIZE[@GPU]", action="append", default=[],
@@ -141,7 +143,9 @@ def _request(args: argparse.Namespace) -> PackRequest:
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
     if not args.groups:
-        raise LegroomError("which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B")
+        raise LegroomError(
+            "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
+        )
     cards = _cards(args)
     servers = _with_ports(_named([_server(args, words, cards[0]) for words in args.groups]))
     for remark in args.remarks:
@@ -286,7 +290,9 @@ def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
         return list(servers)
     free = (str(port) for port in range(_FIRST_PORT, _FIRST_PORT + 1000) if str(port) not in given)
     return [
-        server if port else replace(server, args=replace(server.args, others=(*server.args.others, "--port", next(free))))
+        server
+        if port
+        else replace(server, args=replace(server.args, others=(*server.args.others, "--port", next(free))))
         for server, port in zip(servers, given, strict=True)
     ]
 

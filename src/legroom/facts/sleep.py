@@ -41,9 +41,7 @@ def sleep_rules(version: str) -> SleepRules | None:
     row = by_release(_data()["releases"], version)
     flags = (_data()["graphs_flag"], _data()["communication_flag"])
     graphs, communication = (flag["name"] if release.at_least(flag["since"]) else None for flag in flags)
-    return SleepRules(
-        row["buffers_saved"], row["runtime_offloaded"], row["scratch_discarded"], graphs, communication
-    )
+    return SleepRules(row["buffers_saved"], row["runtime_offloaded"], row["scratch_discarded"], graphs, communication)
 
 
 def first_release_with_sleep() -> str:

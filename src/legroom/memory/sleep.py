@@ -1,9 +1,9 @@
 """A server's memory by its state: serving, asleep at level 1 or 2, and while its weights are replaced.
 
-Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while the addresses
-stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles, communication
-buffers, CUDA graphs and the tables of the model runner. Level 1 copies the weights to page-locked host memory, a segment
-of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
+Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while their
+addresses stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles,
+communication buffers, CUDA graphs and the tables of the model runner. Level 1 copies the weights to page-locked host
+memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
 """
 
 from __future__ import annotations

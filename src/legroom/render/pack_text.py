@@ -50,7 +50,9 @@ def _headline(result: PackResult) -> str:
     how = "in any order" if isinstance(result.order, str) else "in the order below"
     left = gib(result.headroom_bytes)
     if result.verdict == "tight":
-        return f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
+        return (
+            f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
+        )
     return f"{servers} on {where}: they start {how}, and after any restart; {left} free at the peak"
 
 
@@ -69,7 +71,9 @@ def _card(use: CardUse, result: PackResult, style: Style) -> Iterator[str]:
         holds = _holds(next((packed for packed in result.packed if packed.name == name), None))
         rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", gib(pool), style.paint(holds, "dim")))
     for name, bytes_ in use.asleep:
-        rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", style.paint("what stays on the card", "dim")))
+        rows.append(
+            (name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", style.paint("what stays on the card", "dim"))
+        )
     for other in use.card.others:
         rows.append((other.name, gib(other.bytes), f"{other.bytes / total:.1%}", "", style.paint("as given", "dim")))
     free = use.headroom_bytes
@@ -105,7 +109,9 @@ def _failures(result: PackResult, style: Style) -> Iterator[str]:
 
 def _changes(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
     if not changes:
-        yield from wrap("No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN)
+        yield from wrap(
+            "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
+        )
         return
     yield _MARGIN + style.paint("What would make them fit, the least change first:", "bold")
     for change in changes:

@@ -13,6 +13,7 @@ from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.server import ExportedServer, ServerOptions, planned_server
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
+from legroom.facts.sleep import FLAG
 from legroom.planning.plan_json import plan_document
 from legroom.units import gib
 
@@ -28,7 +29,8 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
     """Everything that the format needs to start the pack; with shifts, a script for each that changes to it."""
     servers = tuple(
-        planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name)) for packed in result.packed
+        planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
+        for packed in result.packed
     )
     return _FORMATS[format_name](result, servers)
 
@@ -37,17 +39,13 @@ def _head(result: PackResult) -> Iterator[str]:
     names = ", ".join(packed.name for packed in result.packed)
     cards = len(result.cards)
     where = result.cards[0].card.gpu.name if cards == 1 else f"{cards} GPUs"
-    yield f"{names} on {where}, packed so that they start in {_order_words(result)}."
+    yield f"{names} on {where}, packed so that they start in any order."
+    if result.request.shifts:
+        yield "Who is awake together is one shift; when it changes, the others make room first."
     for use in result.cards:
         each = ", ".join(f"{name} {gib(bytes_)}" for name, bytes_ in (*use.awake, *use.asleep))
         yield f"GPU {use.card.number}, {gib(use.card.gpu.total_bytes)}: {each}; {gib(use.headroom_bytes)} free."
     yield WRITTEN
-
-
-def _order_words(result: PackResult) -> str:
-    if isinstance(result.order, str):
-        return "any order"
-    return "this order: " + ", ".join(result.order) + "; each shift's script puts the others to sleep first"
 
 
 def _at_first(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
@@ -93,9 +91,8 @@ def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     for server in servers:
         check_probes(server.words)
         check_paths(server, mounted=False)
-        files.append(
-            ExportedFile(f"{server.name}.service", systemd.unit_text(server, _USER, _BIN, before, f"{TARGET}.target"))
-        )
+        text = systemd.unit_text(server, _USER, _BIN, systemd.UnitPlace(f"{TARGET}.target", before, server in first))
+        files.append(ExportedFile(f"{server.name}.service", text))
         before = (f"{server.name}.service",) if server in first else before
     scripts = _shift_scripts(result, servers, lambda name: f"systemctl start {name}.service")
     return (*files, ExportedFile(f"{TARGET}.target", _target_text(result, first)), *scripts)
@@ -170,7 +167,9 @@ def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: 
         if server not in awake:
             lines.append(f"if {_ask(server, '/health')}; then {_ask(server, f'/sleep?level={level}', 'POST')}; fi")
     for server in awake:
-        lines += [start(server.name), _ask(server, "/wake_up", "POST")]
+        lines.append(start(server.name))
+        if server.words.get(FLAG) is not None:
+            lines.append(_ask(server, "/wake_up", "POST"))
     return "\n".join(lines) + "\n"
 
 

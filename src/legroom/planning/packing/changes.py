@@ -101,9 +101,7 @@ def _narrower_keys(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
         yield from _with_flags(request, needs.server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
 
 
-def _with_flags(
-    request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str
-) -> Iterator[PackChange]:
+def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
     changed = replace(server, args=replace(server.args, **flags))
     servers = tuple(changed if each.name == server.name else each for each in request.servers)
     try:
@@ -142,7 +140,9 @@ def proof(result: PackResult) -> tuple[str, ...]:
     lines: list[str] = []
     wide = [needs for needs in result.needs if needs.server.gpus > len(result.request.cards)]
     for needs in wide:
-        lines.append(f"{needs.server.name} asks for {needs.server.gpus} GPUs, and there are {len(result.request.cards)}")
+        lines.append(
+            f"{needs.server.name} asks for {needs.server.gpus} GPUs, and there are {len(result.request.cards)}"
+        )
     if wide:
         return tuple(lines)
     use = min(result.cards, key=lambda use: use.headroom_bytes)
@@ -162,5 +162,3 @@ def proof(result: PackResult) -> tuple[str, ...]:
     if len(result.request.cards) > 1:
         lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")
     return tuple(lines)
-
-

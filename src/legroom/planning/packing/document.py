@@ -22,9 +22,7 @@ def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[
         "changes": [_change(change) for change in changes],
     }
     if result.request.shifts:
-        document["shifts"] = [
-            {"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts
-        ]
+        document["shifts"] = [{"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts]
     return document
 
 

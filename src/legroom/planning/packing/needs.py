@@ -1,4 +1,4 @@
-"""What one server of a pack takes of each of its cards: the part that no flag of the pool changes, and the least pool."""
+"""What one server of a pack takes of each of its cards: the part that the pool does not change, and the least pool."""
 
 from __future__ import annotations
 
@@ -148,7 +148,9 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     block = max(stage.bytes_per_block for stage in shape.stages)
     given = _given_pool(server.args, block)
     length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
-    plenty = plan_of_shape(shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, _PLENTY_BYTES))
+    plenty = plan_of_shape(
+        shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, _PLENTY_BYTES)
+    )
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
     requests = server.wish.concurrency if server.wish else 1.0
     blocks = math.ceil(requests * request)
@@ -176,4 +178,3 @@ def _passing(shape: KvShape, settings: EngineSettings, block: int, blocks: int) 
 
 def _stages(shape: KvShape, bytes_: int) -> list[int]:
     return [bytes_] * len(shape.stages)
-

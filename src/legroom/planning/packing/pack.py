@@ -7,7 +7,7 @@ the sum of all peaks fits the card, the order makes no difference. How the pool 
   utilization is then only what the check of free memory asks for, and is set to the server's own share of the card;
 - before, by a number of blocks, with a utilization that leaves room for them in the release's own arithmetic, which in
   0.6.4 and in V1 up to 0.9.0 charges a server for all that its neighbours hold;
-- 0.9.1 forgets the number of blocks: utilization alone, and what a neighbour allocates during the profile run is missing.
+- 0.9.1 forgets the number of blocks: utilization alone, less what a neighbour allocates during the profile run.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ class PackResult:
 def pack(request: PackRequest) -> PackResult:
     """Place every server, share out what is left, and plan each with all its neighbours there."""
     shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
-    sleepers = {
-        server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)
-    }
+    sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
     needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
     for band_kept in _bands(request.policy):
         problem = PackingProblem(request.cards, shifts, band_kept)
@@ -253,7 +251,7 @@ def _not_packed(request: PackRequest, problem: PackingProblem, needs: tuple[Serv
             here[number].append(each)
     pools = {each.server.name: each.least_pool_bytes for each in needs}
     uses = tuple(_fullest(problem, card, needs, placement, pools) for card in problem.cards)
-    short = max(max(-use.headroom_bytes for use in uses), 0)
+    short = max(0, *(-use.headroom_bytes for use in uses))
     servers = tuple(_planned(problem, each, needs, placement, pools, sleeps=False) for each in needs)
     return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
 

@@ -75,9 +75,7 @@ def _stuck(
     stuck = set()
     for each in needs:
         name = each.server.name
-        if name in growing and not _holds(
-            problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}
-        ):
+        if name in growing and not _holds(problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}):
             stuck.add(name)
     return stuck
 
