@@ -14,9 +14,9 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
-    from legroom.planning.packing.needs import OtherProgram, PackedServer
     from legroom.exports.request import ExportedFile
     from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.needs import OtherProgram, PackedServer
     from legroom.planning.packing.pack import PackRequest, PackResult
     from legroom.planning.packing.placement import Card, Shift
     from legroom.planning.wish import Wish

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
-    """What the planned server holds in each of its states; `host_bytes_s`: how fast the host's memory reaches a card."""
+    """What the planned server holds in each state; `host_bytes_s`: how fast the host's memory reaches a card."""
     target = plan.target
     return server_states(target.model, target.gpu, plan.settings, plan.memory, host_bytes_s)
 

@@ -44,8 +44,8 @@ def _remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
     stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
     yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)
     yield from wrap(
-        "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces that "
-        "are rounded up to powers of two, and torch keeps that memory after the server wakes.",
+        "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces "
+        "that are rounded up to powers of two, and torch keeps that memory after the server wakes.",
         style.width,
         _MARGIN,
     )

@@ -214,14 +214,15 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
     if not needs.block_bytes or "--kv-cache-memory-bytes" in flags_of(release):
         # What the server takes, so that the check of free memory refuses a start that would not end well.
-        flags["gpu_memory_utilization"] = max(math.floor(own / total_bytes * 100) / 100, _SMALLEST_SHARE)
+        share = math.floor(own / total_bytes * 100) / 100
+        flags["gpu_memory_utilization"] = min(max(share, _SMALLEST_SHARE), 1.0)
         if needs.block_bytes:
             flags["kv_cache_memory_bytes"] = pool_bytes
         return flags
     charged = beside_bytes if needs.is_charged_for_neighbours else 0
     share = (needs.counted_bytes + pool_bytes + charged) / total_bytes
     if release.version == "0.9.1":
-        flags["gpu_memory_utilization"] = math.floor(share * 1000) / 1000
+        flags["gpu_memory_utilization"] = min(math.floor(share * 1000) / 1000, 1.0)
     else:
         flags["gpu_memory_utilization"] = min(math.ceil(share * 1000) / 1000, 1.0)
         flags["num_gpu_blocks_override"] = pool_bytes // needs.block_bytes
