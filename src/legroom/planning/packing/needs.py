@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
 from legroom.memory.deployment import Measurements, stage_layout
 from legroom.memory.graphs import graph_bytes
 from legroom.memory.kv.plan import plan_of_shape
@@ -74,20 +75,40 @@ class ServerNeeds:
     """Beyond it no request could use the pool."""
     block_bytes: int
     """0: the model keeps no KV cache."""
+    requested_bytes: int = 0
+    """What must be free beside the pool where the utilization has to cover all that the release counts; 0 where it is
+    only a share to check, or is not checked."""
     asleep_bytes: int = 0
 
     def footprint_bytes(self, pool_bytes: int) -> int:
         """What the card shows of it with such a pool, when it starts and when it serves."""
-        return max(self.fixed_bytes + pool_bytes, self.starting_bytes)
+        return max(self.fixed_bytes + pool_bytes, self.starting_bytes, self.requested_bytes + pool_bytes)
 
     @property
     def least_bytes(self) -> int:
         return self.footprint_bytes(self.least_pool_bytes)
 
     @property
+    def takes_pool_bytes(self) -> bool:
+        """Whether the pool can be given in bytes: then nothing is measured."""
+        return takes_pool_bytes(self.settings)
+
+    @property
     def is_charged_for_neighbours(self) -> bool:
         """The release counts all that the card holds into its own budget."""
         return charges_device_wide(self.settings)
+
+
+def takes_pool_bytes(settings: EngineSettings) -> bool:
+    """Whether the release and its engine size the pool by `--kv-cache-memory-bytes`."""
+    return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
+
+
+def _requested_bytes(settings: EngineSettings, target: Target, held: int, counted: int) -> int:
+    """Free memory is checked against the budget from 0.9.1 on; utilizations are written to a thousandth."""
+    if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
+        return 0
+    return held + counted + target.gpu.total_bytes // 1000
 
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
@@ -135,6 +156,7 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
         least_pool_bytes=least,
         most_pool_bytes=most,
         block_bytes=block,
+        requested_bytes=_requested_bytes(settings, target, held.bytes, counted + first.cuda_graph.bytes),
         asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
     )
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from legroom.facts.flags import flags_of
 from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on
 from legroom.planning.packing.sharing import share_pools
@@ -212,7 +211,7 @@ def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_byt
     release = needs.server.target.release
     flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
     own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
-    if not needs.block_bytes or "--kv-cache-memory-bytes" in flags_of(release):
+    if not needs.block_bytes or needs.takes_pool_bytes:
         # What the server takes, so that the check of free memory refuses a start that would not end well.
         share = math.floor(own / total_bytes * 100) / 100
         flags["gpu_memory_utilization"] = min(max(share, _SMALLEST_SHARE), 1.0)
