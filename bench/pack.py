@@ -64,8 +64,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     records = read(parser.parse_args().file)
     packed, slept = pack_scores(records), sleep_scores(records)
-    print(f"{packed['orders']} orders, {packed['starts']} starts, {packed['failed_starts']} failed; requests that failed: "
-          f"{packed['failed_requests']}; restarted under load: {', '.join(packed['restarted'])}")  # fmt: skip
+    print(f"{packed['orders']} orders, {packed['starts']} starts, {packed['failed_starts']} failed")
+    print(f"  restarted under load: {', '.join(packed['restarted'])}; failed requests: {packed['failed_requests']}")
     print(f"  total use against the plan, worst {packed['worst_total']:+.2%}   target <= {TOTAL_WITHIN:.0%}")
     for row in slept:
         print(f"  {row['server']:10s} {row['state']:10s} device {row['device']:+7.2%}   host {row['host']:+7.2%}")

@@ -181,6 +181,15 @@ def test_a_wish_that_does_not_fit_as_usual_is_granted_by_other_flags():
     assert granted.packed[0].plan.memory.kv.max_concurrency >= 3
 
 
+def test_a_wish_for_too_many_requests_is_answered_with_how_many_fit():
+    wishing = server(max_model_len=None, max_num_seqs=None, wish=Wish(32768, 40.0))
+    result = pack(PackRequest((wishing, server("mistral-7b")), cards()))
+    fewer = [
+        change.flags["want_concurrency"] for change in changes_that_fit(result) if "want_concurrency" in change.flags
+    ]
+    assert 1 <= fewer[0] < 40
+
+
 MODELS = ("qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b", "mistral-7b", "qwen3-14b")
 
 

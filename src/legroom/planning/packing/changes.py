@@ -59,6 +59,8 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
     # Of all contexts that could be shorter, the one that keeps the largest share of itself.
     yield from sorted(shorter, key=lambda change: -_kept(result, change))
     for needs in largest_first:
+        yield from _fewer(result, needs)
+    for needs in largest_first:
         yield from _narrower_keys(result.request, needs)
     yield from _more_cards(result)
     yield from _one_awake(result.request)
@@ -90,6 +92,19 @@ def _shorter(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
         yield from _with_flags(result.request, needs.server, {"max_model_len": length}, why)
 
 
+def _fewer(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
+    """Of a wish, as many requests at once as leave the others what they need."""
+    wish = needs.server.wish
+    room = needs.least_pool_bytes - result.short_bytes
+    if wish is None or wish.concurrency < 2 or room <= 0:
+        return
+    requests = min(int(wish.concurrency * room / needs.least_pool_bytes), int(wish.concurrency) - 1)
+    if requests >= 1:
+        changed = replace(needs.server, wish=replace(wish, concurrency=float(requests)))
+        why = f"fewer requests at once: {requests} instead of {wish.concurrency:g}"
+        yield from _with_server(result.request, changed, {"want_concurrency": requests}, why)
+
+
 def _kept(result: PackResult, change: PackChange) -> float:
     before = {needs.server.name: needs.settings.max_model_len for needs in result.needs}
     return float(change.flags["max_model_len"]) / before[change.server]
@@ -102,10 +117,15 @@ def _narrower_keys(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
 
 
 def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
-    changed = replace(server, args=replace(server.args, **flags))
-    servers = tuple(changed if each.name == server.name else each for each in request.servers)
+    yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
+
+
+def _with_server(
+    request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
+) -> Iterator[PackChange]:
+    servers = tuple(changed if each.name == changed.name else each for each in request.servers)
     try:
-        yield PackChange(server.name, why, pack(replace(request, servers=servers)), flags)
+        yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
     except LegroomError:
         return  # the release or the model does not take them
 
@@ -135,6 +155,11 @@ def _one_awake(request: PackRequest) -> Iterator[PackChange]:
     yield PackChange("", "one is awake at a time, the others sleep", pack(replace(request, shifts=shifts)))
 
 
+def _least(result: PackResult) -> str:
+    wished = any(needs.server.wish for needs in result.needs)
+    return "as wished, or one request of full length" if wished else "one request of full length each"
+
+
 def proof(result: PackResult) -> tuple[str, ...]:
     """Why it cannot be, in sentences: each with the sum that shows it."""
     lines: list[str] = []
@@ -156,7 +181,7 @@ def proof(result: PackResult) -> tuple[str, ...]:
         )
     else:
         lines.append(
-            f"with a KV cache of one request of full length each they hold {human_bytes(use.used_bytes)} of "
+            f"with the least KV caches ({_least(result)}) they hold {human_bytes(use.used_bytes)} of "
             f"{human_bytes(total)}"
         )
     if len(result.request.cards) > 1:
