@@ -104,25 +104,17 @@ def takes_pool_bytes(settings: EngineSettings) -> bool:
     return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
 
 
-def _requested_bytes(settings: EngineSettings, target: Target, held: int, counted: int) -> int:
+def _requested_bytes(settings: EngineSettings, target: Target, context: int, counted: int) -> int:
     """Free memory is checked against the budget from 0.9.1 on; utilizations are written to a thousandth."""
     if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
         return 0
-    return held + counted + target.gpu.total_bytes // 1000
+    return context + counted + target.gpu.total_bytes // 1000
 
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     """The needs of one server; LegroomError where its release, its flags or its model cannot be."""
+    server = _with_wish(server)
     target, args = server.target, server.args
-    if server.wish is not None:
-        args = replace(args, max_model_len=args.max_model_len or server.wish.context)
-        seqs = math.ceil(server.wish.concurrency)
-        if args.max_num_seqs is not None:
-            seqs = max(seqs, args.max_num_seqs)
-        elif resolve(args, target.model, target.gpu, target.release).max_num_seqs >= seqs:
-            seqs = 0
-        args = replace(args, max_num_seqs=seqs or args.max_num_seqs)
-        server = replace(server, args=args)
     # How the pool is bounded is what packing decides: whatever was asked for is read for its size alone.
     open_args = replace(args, kv_cache_memory_bytes=None, num_gpu_blocks_override=None, gpu_memory_utilization=None)
     settings = resolve(open_args, target.model, target.gpu, target.release)
@@ -132,21 +124,20 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     first_starts = [stage_layout(target.model, target.gpu, settings, stage, seen, cold=True) for stage in stages]
     rank = max(layouts, key=lambda layout: layout.peak_used_bytes - max(layout.kv_cache.bytes, 0))
     first = first_starts[rank.rank]
-    held = held_at_start(settings, target.gpu)
+    context = held_at_start(settings, target.gpu)
     graphs = graph_bytes(target.model, settings, target.gpu)
     counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
-    # The profile run ends before anything is captured; a release that tries a capture does so without the pool.
-    starting = held.bytes + max(counted, first.loading_peak_bytes, counted - first.activation.bytes)
+    starting = context.bytes + max(counted, first.loading_peak_bytes)
     fixed = rank.peak_used_bytes - max(rank.kv_cache.bytes, 0)
     # At the bad end of the bands, graphs are captured beside a context that is larger than usual.
-    capturing = held.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
+    capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
     shape = kv_shape(target.model, settings, target.gpu)
     least, most, block = _pool_bounds(server, settings, shape)
     return ServerNeeds(
         server,
         settings,
         fixed_bytes=fixed,
-        context_bytes=held.bytes,
+        context_bytes=context.bytes,
         counted_bytes=counted + first.cuda_graph.bytes,
         starting_bytes=starting,
         spread_bytes=max(
@@ -156,9 +147,21 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
         least_pool_bytes=least,
         most_pool_bytes=most,
         block_bytes=block,
-        requested_bytes=_requested_bytes(settings, target, held.bytes, counted + first.cuda_graph.bytes),
+        requested_bytes=_requested_bytes(settings, target, context.bytes, counted + first.cuda_graph.bytes),
         asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
     )
+
+
+def _with_wish(server: PackedServer) -> PackedServer:
+    """The server with the length and the number of requests that are wished for, where its flags allow less."""
+    wish, target = server.wish, server.target
+    if wish is None:
+        return server
+    args = replace(server.args, max_model_len=server.args.max_model_len or wish.context)
+    usual = resolve(args, target.model, target.gpu, target.release).max_num_seqs
+    if usual < wish.concurrency:
+        args = replace(args, max_num_seqs=math.ceil(wish.concurrency))
+    return replace(server, args=args)
 
 
 def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
