@@ -193,4 +193,7 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
         min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0
     )
     forward = forward_bytes(model, settings, gpu, pp_rank)
-    return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + fit["per_forward_byte"] * forward)
+    per_forward = fit["per_forward_byte"]
+    if not is_compiled(settings):
+        per_forward = fit.get("uncompiled_per_forward_byte", per_forward)
+    return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + per_forward * forward)

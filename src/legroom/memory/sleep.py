@@ -2,7 +2,7 @@
 
 Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while their
 addresses stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles,
-communication buffers, CUDA graphs and the tables of the model runner. Level 1 copies the weights to page-locked host
+communication buffers, CUDA graphs and, before 0.32, the tables of the model runner. Level 1 copies the weights to page-locked host
 memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
 """
 
@@ -18,6 +18,7 @@ from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.peak import cublas_workspace, element_bytes
 from legroom.memory.activation.sampler import sampling
 from legroom.memory.attention_scratch import flashinfer_workspace
+from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host import pinned_bytes
 from legroom.memory.overhead import (
     charges_device_wide,
@@ -29,6 +30,7 @@ from legroom.memory.overhead import (
 )
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.memory.weights.loaded import buffer_bytes, weight_segments
+from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.records import dataclass
 from legroom.vllm.args import is_given
 
@@ -94,12 +96,15 @@ def server_states(
             *((Term("buffers of the runner", beside * ranks, "page-locked"),) if beside else ()),
         ),
     )
+    restored = exact(sum(kept), "tables of the model runner", "back with the weights") if kept else exact(0)
     staging = exact(max(pool, default=0), "one tensor", "as it arrives, before it is copied into its place")
     return (
         ServerState("serving", serving(rank), exact(0, "nothing", "until it has slept once")),
         ServerState("asleep_1", stays, pinned, (sum(pool) + sum(kept)) / speed),
         ServerState("asleep_2", stays, dropped),
-        ServerState("updating_weights", stays + weights + staging, exact(0, "nothing", "the pool for KV stays empty")),
+        ServerState(
+            "updating_weights", stays + weights + restored + staging, exact(0, "nothing", "the pool for KV stays empty")
+        ),
     )
 
 
@@ -147,8 +152,8 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
 
 
 def _tables(rules: SleepRules | None, model: Model, settings: EngineSettings) -> int:
-    """Sampler tables stay; block tables only where the release does not offload them."""
-    return sampler_tables(model, settings) if rules and rules.runtime_offloaded else runner_buffers(model, settings)
+    """What the model runner keeps; nothing where the release offloads it."""
+    return 0 if rules and rules.runtime_offloaded else runner_buffers(model, settings)
 
 
 def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
@@ -164,7 +169,11 @@ def _offloaded(
 ) -> Iterator[int]:
     """The segments beside the weights that go to the host at both levels."""
     if rules.runtime_offloaded:
-        yield runner_buffers(model, settings) - sampler_tables(model, settings)
-        yield flashinfer_workspace(model, settings, gpu)
+        tables = TorchAllocator()
+        counts = settings.max_num_seqs * model.vocab_size * INT32_BYTES if sampler_tables(model, settings) else 0
+        for size in (counts, runner_buffers(model, settings) - counts, flashinfer_workspace(model, settings, gpu)):
+            if size > 0:
+                tables.allocate(size)
+        yield from tables.segments
     if rules.graphs_flag and is_given(settings.given, rules.graphs_flag):
         yield memory.graphs.bytes
