@@ -41,7 +41,7 @@ def pack_scores(records: Sequence[Record]) -> dict[str, Any]:
         "starts": sum(order["starts"] for order in orders),
         "failed_starts": sum(order["failed_starts"] for order in orders),
         "failed_requests": sum(order["failed_requests"] for order in orders),
-        "restarted": sorted({order["restarted"] for order in orders}),
+        "restarted": sorted({order["restarted"] for order in orders if order["restarted"]}),
         "worst_total": max(errors, key=abs, default=0.0),
     }
 

@@ -2,8 +2,8 @@
 
 Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while their
 addresses stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles,
-communication buffers, CUDA graphs and, before 0.32, the tables of the model runner. Level 1 copies the weights to page-locked host
-memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
+communication buffers, CUDA graphs and, before 0.32, the tables of the model runner. Level 1 copies the weights to
+page-locked host memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
 """
 
 from __future__ import annotations
