@@ -67,6 +67,8 @@ EXACT_BYTES = 4 * MIB
 EXACT_SHARE = 0.99
 """Weights of a class are exact where this share of its start-ups is, to EXACT_BYTES or the log's rounding. One of them
 is not for a reason of this bench's: a rope table made longer by a flag, which it does not hand to the model."""
+LEAST_OF_FEW = 0.005
+"""Of weights stored by a method of which only a few starts are known: half of what a method without any gets."""
 PATCHED = ("Sandermage/", "zjpzhao/vllm-qwen3vl-cu118-t4")
 """Sources that run a vLLM of their own making: a plan is of the release."""
 STARTED_BY_ANOTHER = ("unslothai/",)
@@ -88,8 +90,8 @@ class Miss:
     allowed_below: int = 0
     allowed_above: int = 0
     """How far the truth may lie to a side for a reason that the plan names: no error is made there."""
-    of_total: float = 0.0
-    """Of the KV cache: what the card's unknown total may do to it."""
+    of_total: tuple[float, float] = (0.0, 0.0)
+    """Of the KV cache: what the card's unknown total may take from it, and what it may add."""
 
     @property
     def truth_above(self) -> int:
@@ -226,18 +228,21 @@ def fit(starts: Sequence[Start]) -> dict[str, dict[str, BandRow]]:
     return tables
 
 
-def known_spread(figure: str, start: Start, weights_table: Mapping[str, BandRow]) -> float:
-    """What the KV band has from the weights' band and the card's total, before its class says anything."""
+def known_spread(figure: str, start: Start, weights_table: Mapping[str, BandRow]) -> tuple[float, float]:
+    """What the KV band has below and above from the weights' band and the card's total, before its class says
+    anything."""
     if figure != "kv_cache":
-        return 0.0
+        return 0.0, 0.0
     least = bands()["unseen"]["least_of_weights"]
     of_weights = sum(band(weights_table, start.weights_path, start.weights_bytes, start.total, least)) / 2
-    return math.hypot(start.misses[figure].of_total, of_weights)
+    smaller, larger = start.misses[figure].of_total
+    return math.hypot(smaller, of_weights), math.hypot(larger, of_weights)
 
 
-def beyond(miss: Miss, known: float) -> float:
+def beyond(miss: Miss, known: tuple[float, float]) -> float:
     """What of an error the class has to explain: a band is the root of both squares."""
-    return math.copysign(math.sqrt(max(0.0, miss.truth_above**2 - known**2)), miss.truth_above)
+    explained = known[1 if miss.truth_above > 0 else 0]
+    return math.copysign(math.sqrt(max(0.0, miss.truth_above**2 - explained**2)), miss.truth_above)
 
 
 def fit_figure(seen: Sequence[Seen], skewed: bool = False) -> dict[str, BandRow]:
@@ -288,6 +293,9 @@ def fit_weights(starts: Sequence[Start]) -> dict[str, BandRow]:
     right: dict[str, list[bool]] = defaultdict(list)
     for start, miss in kept:
         right["/".join(start.weights_path)].append(abs(miss.truth_above) <= EXACT_BYTES)
+    for name, row in rows.items():
+        if name.startswith("quantized/") and row.records < FEW // 2:
+            rows[name] = replace(row, below=max(row.below, LEAST_OF_FEW), above=max(row.above, LEAST_OF_FEW))
     for name, exactly in right.items():
         if len(exactly) >= FEW // 2 and sum(exactly) / len(exactly) >= EXACT_SHARE:
             rows[name] = replace(rows[name], below=0.0, above=0.0)
@@ -322,7 +330,7 @@ def leave_sources_out(starts: Sequence[Start]) -> dict[str, list[Held]]:
                     miss, known = start.misses[figure], known_spread(figure, start, tables["weights"])
                     rule = sum_band if figure == "kv_cache" else band
                     sides = rule(tables[figure], start.of.path, max(miss.scale, 1.0), start.total)
-                    below, above = (math.hypot(side, known) for side in sides)
+                    below, above = (math.hypot(side, already) for side, already in zip(sides, known, strict=True))
                     inside = -below <= miss.truth_above <= above
                     width = below + above + miss.allowed_below + miss.allowed_above
                     held[figure].append(Held(start, inside, width / start.total))
@@ -357,7 +365,7 @@ def coverage_table(held: Sequence[Held], least: int = 10) -> dict[str, tuple[int
 
 def document(tables: Tables, starts: Sequence[Start]) -> dict[str, Any]:
     before = bands()
-    kept = {name: before[name] for name in ("about", "measured", "unseen")}
+    kept = {name: before[name] for name in ("about", "measured", "unseen", "seen")}
     source = f"bench/fit_bands.py: {len(starts)} starts of {len({start.source for start in starts})} sources"
     rows = {
         figure: {name: {key: getattr(row, key) for key in row.__dataclass_fields__} for name, row in table.items()}

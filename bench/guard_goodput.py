@@ -11,12 +11,14 @@ decodes and a part for each prompt token; the defaults are in the proportions of
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.engine_use import EngineUse
+from legroom.guard.pool import DEAR_RECOMPUTE, Need, Pool, PoolLimits, TicketState
 from legroom.guard.projection import Growth
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
@@ -24,7 +26,21 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
-BLOCKS, BLOCK_SIZE, LONGEST = 32, 128, 1024
+LONGEST = 1024
+LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
+"""Of open-ended answers, as they are learnt."""
+
+
+@dataclass
+class BenchPool:
+    blocks: int = 32
+    block_size: int = 128
+    streams: bool = False
+    """Whether the guard sees tokens as they pass, or goes by the clock."""
+    recompute: float = DEAR_RECOMPUTE
+
+
+POOL = BenchPool()
 
 
 @dataclass(frozen=True)
@@ -41,10 +57,13 @@ class Asked:
         most = LONGEST - self.prompt if self.expected else self.output
 
         def blocks(tokens: int) -> int:
-            return cdiv(tokens, BLOCK_SIZE) * self.copies
+            return cdiv(tokens, POOL.block_size) * self.copies
 
-        growth = Growth(blocks(self.prompt + 1), blocks(self.prompt + steps), steps, most)
-        return Need(min(BLOCKS, blocks(self.prompt + most)), self.copies, growth, steps if steps <= self.prompt else 0)
+        lives = LIVES if self.expected and POOL.recompute < DEAR_RECOMPUTE else ()
+        start, size = blocks(self.prompt + 1), POOL.block_size
+        first = cdiv(self.prompt + 1, size) * size - self.prompt
+        growth = Growth(start, blocks(self.prompt + steps), steps, most, lives, first, size)
+        return Need(min(POOL.blocks, blocks(self.prompt + most)), self.copies, growth, self.prompt)
 
 
 def open_ended(rnd: random.Random) -> Asked:
@@ -72,7 +91,9 @@ class Run:
 
 def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
     """`limits` None: everything goes straight to the server."""
-    scheduler = Scheduler(SchedulerSettings(BLOCKS + 1, BLOCK_SIZE, max_model_len=LONGEST, enable_prefix_caching=False))
+    scheduler = Scheduler(
+        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=False)
+    )
     pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
     waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
     inside: dict[Request, tuple[int, Asked]] = {}
@@ -95,7 +116,10 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
         decoding = sum(count == 1 for count in batch.scheduled.values())
         prompt_tokens = sum(count for count in batch.scheduled.values() if count > 1)
         now_s += (step_ms[0] + step_ms[1] * decoding + step_ms[2] * prompt_tokens) / 1000
-        for request in scheduler.update(batch)[1]:
+        finished = scheduler.update(batch)[1]
+        for request in batch.scheduled if POOL.streams else ():
+            tickets[inside[request][0]].steps_seen = request.num_output_tokens
+        for request in finished:
             which, asked = inside.pop(request)
             tokens += asked.output
             left[which] -= 1
@@ -106,6 +130,8 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
                 ends_s.append(now_s)
         if now_s >= next_look_s:
             next_look_s = now_s + 0.1
+            used = 1 - scheduler.kv.pool.num_free / POOL.blocks
+            pool.learn_use(EngineUse(used, len(scheduler.running), len(scheduler.waiting)), now_s)
             pool.admit_waiting(now_s)
     return Run(tokens / now_s, preemptions, statistics.median(ends_s), max(ends_s))
 
@@ -113,17 +139,26 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.1, 0.2, 0.35])
+    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.25])
+    parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
+    parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
+    parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
+    parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
+    parser.add_argument("--recompute", type=float, default=DEAR_RECOMPUTE, help="steps that a prompt token takes")
     parser.add_argument("--loads", nargs="+", default=list(LOADS))
     args = parser.parse_args()
-    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(BLOCKS, None, 10_000)}
-    policies |= {f"ahead {share:g}": PoolLimits(BLOCKS, None, 10_000, share) for share in args.look_ahead}
+    POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
+    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
+    policies |= {
+        f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead
+    }
     for name in args.loads:
         seen: dict[str, list[Run]] = {}
-        for seed in range(args.rounds):
+        for seed in range(args.seed, args.seed + args.rounds):
             for policy, limits in policies.items():
-                seen.setdefault(policy, []).append(run(LOADS[name](random.Random(seed)), limits, args.step_ms))
+                load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
+                seen.setdefault(policy, []).append(run(load, limits, args.step_ms))
         for policy, runs in seen.items():
             ratios = [
                 ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runs, seen["direct"], strict=True)

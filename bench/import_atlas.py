@@ -1,4 +1,4 @@
-"""Convert an atlas of vLLM releases into the data files of `legroom.facts`.
+"""Convert an atlas of vLLM releases into the data files of `legroom.facts`, and its messages into fixtures of tests.
 
     python bench/import_atlas.py ATLAS_FOLDER [--out src/legroom/facts/data]
 
@@ -254,6 +254,8 @@ def main() -> None:
     parser.add_argument("atlas", type=Path, help="folder with versions.json, flags.json, env.json, ...")
     default_out = Path(__file__).parents[1] / "src" / "legroom" / "facts" / "data"
     parser.add_argument("--out", type=Path, default=default_out)
+    fixtures = Path(__file__).parents[1] / "tests" / "fixtures"
+    parser.add_argument("--messages", type=Path, default=fixtures, help="folder for what the tests hold the catalog to")
     options = parser.parse_args()
     atlas = Atlas(options.atlas)
     releases = {"source": "vLLM releases on PyPI, every post and patch release included", "releases": atlas.releases}
@@ -265,8 +267,8 @@ def main() -> None:
     write(options.out, "env.json", convert_env(atlas))
     write(options.out, "metrics.json", convert_metrics(atlas))
     core, others = convert_messages(atlas)
-    write(options.out, "messages.json", core)
-    write(options.out, "messages_other.json", others)
+    write(options.messages, "release_messages.json", core)
+    write(options.messages, "release_messages_other.json", others)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,24 @@ def test_an_engine_of_several_api_servers_loses_its_workers_so_that_it_can_tell_
     assert until(lambda: sum(map(alive, pids)) == 2)
 
 
+def test_the_coordinator_of_data_parallelism_stays_until_the_api_servers_have_been_told(launch, tmp_path):
+    engine = process("VLLM::Worker", SLEEP)
+    child = launch(process("VLLM::EngineCore_DP0", engine, "VLLM::DPCoordinator", SLEEP, "VLLM::APIServer_0", SLEEP))
+    pids = pids_printed(tmp_path / "out", 4)
+    assert child.kill_engines()
+    assert until(lambda: sum(map(alive, pids)) == 3)
+    child.kill_api_servers()
+    assert until(lambda: not any(map(alive, pids)))
+    assert not child.gone
+
+
+def test_a_single_api_server_is_not_killed_with_the_others(launch, tmp_path):
+    child = launch(process("VLLM::EngineCore", SLEEP))
+    pids = pids_printed(tmp_path / "out", 1)
+    child.kill_api_servers()
+    assert all(map(alive, pids)) and not child.gone
+
+
 def test_a_server_starts_with_default_signals(launch, tmp_path):
     child = launch("import signal; print(int(signal.getsignal(15) == signal.SIG_DFL))")
     child.wait_gone(20)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import re2
+from release_messages import all_messages, family
 
 from legroom.explain.catalog import entry
-from legroom.facts.messages import all_messages, family
 
 SAID_BY = {
     "LR103": [*family("free_lt_util")],

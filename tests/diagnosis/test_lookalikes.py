@@ -167,3 +167,16 @@ def test_a_leak_that_the_release_is_known_for_is_named_with_the_release_that_fix
 
 def test_a_release_without_the_bug_is_not_accused() -> None:
     assert "known bug" not in finding(ENGINE.format("0.26.0", "acme/m") + GROWING).why
+
+
+def test_a_warning_that_quotes_the_error_of_too_many_files_is_not_that_error():
+    quoted = (
+        "(APIServer pid=1) WARNING 11-16 06:21:52 [system_utils.py:255] Found ulimit of 20000 and failed to "
+        "automatically increase with error. This can cause fd limit errors like `OSError: [Errno 24] Too many open "
+        "files`. Consider increasing with ulimit -n\n"
+    )
+    died = (
+        "(APIServer pid=1) ERROR 11-16 06:25:00 [async_llm.py:700] EngineDeadError: EngineCore encountered an issue\n"
+    )
+    named = [result.why for result in read_log([(quoted + died).encode()], "log", Hints()).runs[0].findings]
+    assert not any("open files" in why for why in named)

@@ -41,3 +41,6 @@ def request(which, /, **options):
     """A request to export one of them."""
     document = planned(which)
     return ExportRequest(document.release, document, options)
+
+
+NAMES_OF_FLEETS = ("8b-h100", "70b-tp4", "0.8.5-tp2", "embedder")

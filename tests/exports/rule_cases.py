@@ -97,8 +97,9 @@ class Server:
         if metric.type == "histogram":
             return self._histogram(metric.name, labels, measured)
         if isinstance(measured, dict):
+            label = "finished_reason" if metric.name.startswith("vllm:request_success") else "reason"
             return [
-                {"series": with_labels(metric.series, {**labels, "reason": part}), "values": values}
+                {"series": with_labels(metric.series, {**labels, label: part}), "values": values}
                 for part, values in measured.items()
             ]
         if metric.name.startswith("vllm:request_success"):
@@ -160,6 +161,27 @@ def second(server: Server, **measures: Any) -> Server:
 
 
 _RESTARTED = replace(HEALTHY, other={"up": level(1)}).but(prompt_tokens="100+3000x17 0+3000x6 0+3000x9")
+
+
+_LONG = 75
+_STOP = 60
+_ENDED = {
+    "e2e_latency": Latency(30, "5", _STOP, Latency(0, "5", _LONG - _STOP)),
+    "kv_use": f"0.55x{_STOP} 0x{_LONG - _STOP}", "running": f"8x{_STOP} 0x{_LONG - _STOP}",
+    **dict.fromkeys(
+        ("prompt_tokens", "generation_tokens", "request_success"), f"100+30x{_STOP} {100 + 30 * _STOP}x{_LONG - _STOP}"
+    ),
+}  # fmt: skip
+_SELDOM = {
+    "e2e_latency": Latency(0, "5", _LONG), "kv_use": level(0, _LONG), "running": level(0, _LONG),
+    **dict.fromkeys(("prompt_tokens", "generation_tokens"), f"100+30x20 {100 + 30 * 20}x{_LONG - 20}"),
+    "request_success": f"0+0.2x20 4x{_LONG - 20}",
+}  # fmt: skip
+"""A few requests an hour ago, none since."""
+
+
+def _answered(status: str) -> str:
+    return f'http_requests_total{{handler="/v1/chat/completions",status="{status}"}}'
 
 
 @dataclass(frozen=True)
@@ -312,7 +334,50 @@ CASES = (
         ),
         since="0.20.0",
     ),
-    case("an idle server beside a busy one", IDLE, replace(HEALTHY, instance="b:8000"), fires="VllmTrafficStopped"),
+    case(
+        "a server that served until a quarter of an hour ago beside one that still does",
+        lasting(HEALTHY, _LONG).but(**_ENDED),
+        replace(lasting(HEALTHY, _LONG), instance="b:8000"),
+        fires="VllmTrafficStopped",
+        minutes=_LONG,
+    ),
+    case(
+        "a quiet replica of a sticky router",
+        lasting(HEALTHY, _LONG).but(**_SELDOM),
+        replace(lasting(HEALTHY, _LONG), instance="b:8000"),
+        minutes=_LONG,
+    ),
+    case("a replica that a sticky router never chose", IDLE, replace(HEALTHY, instance="b:8000")),
+    case(
+        "every request ends with an error",
+        HEALTHY.but(request_success={"error": growing(30), "stop": growing(0)}),
+        fires="VllmRequestsFail",
+        since="0.8.0",
+    ),
+    case(
+        "one request in ten ends with an error",
+        HEALTHY.but(request_success={"error": growing(3), "stop": growing(27)}),
+        since="0.8.0",
+    ),
+    case(
+        "requests that clients abort",
+        HEALTHY.but(request_success={"abort": growing(30), "stop": growing(0)}),
+        since="0.8.0",
+    ),
+    case(
+        "a dead engine whose gauges read 0 while its web server answers with errors",
+        IDLE.but({_answered("5xx"): growing(60)}),
+        fires="VllmEngineDead",
+    ),
+    case("a busy server with a few errors", HEALTHY.but({_answered("5xx"): growing(60)})),
+    case("an idle server that turns clients away for their mistakes", IDLE.but({_answered("4xx"): growing(60)})),
+    case("all series renamed while the scrape works", Server({}, other={"up": level(1)}), fires="VllmMetricsMissing"),
+    case("a server that was scraped for the first time", Server({}, other={"up": "_x28 1x2"})),
+    case(
+        "an offline batch at full KV cache by design",
+        HEALTHY.but(kv_use=level(0.99), waiting=level(400)),
+        options={"batch": 'model_name="an offline batch at full KV cache by design"'},
+    ),
     case("two idle servers at night", IDLE, replace(IDLE, instance="b:8000")),
     case(
         "slow first tokens against the target",

@@ -94,7 +94,7 @@ def test_panels_have_numbers_of_their_own_and_do_not_overlap():
 def test_everything_reads_the_chosen_data_source():
     document = dashboard()
     variables = [variable["name"] for variable in document["templating"]["list"]]
-    assert variables == ["datasource", "model", "instance"]
+    assert variables == ["datasource", "cluster", "namespace", "job", "model", "instance"]
     sources = [panel["datasource"]["uid"] for panel in panels(document)]
     sources += [annotation["datasource"]["uid"] for annotation in document["annotations"]["list"]]
     assert set(sources) == {"${datasource}"}

@@ -175,7 +175,7 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
     """A full engine without a queue beside one with a queue and room is no pressure."""
     (dashboard,) = grafana.files(ExportRequest(release(version)))
     (panel,) = (panel for panel in json.loads(dashboard.text)["panels"] if panel["title"] == "Pressure")
-    expr = panel["targets"][0]["expr"].replace("$instance", ".*").replace("$model", ".*")
+    expr = re.sub(r"\$(cluster|namespace|job|instance|model)\b", ".*", panel["targets"][0]["expr"])
     servers = yaml.safe_load(PRESSED)
     rows = [
         row
@@ -187,7 +187,7 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
     if version != "0.6.6":  # V0 has no engines
         rows += second(HEALTHY, kv_use=level(1.0)).series(version, "m2")
     expected = [
-        {"labels": f'{{instance="m{number}/a:8000", model_name="m{number}"}}', "value": server["is"]}
+        {"labels": f'{{job="vllm", instance="m{number}/a:8000", model_name="m{number}"}}', "value": server["is"]}
         for number, server in enumerate(servers)
     ]
     test = {
@@ -200,5 +200,71 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
     assert code == 0, output
 
 
+TARGETS = {
+    "all of a namespace's targets are gone": ({"a": "1x80 _x20", "b": "1x80 _x20"}, True),
+    "one of three targets is gone": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, False),
+    "two of three targets are gone": ({"a": "1x80 _x20", "b": "1x80 _x20", "c": "1x100"}, True),
+    "pods that a rolling update replaced": ({"a": "1x80 _x20", "b": "_x80 1x20"}, False),
+    "targets that are down, not gone": ({"a": "1x80 0x20", "b": "1x80 0x20"}, False),
+}
+
+
+def test_targets_that_are_gone_from_discovery_are_missed_by_namespace(promtool, tmp_path):
+    exported("0.32.0", tmp_path)
+    rows = [
+        {"series": f'up{{job="vllm",cluster="c1",namespace="{case}",instance="{name}"}}', "values": values}
+        for case, (targets, _) in TARGETS.items()
+        for name, values in targets.items()
+    ]
+    expected = [
+        {"labels": f'{{cluster="c1", job="vllm", namespace="{case}"}}', "value": 1}
+        for case, (_, fires) in TARGETS.items()
+        if fires
+    ]
+    asked = 'sum by (cluster, namespace, job) (ALERTS{alertname="VllmTargetsMissing", alertstate="firing"})'
+    check = {"expr": asked, "eval_time": "98m", "exp_samples": expected}
+    test = {"interval": "1m", "input_series": rows, "promql_expr_test": [check]}
+    document = {"rule_files": [prometheus.RULES_FILE], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
+    code, output = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, output
+
+
+def test_a_long_load_makes_the_window_of_a_crash_loop_long_enough(promtool, tmp_path):
+    """Seven minutes a start: three of them never fall into a quarter of an hour."""
+    plan = planned("70b-tp4")
+    for file in prometheus.files(ExportRequest(plan.release, plan, {"disk_speed": "400MB/s"})):
+        (tmp_path / file.path).parent.mkdir(exist_ok=True)
+        (tmp_path / file.path).write_text(file.text)
+    starts = "1000x7 _x6 2000x2 _x6 3000x2 _x6 4000x2"
+    rows = HEALTHY.but({"process_start_time_seconds": starts}).series("0.32.0", "m")
+    check = {"expr": 'count(ALERTS{alertname="VllmCrashLoop", alertstate="firing"})', "eval_time": "34m"}
+    test = {
+        "interval": "1m",
+        "input_series": rows,
+        "promql_expr_test": [{**check, "exp_samples": [{"labels": "{}", "value": 1}]}],
+    }
+    document = {"rule_files": [prometheus.RULES_FILE], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(document))
+    code, output = run(promtool, "test", "rules", "test.yml", cwd=tmp_path)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("version", ["0.6.6", "0.32.0", "any"])
+def test_every_aggregation_keeps_cluster_namespace_and_job(version):
+    for expr in expressions(version):
+        for labels in re.findall(r"\bby \(([^)]*)\)", expr):
+            assert {"cluster", "namespace", "job"} <= {label.strip() for label in labels.split(",")}, expr
+
+
+def test_every_recording_rule_names_its_level():
+    rules, _ = prometheus.files(ExportRequest(release("0.32.0")))
+    names = [
+        rule["record"] for group in yaml.safe_load(rules.text)["groups"] for rule in group["rules"] if "record" in rule
+    ]
+    assert {name.partition(":")[0] for name in names} == {"engine", "instance", "model"}
+
+
 def test_every_alert_has_a_case_that_fires_it():
-    assert {name for case in (*CASES, *WEEK_CASES, *OWN_CASES) for name in case.fires} == set(alert_texts())
+    fired = {name for case in (*CASES, *WEEK_CASES, *OWN_CASES) for name in case.fires}
+    assert fired | {"VllmTargetsMissing"} == set(alert_texts())

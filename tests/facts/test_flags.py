@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from release_messages import all_messages, core_messages, family
 
 from legroom.facts.flags import advice, all_flag_names, choices, default, env_default, flag_history, flags_of
-from legroom.facts.messages import all_messages, core_messages, family
 from legroom.facts.releases import known_releases, release
 
 

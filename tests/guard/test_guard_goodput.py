@@ -9,7 +9,7 @@ import pytest
 
 from legroom.guard.lengths import AnswerLengths
 from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
-from legroom.guard.projection import Growth, fits, hold_of
+from legroom.guard.projection import Growth, Outlook, hold_of
 
 _SPEC = importlib.util.spec_from_file_location(
     "guard_goodput", Path(__file__).parents[2] / "bench" / "guard_goodput.py"
@@ -23,7 +23,7 @@ STEP_MS = (10.0, 1.0, 0.15)
 def measured(load, look_ahead):
     asked = goodput.LOADS[load](random.Random(0))
     direct = goodput.run(asked, None, STEP_MS)
-    ours = goodput.run(asked, PoolLimits(goodput.BLOCKS, None, 10_000, look_ahead), STEP_MS)
+    ours = goodput.run(asked, PoolLimits(goodput.POOL.blocks, None, 10_000, look_ahead), STEP_MS)
     return ours.tokens_per_s / direct.tokens_per_s, ours.preemptions, direct.preemptions
 
 
@@ -60,13 +60,16 @@ def test_requests_near_their_end_make_room_by_time_alone():
 
 
 def test_room_is_looked_for_at_every_end_before_the_last_moment():
-    short, long = hold_of(Growth(6, 10, 10, 10), 0, True), hold_of(Growth(2, 12, 100, 100), 0, True)
-    assert fits([short, long], 13, 50)
-    assert not fits([short, long], 12, 50)
+    short = hold_of(Growth(6, 10, 10, 10), 0, True)
+    outlook = Outlook(0.0, 0.0, 50, [short])
+    outlook.add(outlook.of(short), 8)
+    newcomer = hold_of(Growth(2, 12, 100, 100), 0, True)
+    assert outlook.has_room(newcomer, 13, 50)
+    assert not outlook.has_room(newcomer, 12, 50)
 
 
 def test_an_answer_that_outlived_what_was_expected_is_expected_to_go_on():
-    assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == 20
+    assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == (20,)
     assert hold_of(Growth(1, 3, 20, 500), 40, True).blocks == 5
 
 
@@ -102,3 +105,21 @@ def test_requests_that_use_all_of_their_max_tokens_are_expected_to_do_so_again()
     lengths = AnswerLengths()
     answers(lengths, 400, 40, max_tokens=40)
     assert lengths.expected("m", "a", 700, 1024) == 700
+
+
+def test_lengths_are_learnt_as_a_few_that_are_equally_likely():
+    lengths = AnswerLengths()
+    for number in range(2000):
+        lengths.observe("m", "a", None, number % 500)
+    lives = lengths.lives("m", "a", None, 1024)
+    assert list(lives) == sorted(lives)
+    assert lives[0] <= 70 and 200 <= lives[2] <= 310 and lives[-1] >= 420
+    assert lengths.lives("other", "a", None, 1024) == ()
+
+
+def test_an_answer_longer_than_all_known_ones_widens_them_at_once():
+    lengths = AnswerLengths()
+    answers(lengths, 400, 10)
+    assert lengths.lives("m", "a", None, 1024)[-1] < 20
+    answers(lengths, 4, 700)
+    assert lengths.lives("m", "a", None, 1024)[-1] >= 700

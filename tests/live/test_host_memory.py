@@ -103,6 +103,25 @@ def test_a_machine_that_is_full_is_not_the_containers_limit(machine):
     assert (kill.limit_bytes, kill.machine_bytes) == (None, 65536000 * 1024)
 
 
+def test_a_kernel_that_keeps_no_peak_still_names_the_limit(machine):
+    (machine.group.parent / "memory.peak").unlink()  # before 5.19
+    before = machine.account()
+    machine.kills(1)
+    kill = kernel_kill(before, machine.proc, machine.kmsg)
+    assert (kill.limit_bytes, kill.peak_bytes) == (8 << 30, None)
+
+
+def test_in_a_cgroup_namespace_the_servers_own_folder_is_the_top(machine):
+    (machine.proc / "7/cgroup").write_text("0::/\n")
+    (machine.proc / "self/mountinfo").write_text(f"31 24 0:27 / {machine.group} rw - cgroup2 cgroup rw\n")
+    (machine.group / "memory.max").write_text(f"{2 << 30}\n")
+    (machine.group / "memory.peak").write_text(f"{2 << 30}\n")
+    before = machine.account()
+    machine.kills(1)
+    kill = kernel_kill(before, machine.proc, machine.kmsg)
+    assert (kill.limit_bytes, kill.limit_file) == (2 << 30, str(machine.group / "memory.max"))
+
+
 def test_the_kernels_log_says_who_was_killed_and_what_it_held(machine):
     before = machine.account()
     machine.kills(1)

@@ -94,14 +94,21 @@ def halves(plan: Plan) -> tuple[int, int]:
 
 
 def test_a_sampler_that_no_flag_names_may_only_leave_more() -> None:
-    below, above = halves(planned(card="h100", vllm="0.10.2"))
+    below, above = halves(planned(card="h100", gpu_memory="79.18GiB", vllm="0.10.2"))
     saved = 1024 * 128256 * 24
     assert above - below == pytest.approx(saved, rel=0.01)
 
 
 def test_from_0_11_1_on_the_sampler_is_no_doubt() -> None:
-    below, above = halves(planned(card="h100", vllm="0.11.1"))
+    below, above = halves(planned(card="h100", gpu_memory="79.18GiB", vllm="0.11.1"))
     assert below == above
+
+
+def test_a_card_seen_with_larger_totals_than_the_usual_one_may_leave_more_than_it_may_lack() -> None:
+    card = gpu("rtx3090")
+    below, above = halves(planned(card="rtx3090", vllm="0.17.1", max_model_len=8192))
+    assert card.total_high_bytes - card.total_bytes > card.total_bytes - card.total_low_bytes
+    assert above > below
 
 
 def test_a_name_that_two_cards_share_reaches_up_to_the_larger() -> None:
@@ -118,6 +125,7 @@ def stored_as(method: dict[str, Any] | None, **fields: Any) -> tuple[str, ...]:
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
 EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
            "num_experts_per_tok": 2, "moe_intermediate_size": 1024}  # fmt: skip
 
@@ -129,12 +137,31 @@ EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", 
         (AWQ, {}, ("quantized", "awq", "text")),
         (AWQ, EXPERTS, ("unlisted", "text")),
         (AWQ | {"modules_to_not_convert": ["mlp.gate"]}, EXPERTS, ("quantized", "awq", "text")),
+        (NVFP4, {}, ("quantized", "nvfp4", "text")),
     ],
 )
 def test_weights_are_classed_by_how_they_are_stored_and_whether_the_config_lists_it(
     method: dict[str, Any] | None, fields: dict[str, Any], path: tuple[str, ...]
 ) -> None:
     assert stored_as(method, **fields) == path
+
+
+def test_fp8_weights_that_marlin_repacks_are_a_class_of_their_own() -> None:
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    read = model(LLAMA_8B | {"quantization_config": fp8})
+    classes = [band_class(read, planned().settings, gpu(name)).weights for name in ("a100-80gb", "l4")]
+    assert classes == ["fp8_marlin", "fp8"]
+
+
+def test_a_part_that_nothing_explains_only_takes_from_the_pool() -> None:
+    below, above = halves(planned("qwen3.6-27b-nvfp4", "rtx5090", vllm="0.26.0", max_model_len=16384, max_num_seqs=4))
+    assert below > above
+
+
+def test_no_band_of_the_whole_sum_is_narrower_than_a_small_share_of_the_card() -> None:
+    rows = {ROOT: BandRow(0.0, 0.0, 1.0, 40, 9)}
+    least = int(bands()["seen"]["least_of_card"] * 10**6)
+    assert sum_band(rows, (), 1.0, 10**6) == (least, least)
 
 
 ROWS = {

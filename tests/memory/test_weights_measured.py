@@ -91,6 +91,15 @@ def test_qwen3_adapts_its_embeddings_from_0_16_on() -> None:
     assert lora_bytes(QWEN3_30B, "0.16.0") - lora_bytes(QWEN3_30B, "0.15.0") == pytest.approx(2 * table, abs=4 * MIB)
 
 
+def test_adapters_of_tied_embeddings_are_an_estimate() -> None:
+    given = ServeArgs(enable_lora=True, max_loras=1, max_lora_rank=64)
+    kinds = [
+        weights(model(LLAMA_8B | {"tie_word_embeddings": tied}), settings("0.26.0", given=given), H200).kind
+        for tied in (False, True)
+    ]
+    assert kinds == ["exact", "estimated"]
+
+
 def test_sliding_layers_of_olmo_3_have_a_rope_table_of_their_own() -> None:
     config = LLAMA_8B | {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": 4096}
     rope = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}

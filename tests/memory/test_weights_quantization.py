@@ -62,6 +62,13 @@ def test_gptq_keeps_its_group_index_only_where_marlin_cannot_drop_it() -> None:
     assert kept(plain, TURING) == ELEMENTS // 2 + scales + zeros + index
 
 
+def test_machete_leaves_the_zero_points_of_symmetric_gptq_beside_what_it_repacked() -> None:
+    plain = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    zeros, index = ELEMENTS // 128 // 2, 4 * 2048
+    assert kept(plain, HOPPER) == kept(plain, AMPERE) + zeros + index
+    assert kept(plain, replace(HOPPER, release="0.32.0")) == kept(plain, AMPERE) + zeros
+
+
 def test_gptq_with_act_order_holds_the_scales_of_all_groups_and_two_indices() -> None:
     ordered = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
     assert kept(ordered, AMPERE) == ELEMENTS // 2 + 4096 * (4096 // 128) * 2 + 2 * 2048 * 4

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import with_advice
+from legroom.planning.advice import USUAL_UTILIZATION, with_advice
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
@@ -118,3 +119,33 @@ def test_leaving_media_out_is_no_advice_where_it_gains_nothing(target):
     name = "Qwen/Qwen3-VL-8B-Instruct"
     start = plan(target(name, "rtx 4090", "0.32.0"), ServeArgs(model=name))
     assert not any("limit_mm_per_prompt" in each.flags for each in with_advice(start).advice)
+
+
+def test_no_change_is_advised_twice(target):
+    advised = with_advice(plan(target("meta-llama/Llama-3.1-70B", "h100"), ServeArgs())).advice
+    assert all(piece.flags != other.flags for piece, other in itertools.combinations(advised, 2))
+
+
+def test_what_holds_on_the_card_that_is_there_comes_before_more_cards(target):
+    advised = with_advice(plan(target("mistral-small-3.2-24b", "rtx 5090"), ServeArgs())).advice
+    gpus = [piece.plan.args.gpus_needed for piece in advised]
+    assert gpus[0] == 1 < gpus[-1]
+
+
+def test_a_card_filled_to_the_brim_is_no_first_advice_where_there_is_another(target):
+    first = with_advice(plan(target("meta-llama/Llama-3.1-70B", "h100"), ServeArgs())).advice[0]
+    assert first.flags.get("gpu_memory_utilization", 0) <= USUAL_UTILIZATION
+
+
+def test_where_only_a_last_resort_helps_the_number_of_gpus_that_would_do_is_named(target):
+    there = replace(target("deepseek-r1", "h100", gpus=8), gpus_given=True)
+    advised = with_advice(plan(there, ServeArgs(tensor_parallel_size=8)))
+    assert [set(piece.flags) for piece in advised.advice] == [{"cpu_offload_gb"}]
+    assert any("of these GPUs would hold it" in note for note in advised.notes)
+
+
+def test_what_the_release_refuses_is_left_out_and_the_rest_made_to_fit(target):
+    refused = plan(target("llama-3.1-8b", "rtx 4090"), ServeArgs(quantization="awq"))
+    (piece,) = with_advice(refused).advice
+    assert piece.flags["quantization"] is None and piece.flags["max_model_len"]
+    assert piece.plan.verdict == "fits"

@@ -180,3 +180,9 @@ def test_a_start_that_a_bug_of_the_release_ended_is_tight_until_it_is_worked_aro
     eager = replace(args, enforce_eager=True)
     assert plan(target(args.model, "l4", "0.5.4", 8), eager).bug is None
     assert plan(target(args.model, "h100", "0.5.4", 8), args).bug is None
+
+
+def test_a_name_that_two_cards_share_is_what_makes_a_start_doubtful(target):
+    made = plan(target("mistral-nemo-12b", "a100"), ServeArgs(max_model_len=131072))
+    assert made.verdict == "tight"
+    assert made.target.gpu.name in made.reason and made.target.gpu.larger in made.reason

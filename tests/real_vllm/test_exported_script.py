@@ -18,7 +18,7 @@ from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.api import plan
 from legroom.exports.deploy.drain import metrics_drain
-from legroom.exports.deploy.script import script_for
+from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.server import ExportedServer, planned_server, unplanned_server
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
@@ -38,7 +38,7 @@ class Started:
         self.words = ["vllm", *served[served.index("serve") :]]
         self.log = folder / "log"
         script = folder / "start.sh"
-        script.write_text(script_for(self.words, release("0.32.0"), env=SERVE_ENV))
+        script.write_text(script_text(unplanned_server(self.words, release("0.32.0"), SERVE_ENV)))
         env = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(["bash", str(script)], stdout=log, stderr=log, env=env)

@@ -132,8 +132,12 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
     assert not any(started(pid) for pid in pids)
 
 
-def test_one_ctrl_c_under_load_answers_every_client_and_ends(vllm_python, tmp_path):
-    run = Run(vllm_python, tmp_path, "--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", own=("--no-verify",))
+@pytest.mark.parametrize(
+    "shape", [(), ("--data-parallel-size", "2")], ids=["one API server", "two engines, two of them"]
+)
+def test_one_ctrl_c_under_load_answers_every_client_and_ends(shape, vllm_python, tmp_path):
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", *shape)
+    run = Run(vllm_python, tmp_path, *flags, own=("--no-verify",))
     try:
         run.until_said("serving at")
         begun = [threading.Event() for _ in range(8)]

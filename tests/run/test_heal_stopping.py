@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.run.files import RunFile
-from legroom.run.health import port_problem
+from legroom.run.health import has_clients, port_problem
 from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
 from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_UP_S, Signals, Stopping
 
@@ -29,6 +29,9 @@ class Recorder:
 
     def kill(self) -> None:
         self.got.append("kill")
+
+    def kill_api_servers(self) -> None:
+        self.got.append("kill API servers")
 
     def kill_engines(self) -> bool:
         if self._has_engines:
@@ -131,6 +134,42 @@ def test_a_guard_drains_for_sigterm_alone(behind_a_guard):
     assert (closed, server.got) == ([], ["SIGINT"])
 
 
+def test_a_server_whose_clients_have_all_gone_is_asked_to_go_before_the_deadline():
+    clock, connected = [100.0], [True]
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0], has_clients=lambda: connected[0])
+    server, stopping.is_up = Recorder(has_engines=True), True
+    stopping.take(signal.SIGINT, server)
+    stopping.check(server)
+    assert server.got == ["kill engines"]
+    assert stopping.look_s() < stopping.left_s()
+    connected[0] = False
+    stopping.check(server)
+    assert server.got == ["kill engines", "SIGINT", "kill API servers"]
+    assert stopping.left_s() == ANSWERING_S + LEAVING_S
+
+
+def test_a_server_that_is_killed_is_not_asked_to_go_as_well():
+    clock = [100.0]
+    stopping = Stopping(60.0, lambda line: None, lambda: clock[0])
+    server, stopping.is_up = Recorder(has_engines=True), True
+    stopping.take(signal.SIGINT, server)
+    stopping.take(signal.SIGINT, server)
+    clock[0] += ANSWERING_S
+    stopping.check(server)
+    assert server.got == ["kill engines", "kill"]
+
+
+def test_a_client_is_seen_while_it_is_connected_and_no_longer():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not has_clients(port)
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted, _ = server.accept()
+            assert has_clients(port)
+        accepted.close()
+        assert not has_clients(port)
+
+
 def test_after_sigterm_a_second_signal_ends_it_at_once_and_a_third_kills(world):
     stopping, server, _ = world
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
@@ -164,7 +203,7 @@ def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(en
     for patience_s in (ANSWERING_S, LEAVING_S):
         clock[0] += patience_s
         stopping.check(server)
-    assert server.got == ["kill engines", "SIGINT", "kill"]
+    assert server.got == ["kill engines", "SIGINT", "kill API servers", "kill"]
 
 
 def test_a_server_that_is_still_starting_has_nobody_to_answer():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from own_cgroup import limited_cgroup
 from legroom.live.host_memory import KernelKill
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, heal
+from legroom.run.life_record import LifeRecord
 from legroom.run.server_command import read_command
 from legroom.units import GIB
 
@@ -31,10 +34,23 @@ def test_a_server_that_its_real_cgroup_kills_while_it_serves_is_diagnosed_and_re
     said = supervised.said("diagnosis:")
     assert "LR501" in said
     assert "may use 0.09 GiB" in said and "in use at the peak" in said
+    assert "raise the memory limit" in supervised.said("nothing is changed:")
     supervised.serving(times=2)
     assert supervised.end() == 0
     detail = supervised.incidents()[0]
     assert detail.kind == "died_serving"
+
+
+def test_a_server_that_is_moved_into_its_cgroup_late_is_followed_there(own_cgroup, tmp_path):
+    life = LifeRecord(tmp_path / "log")
+    with subprocess.Popen(["sleep", "60"]) as server:
+        life.follow(server.pid)
+        (own_cgroup / "cgroup.procs").write_text(str(server.pid))
+        life.follow(server.pid)
+        server.kill()
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+        life.follow(server.pid)  # it has ended, and nobody has collected it
+    assert life.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_a_sighup_while_it_starts_takes_what_was_left_for_it(run):
     assert supervised.file()["command"][-2:] == ["--max-model-len", "512"]
 
 
-def record(home: Path, port: int, state: str, pid: int, **more: int) -> None:
+def record(home: Path, port: int, state: str, pid: int, **more: int | list[int]) -> None:
     (home / "runs").mkdir(parents=True, exist_ok=True)
     (home / f"runs/{port}.json").write_text(json.dumps({"pid": pid, "state": state, **more}))
 
@@ -141,6 +141,12 @@ def test_what_a_run_is_about_to_do_is_read_by_the_address_of_its_server(tmp_path
 
 def test_a_run_whose_server_has_just_died_is_about_to_act(tmp_path):
     record(tmp_path, 8000, "serving", os.getpid(), child_pid=2**22 + 1)
+    assert run_under_way("http://127.0.0.1:8000", tmp_path) is not None
+
+
+def test_a_server_that_has_lost_an_engine_core_is_about_to_be_restarted(tmp_path):
+    engines = {"child_pid": os.getpid(), "engine_pids": [os.getppid(), 2**22 + 1]}
+    record(tmp_path, 8000, "serving", os.getpid(), **engines)
     assert run_under_way("http://127.0.0.1:8000", tmp_path) is not None
 
 

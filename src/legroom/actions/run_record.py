@@ -40,7 +40,8 @@ def run_under_way(server: str, home: Path | None = None) -> str | None:
 
 
 def _after_death(record: dict[str, Any]) -> str | None:
-    """A run whose server has died sees it at once, but may take seconds to clean up before it writes that down."""
-    child = record.get("child_pid")
-    is_gone = isinstance(child, int) and process_identity(child) is None
+    """A run whose server has died sees it at once, but may take seconds to clean up before it writes that down. An API
+    server that has lost an engine core takes seconds, too, until it is gone: it no longer listens, and ends (0.32)."""
+    parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
+    is_gone = any(isinstance(pid, int) and process_identity(pid) is None for pid in parts)
     return "sees that the server has ended, and does what is to be done" if is_gone else None

@@ -43,9 +43,10 @@ def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[s
         elif action.nargs == 0 or value or "=" in word:
             own.append(word)
         else:
+            values = action.nargs if isinstance(action.nargs, int) else 1
             own.append(word)
-            own += before[position : position + 1]
-            position += 1
+            own += before[position : position + values]
+            position += values
     return own, rest, after
 
 
@@ -60,6 +61,8 @@ class RequestedDeployment:
     release: Release
     gpu_count: int | None = None
     """What a manifest or a container line says."""
+    gpu_names: tuple[str, ...] = ()
+    """The GPUs that a manifest allows."""
     memory_limit_bytes: int | None = None
     """The host memory that a manifest or a container line allows."""
     notes: tuple[str, ...] = ()
@@ -109,6 +112,7 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
         replace(server_args, env=env),
         release,
         gpu_count=source.gpu_count,
+        gpu_names=source.gpu_names,
         memory_limit_bytes=source.memory_limit_bytes,
         notes=notes,
         secret_names=source.secret_names,
@@ -120,14 +124,17 @@ def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
     """Where it runs, from the options."""
     from legroom.planning.machine import Machine
 
-    if args.gpu is None:
+    gpu = args.gpu or (meant.gpu_names[0] if len(meant.gpu_names) == 1 else None)
+    if gpu is None:
+        named = f"; the file allows {', '.join(meant.gpu_names)}" if meant.gpu_names else ""
         raise LegroomError(
-            "which GPU?", "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB"
+            f"which GPU?{named}",
+            "say --gpu h100, a100-80gb, l40s, a10g, l4, rtx4090 ..., or a size such as --gpu 24GiB",
         )
     number = count_of(args.gpus, "--gpus")
     host_memory = getattr(args, "host_memory", None) or (str(meant.memory_limit_bytes or "") or None)
     gpus = meant.gpu_count if number is None else number
-    return Machine(args.gpu, gpus, args.gpu_memory, args.gpu_used, host_memory)
+    return Machine(gpu, gpus, args.gpu_memory, args.gpu_used, host_memory)
 
 
 def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | None:

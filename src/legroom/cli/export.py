@@ -38,9 +38,12 @@ FORMATS: tuple[Format, ...] = (
     Format("compose", "legroom.exports.deploy.compose"),
     Format("kubernetes", "legroom.exports.deploy.kubernetes"),
     Format("helm-values", "legroom.exports.deploy.helm_values"),
+    Format("kserve", "legroom.exports.deploy.kserve"),
+    Format("llm-d-values", "legroom.exports.deploy.llm_d_values"),
     Format("script", "legroom.exports.deploy.script"),
     Format("env", "legroom.exports.deploy.env_file"),
     Format("runbook", "legroom.exports.runbook.runbook"),
+    Format("gate", "legroom.exports.gate.manifests"),
 )
 
 _DESCRIPTION = """\
@@ -57,6 +60,7 @@ examples:
   legroom export systemd llama-3.1-8b --gpu h100 --max-model-len 32768
   legroom export kubernetes --plan plan.json --with-guard -o deploy/
   legroom export runbook -o runbook/
+  legroom export gate --mode enforce --certificates self -o gate/
 
 exit codes: 0 fine, 2 the call or an input is wrong, 3 something needed was unreachable
 """

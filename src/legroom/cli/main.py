@@ -19,12 +19,13 @@ _INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
-    "diagnose": "scan", "guard": "guard", "incident": "watch", "incidents": "watch", "mcp": "mcp", "recover": "run",
-    "run": "run", "ui": "ui", "verify": "run", "watch": "watch",
+    "diagnose": "scan", "gate": "gate", "guard": "guard", "incident": "watch", "incidents": "watch", "mcp": "mcp",
+    "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui", "verify": "run", "watch": "watch",
 }  # fmt: skip
 """The extra that brings what a command needs beyond a plain install."""
 _PACKAGES = {
-    "aiohttp": ("aiohttp", "watch"), "httptools": ("httptools", "guard"), "huggingface_hub": ("huggingface_hub", ""),
+    "aiohttp": ("aiohttp", "watch"), "cryptography": ("cryptography", "gate"), "httptools": ("httptools", "guard"),
+    "huggingface_hub": ("huggingface_hub", ""),
     "mcp": ("mcp", "mcp"), "prometheus_client": ("prometheus_client", "watch"), "psutil": ("psutil", "run"),
     "pynvml": ("nvidia-ml-py", "watch"), "re2": ("google-re2", "scan"), "starlette": ("starlette", "ui"),
     "uvicorn": ("uvicorn", "ui"), "yaml": ("PyYAML", ""), "zstandard": ("zstandard", "scan"),
@@ -40,7 +41,7 @@ class CommandEntry(NamedTuple):
 
     @property
     def module(self) -> str:
-        return f"legroom.cli.{self.name}"
+        return f"legroom.cli.{self.name.replace('-', '_')}"
 
 
 SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
@@ -65,6 +66,11 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("incident", "one incident: seen, diagnosed, done, recommended"),
         CommandEntry("verify", "does a server hold what was planned? proven under load"),
         CommandEntry("recover", "after a crash: what still holds memory, and freeing what is dead"),
+    ),
+    "in a cluster": (
+        CommandEntry("gate", "refuse a manifest whose vLLM cannot start: an admission webhook"),
+        CommandEntry("preflight", "does this node hold the server? the check of an init container"),
+        CommandEntry("serve-api", "plan, size, diagnose and lint over HTTP, in as many replicas as you like"),
     ),
     "on a page": (
         CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),

@@ -42,6 +42,7 @@ examples:
   legroom plan --gpu h100 --command 'docker run --gpus all vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B'
   legroom plan --gpu l4 --file deploy.yaml
   legroom plan --gpu l4 --python 'LLM("Qwen/Qwen3-8B", max_model_len=8192)'
+  legroom plan --diff HEAD:deploy.yaml deploy.yaml --markdown
   legroom plan llama-3.1-70b --gpu h100 --gpus 4 --want-context 32k --want-concurrency 16
   legroom plan llama-3.1-8b --gpu h100 --sleep
 
@@ -69,6 +70,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
+    compared = parser.add_argument_group("two versions of a deployment file")
+    compared.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"),
+                          help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git")  # fmt: skip
+    compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     wish = parser.add_argument_group("wishes (search for flags instead)")
     wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
@@ -92,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
     from legroom.api import PlanReport
     from legroom.planning.machine import make_plan
 
+    if args.diff or args.markdown:
+        from legroom.cli.plan_diff import run_diff
+
+        return run_diff(args)
     meant = requested(args)
     where = machine(args, meant)
     if args.want_context or args.want_concurrency or args.want_gpus:

@@ -90,8 +90,10 @@ examples:
   legroom simulate azure.csv --model llama-3.1-8b --gpu h100 --svg load.svg
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
+  legroom simulate azure.csv --model qwen3-8b --gpu l4 --max-model-len 8192 --autoscale 8
 
-exit codes: 0 simulated, 1 no setting of --choose holds the load, 2 the call or the trace is wrong
+exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
+2 the call or the trace is wrong
 """
 
 _POLICIES = ("fcfs", "priority")
@@ -116,6 +118,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_pool_options(parser)
     _add_scheduler_options(parser)
     _add_choose_options(parser)
+    _add_fleet_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--timeline", metavar="FILE", help="write every step to a .jsonl or .parquet file")
@@ -180,6 +183,18 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a fleet that is scaled")
+    group.add_argument(
+        "--autoscale",
+        type=int,
+        metavar="N",
+        help="replay over up to N servers, scaled as legroom export kubernetes --autoscale N would have it",
+    )
+    group.add_argument("--replicas", type=int, default=1, metavar="N", help="the fewest servers (default: 1)")
+    group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
+
+
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options into a namespace; TRACE and vLLM's words beside them."""
     own, rest, after = split(parser, words)
@@ -206,6 +221,10 @@ def run(args: argparse.Namespace) -> int:
         note(remark)
     if args.choose:
         return _choose(args, trace, pool)
+    if args.autoscale is not None:
+        from legroom.cli.simulate_fleet import run_fleet
+
+        return run_fleet(args, trace, pool)
     timeline = _replay(args, trace, pool.settings, pool.cost)
     if args.svg:
         from legroom.render.simulation_text import timeline_svg

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json_line
+from legroom.cli.serving import listening_socket
 from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     token = _token(args, is_loopback(args.host))
     feed = _feed(args)
-    listening = _listen(args.host, args.port)
+    listening = listening_socket(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{listening.getsockname()[1]}/"
     address = f"{url}?token={token}" if token else url
@@ -114,21 +115,6 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
 
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     return LiveFeed(with_interval(simple_config(servers), args.interval), plan)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise LegroomError(f"--port {port} is no port", "give 1 to 65535, or 0 for any")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2_048)  # who comes before the server is ready waits
-    except OSError as error:
-        hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
-        raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None
-    return listening
 
 
 def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:

@@ -33,6 +33,7 @@ examples:
   legroom watch localhost:8000 --record monday.jsonl.zst
   legroom watch --replay monday.jsonl.zst
   legroom watch --prometheus http://prometheus:9090
+  legroom watch --prometheus http://prometheus:9090 --fleet --over 7d
   legroom watch --daemon --config watch.toml
   legroom watch --daemon --config watch.toml --rehearse monday.jsonl.zst
 
@@ -59,6 +60,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how = parser.add_argument_group("how to look")
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
+    how.add_argument(
+        "--fleet", action="store_true", help="with --prometheus: by model, node pool and release, what could go"
+    )
+    how.add_argument("--over", default="1h", metavar="TIME", help="how far --fleet looks back (default: 1h)")
     how.add_argument(
         "--plan",
         metavar="FILE",
@@ -95,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(args)
     config = _config(args)
+    if args.fleet:
+        from legroom.cli.watch_fleet import run_fleet_view
+
+        return run_fleet_view(args, config)
     if args.once or not (args.json or _has_terminal()):
         return _once(args, config)
     return _stream(args, config) if args.json else _page(args, config)

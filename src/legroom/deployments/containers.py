@@ -19,7 +19,14 @@ _SWITCHES = {
 }  # fmt: skip
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
-_COMPANION = re.compile(r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp)([-_]|$)")
+_NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
+"""A version that says whose it is, also in the name before the tag: `server-vllm0.7.0:latest`."""
+_COMPANION = re.compile(
+    r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
+    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui)([-_]|$)"
+)
+_PROJECT = "vllm-project/"
+"""An organization with many projects: that its name stands before an image says nothing of what is in it."""
 _OWN_NUMBERS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
 """Projects whose images hold vLLM and are numbered by the project's own releases."""
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
@@ -114,7 +121,7 @@ def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], of
         return (*entry, *given)
     arguments = given[1:] if given and given[0].text == "serve" else given
     first = arguments[0].text if arguments else "-"
-    names_program = not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first)
+    names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
     if names_program or not _can_be_model(first) or not (serves_vllm(image) or _takes_vllm_flags(image, given)):
         return given
     return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
@@ -128,7 +135,8 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
 
 def serves_vllm(image: str) -> bool:
     """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
-    return "vllm" in image.lower() and "dynamo" not in image.lower() and not _is_companion(image)
+    name = image.lower().replace(_PROJECT, "")
+    return "vllm" in name and "dynamo" not in name and not _is_companion(image)
 
 
 def _is_companion(image: str) -> bool:
@@ -155,11 +163,31 @@ def gpu_count(text: str) -> int | None:
 
 def image_release(image: str) -> str | None:
     """The vLLM version an image's tag names, None where it names none (`latest`, a date)."""
-    if "vllm" not in image.lower() or _OWN_NUMBERS.search(image):
+    if "vllm" not in image.lower():
         return None
-    _, _, tag = image.rpartition("/")[2].partition(":")
-    newest_minor = max(int(name.split(".")[1]) for name in known_releases())
-    for version in _TAG_VERSION.finditer(tag.partition("@")[0]):
+    name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
+    newest_minor = max(int(number.split(".")[1]) for number in known_releases())
+    numbered = [] if _OWN_NUMBERS.search(image) else list(_TAG_VERSION.finditer(tag))
+    for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
         if int(version[1].split(".")[1]) <= newest_minor + 50:
             return version[1]
     return None
+
+
+_MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
+_FORKS = re.compile(
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+)
+"""Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
+
+
+def hides_release(image: str) -> bool:
+    """Whether an image holds some release of vLLM and does not say which: a fork's, or a tag of somebody's own."""
+    if not image or image_release(image):
+        return False
+    if "vllm" not in image.lower():
+        return True
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    return (
+        "@" in image or "$" in image or "{{" in image or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(tag)
+    )

@@ -39,6 +39,8 @@ class Deployment:
     release_hint: str | None = None
     """What the image tag or the file says, None where nothing does."""
     gpu_count: int | None = None
+    gpu_names: tuple[str, ...] = ()
+    """The GPUs that it may be put on, where a manifest names any."""
     memory_limit_bytes: int | None = None
     """The host memory that its container may use."""
     shm_size: str | None = None
@@ -81,7 +83,9 @@ def deployment_from_file(path: str | Path, asked: Release | None = None) -> Depl
         raise LegroomError(f"{where.name} has a command with {_OPEN_QUOTE[0]}", _OPEN_QUOTE[1])
     if not servers:
         raise _nothing_in(where, text, [part.unread for part in parts if part.is_whole and part.unread][:1])
-    if any("{{" in word.text or "{%" in word.text for word in servers[0].words):
+    if any(part.is_template for part in parts) or any(
+        "{{" in word.text or "{%" in word.text for word in servers[0].words
+    ):
         raise _template(where)
     return _first_of(servers, text, asked)
 
@@ -106,7 +110,9 @@ def deployment_from_python(text: str, asked: Release | None = None, name: str = 
 
 
 def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
-    return [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
+    servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
+    # Another program's command line cannot be given vLLM's flags back, so it is not read as a command to change.
+    return [server for server in servers if not server.launcher]
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
@@ -183,6 +189,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         release=used,
         release_hint=hint,
         gpu_count=server.gpu_count,
+        gpu_names=server.gpu_names,
         memory_limit_bytes=server.memory_limit_bytes,
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
         problems=parsed.problems,

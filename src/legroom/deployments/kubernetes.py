@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from legroom.deployments.containers import bytes_of, image_words, serves_vllm
+from legroom.deployments.launchers import KSERVE, launched_engine
+from legroom.deployments.node_gpus import gpus_named
 from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
@@ -17,6 +20,8 @@ from legroom.facts.flags import all_flag_names, flag_name
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
 _OWN = ("--backend", "--task", "--model-dir")
 """Flags of KServe's server that some vLLM has too, with other values."""
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+"""KServe's own way to add flags."""
 _WITHOUT_VLLM = "huggingface"
 """The other backend of KServe's Hugging Face runtime."""
 
@@ -89,41 +94,46 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
 
 
 def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
+    metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     for node in document.walk():
         for key, value in node.items():
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container):
-                    yield from _container(container, node)
+                    yield from _container(container, node, gpus_named(container, node, *metadata))
 
 
 def _is_container(key: str, node: Node) -> bool:
     """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
     runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
-    return runs or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
+    adds = key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env"))
+    return runs or adds or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
 
 
-def _container(container: Node, pod: Node) -> Iterator[StartedServer | Invoked]:
+def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[StartedServer | Invoked]:
     env = list_env(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    launcher = ""
     if runtime := runtime_of(container):
         image = image or "vllm"
         if runtime == "huggingface" and not entry:
             renamed = kserve_words(container, given)
             if renamed is None:
                 return
-            given = renamed
-    if more := env.get("VLLM_ADDITIONAL_ARGS"):  # KServe's own way to add flags
-        given += tuple(Word(text, more.offset, text) for text in more.text.split())
+            given, launcher = renamed, KSERVE
+    if more := env.get(_ADDITIONAL):
+        given += tuple(Word(text, more.offset, text) for text in _split(more.text))
+        image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
         yield from scripts(command, env) if command is not None else ()
     yield from with_servers(
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
-            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=_cards(container),
+            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
+            gpu_names=gpu_names, launcher=server.launcher or launcher,
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
             start_limit=_start_limit(container), stop_limit=_grace(container, pod),
         ),
@@ -139,6 +149,10 @@ def servers(
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+    elif engine := launched_engine(words):
+        place = owner.source.place
+        at_word = place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
             yield from scripts(node, env, runs) if node is not None else ()
@@ -150,6 +164,13 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
@@ -183,7 +204,8 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
     return "host" if pod.text("hostIPC") == "true" else None
 
 
-def _cards(container: Node) -> int | None:
+def cards(container: Node) -> int | None:
+    """How many GPUs, or slices of one, a container is given."""
     for side in ("limits", "requests"):
         amounts = container.get("resources", side)
         for name, amount in amounts.items() if amounts else ():

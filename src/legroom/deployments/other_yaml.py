@@ -7,28 +7,42 @@ looked for is what vLLM itself is given.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from legroom.deployments.compose import compose_env, compose_words
 from legroom.deployments.kinds import Kind, kind_of, sniffed
+from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
 from legroom.deployments.kubernetes import list_env
 from legroom.deployments.markdown import FENCE, START
-from legroom.deployments.server_words import server_start
+from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
-from legroom.deployments.vllm_config import ANCHORS, config_server, is_config
+from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
-from legroom.facts.flags import flag_name
+from legroom.facts.flags import all_flag_names, flag_name
 from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 
-_ARGUMENTS = re.compile(r"(extra|additional|vllm|engine|server|model)?_?(args|arguments)", re.IGNORECASE)
+_ARGUMENTS = re.compile(
+    r"((extra|additional|base|vllm|engine|server|serve|model|cmd|container|runtime|backend)[_-]?)*"
+    r"(args|arguments|flags|parameters)",
+    re.IGNORECASE,
+)
+_COMPANIONS = re.compile(
+    r"router|gateway|proxy|operator|exporter|simulator|epp\b|controller|autoscaler|bench|client|frontend|scheduler|"
+    r"loadgen|sidecar|tgi\b|sglang|trt-?llm|tensorrt|llama\.?cpp|ollama|infinity"
+)
+"""Parts of a chart that stand beside vLLM, and other engines: their flags are their own."""
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
+_RECIPE = "vllm recipe"
+_OMNI_STAGE = "model_stage"
+"""What every stage of a vLLM-Omni deployment has: its settings are vLLM's and others."""
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
@@ -54,11 +68,14 @@ class _Scope:
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
     """Every server, in whatever way it is written."""
-    waiting = [(document, _Scope())]
+    waiting = [(document, _Scope(_RECIPE if _is_recipe(document) else ""))]
     while waiting:
         node, scope = waiting.pop()
         if isinstance(node.values, dict):
             scope = scope.inside(node)
+            if is_kubeai_model(node):
+                yield kubeai_server(node)
+                continue
             yield from _arguments(node, scope)
             yield from _settings(node, release)
             waiting += reversed([(value, scope.under(key)) for key, value in node.items()])
@@ -67,7 +84,15 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
         elif FENCE in node.scalar:
             continue  # a document: its blocks are read one by one
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
-            yield from read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
+            script = read_shell(node.inner(), env=placed_env(scope.env, node.source.place))
+            yield from (_in_image(subject, scope.image) for subject in script.subjects)
+
+
+def _in_image(subject: Subject, image: str) -> Subject:
+    """A script runs in the image that stands beside it."""
+    if isinstance(subject, StartedServer) and not subject.image and "vllm" in image.lower():
+        return replace(subject, image=image)
+    return subject
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
@@ -99,9 +124,13 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         word for key, value in node.items() if _ARGUMENTS.fullmatch(key) for word in compose_words(value) if word.text
     )
     words = (*command, *given)
+    if scope.keys.startswith(_RECIPE):
+        words = tuple(part for word in words for part in _joined_flag(word))
     at = server_start(tuple(word.text for word in words))
+    if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
+        return  # a script: it is read as one
     if at is None:
-        if not _are_flags(words) or not _is_vllms(node, scope):
+        if not _is_vllms(node, scope) or not _are_flags(words, set(all_flag_names())):
             return
         head = (Word("vllm", words[0].offset), Word("serve", words[0].offset))
         words, at = (*head, *words), 0
@@ -109,17 +138,32 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     yield StartedServer("kubernetes", words[at:], scope.env, place, place(words[at].offset), scope.image)
 
 
-def _are_flags(words: tuple[Word, ...]) -> bool:
+def _are_flags(words: tuple[Word, ...], known: Set[str]) -> bool:
     flags = {flag_name(word.text.partition("=")[0]) for word in words if word.text.startswith("--")}
-    return bool(words) and words[0].text.startswith("--") and bool(flags & ANCHORS)
+    return bool(words) and words[0].text.startswith("--") and bool(flags & known)
 
 
 def _is_vllms(node: Node, scope: _Scope) -> bool:
-    return "vllm" in f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
+    around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
+    return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
+
+
+def _joined_flag(word: Word) -> tuple[Word, ...]:
+    """`--max-model-len auto` in one word: a recipe is joined into a line for a shell."""
+    flag, space, value = word.text.partition(" ")
+    if not space or not flag.startswith("--"):
+        return (word,)
+    return word.with_text(flag), word.with_text(value.strip())
+
+
+def _is_recipe(document: Node) -> bool:
+    """A file of vLLM's recipes: lists of flags for each feature and variant. Those of vLLM-Omni have other flags."""
+    is_omni = "omni" in document.source.text.lower()
+    return document.get("model", "min_vllm_version") is not None and not is_omni
 
 
 def _settings(node: Node, release: Release) -> Iterator[Subject]:
     """`engine_kwargs:` and the like: every key as the flag of the same name."""
     for key, value in node.items():
-        if _SETTINGS.fullmatch(key) and is_config(value):
+        if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
             yield config_server(value, release)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.deployments.markdown import START
-from legroom.deployments.server_words import server_start
 from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import read_shell
+from legroom.deployments.shell.script import read_shell, subjects_of
+from legroom.deployments.shell.words import SimpleCommand
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
 from legroom.deployments.text import Text
 from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
@@ -23,7 +23,9 @@ from legroom.vllm.parse import ParsedArgs
 from legroom.vllm.problems import explain_unknown, nearest_flags
 from legroom.vllm.reading import FIELDS, FlagReader
 
-_WORTH_PARSING = re.compile(r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(", re.DOTALL)
+_WORTH_PARSING = re.compile(
+    r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL
+)
 _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
 """vLLM's engines, and whose defaults a call of each gets."""
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
@@ -70,9 +72,10 @@ class _Program(ast.NodeVisitor):
         place = self._source.place
         servers: list[Subject] = []
         for words in self._lists.values():
-            at = server_start(tuple(word.text for word in words))
-            if at is not None:
-                servers.append(StartedServer("shell", tuple(words[at:]), self.env, place, place(words[at].offset)))
+            if words:
+                command = SimpleCommand(tuple(words), self.env)
+                started = subjects_of(self._source, command, "shell")
+                servers += [subject for subject in started if isinstance(subject, StartedServer)]
         for script in self._scripts:
             servers += read_shell(script, env=placed_env(self.env, place)).subjects
         yield from servers
@@ -189,7 +192,13 @@ class _Program(ast.NodeVisitor):
                 yield from self._word(node.orelse)
             return
         text = self._text(node)
-        yield Word(text, self._offset(node) + isinstance(node, ast.Constant), text)
+        offset = self._offset(node) + isinstance(node, ast.Constant)
+        flag, space, value = text.partition(" ")
+        if space and flag.startswith("--") and flag_name(flag) in all_flag_names():
+            # Such a list is joined into one line for a shell.
+            yield from (Word(flag, offset, flag), Word(value.strip(), offset, value))
+        else:
+            yield Word(text, offset, text)
 
     def _text(self, node: ast.expr) -> str:
         if isinstance(node, ast.Constant):

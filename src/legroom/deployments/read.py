@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Literal
 
 from legroom.deployments.compose import compose_subjects, is_compose
+from legroom.deployments.containers import hides_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.env_file import env_file_server
 from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import blocks_of
+from legroom.deployments.model_resources import model_resource
 from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python import python_subjects
 from legroom.deployments.server_words import basename
@@ -24,14 +26,16 @@ from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.text import Text, Unread
 from legroom.deployments.unit import unit_subjects
 from legroom.deployments.vllm_config import config_server, is_config
-from legroom.deployments.yaml_nodes import Node, load_nodes
+from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, without_actions
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
-_PINNED = re.compile(r"\bvllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
-"""`pip install vllm==0.6.3`."""
+_PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
+"""`pip install vllm==0.6.3`; what a sentence quotes (`vllm==0.6.3`) installs nothing."""
+_IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
+"""An image of vLLM that a document names anywhere."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
 _ESCAPED = re.compile(r"\\([\\$`])")
 _DEEPEST = 5
@@ -39,10 +43,18 @@ _DEEPEST = 5
 
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     """A file and every text inside of it that could start a server, in order; what cannot be read is among them."""
+    kind = kind_of(path, text)
     pinned = set(_PINNED.findall(text))
-    for part in _parts(kind_of(path, text), Text(path, text), release):
-        subjects = tuple(_of_release(subject, *pinned) for subject in part.subjects) if len(pinned) == 1 else None
-        yield part if subjects is None else replace(part, subjects=subjects)
+    images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
+    named = pinned | {version for image in images if (version := image_release(image))}
+    hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
+    for part in _parts(kind, Text(path, text), release):
+        if len(named) == 1:
+            yield replace(part, subjects=tuple(_of_release(subject, *named) for subject in part.subjects))
+        elif hidden and not named:
+            yield replace(part, subjects=tuple(_of_image(subject, hidden) for subject in part.subjects))
+        else:
+            yield part
 
 
 def document_kind(document: Node) -> DocumentKind:
@@ -67,6 +79,11 @@ def _of_release(subject: Subject, version: str) -> Subject:
     if not isinstance(subject, StartedServer) or "vllm" in subject.image.lower():
         return subject
     return replace(subject, installed=version)
+
+
+def _of_image(subject: Subject, image: str) -> Subject:
+    """A command in a document about one image runs in that image."""
+    return replace(subject, image=image) if isinstance(subject, StartedServer) and not subject.image else subject
 
 
 def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
@@ -104,14 +121,28 @@ def _yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tu
         if "vllm" not in source.text.lower() or '"panels"' in source.text:
             return FilePart(kind, source), []
         source = source.with_text(source.text.replace("\t", " "))  # all that JSON allows and YAML does not
-    documents = tuple(load_nodes(source))
+    documents, template = _documents(source)
     subjects: list[Subject] = []
     inner: list[tuple[Kind, Text]] = []
     for document in documents:
         what = document_kind(document)
         subjects += _document(what, document, release)
         inner += embedded_files(document, scripts=what != "other")
-    return FilePart(kind, source, tuple(subjects), documents), inner
+    unread = Unread(source.place(0), template.message, template.hint) if template else None
+    return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
+
+
+def _documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
+    """The documents of a YAML text; with what to say where it is a template, and was read without its values."""
+    try:
+        return tuple(load_nodes(source)), None
+    except LegroomError as error:
+        if not is_template(source.text):
+            raise
+        try:
+            return tuple(load_nodes(source.with_text(without_actions(source.text)))), error
+        except LegroomError:
+            raise error from None
 
 
 def _check_json(source: Text) -> None:
@@ -126,7 +157,7 @@ def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[
     if kind == "compose":
         return compose_subjects(document)
     if kind == "kubernetes":
-        return kubernetes_subjects(document)
+        return list(model_resource(document)) or kubernetes_subjects(document)
     if kind == "config":
         return [config_server(document, release)]
     return other_subjects(document, release) if kind == "other" else ()

@@ -10,6 +10,8 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
+_CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
+"""Options of other programs (`ramalama --runtime vllm serve`): what follows is theirs."""
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -22,7 +24,7 @@ def server_start(words: Sequence[str]) -> int | None:
     """Where the server's own words begin: `vllm serve`, `python -m ...api_server`, or a container run."""
     for i, word in enumerate(words):
         following = words[i + 1] if i + 1 < len(words) else ""
-        if basename(word) == "vllm" and following == "serve":
+        if basename(word) == "vllm" and following == "serve" and not (i and words[i - 1] in _CHOOSES_ENGINE):
             return i
         if word in API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
             return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i

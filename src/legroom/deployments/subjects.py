@@ -53,6 +53,8 @@ class StartedServer:
     """What the file says about /dev/shm: a size, `host`, or None where it says nothing."""
     gpus: int | None = None
     """How many GPUs the file gives it."""
+    gpu_names: tuple[str, ...] = ()
+    """The GPUs that it may be put on, where the file names any; it runs on one kind of them."""
     memory_limit_bytes: int | None = None
     """How much of the host's memory the file lets it use."""
     start_limit: At | None = None
@@ -64,6 +66,8 @@ class StartedServer:
     """The release that the same file installs, where no image names one."""
     call: EngineCall | None = None
     """How Python source starts it."""
+    launcher: str = ""
+    """The program that starts the engine inside itself, where that is not vLLM."""
 
     def place_of(self, word: Word) -> Place:
         """Where one of its words or variables stands."""
@@ -129,6 +133,8 @@ class FilePart:
     """Whether it is the file itself."""
     unread: Unread | None = None
     """Why it was not read, or from where on."""
+    is_template: bool = False
+    """Whether it is YAML only once values are put in: `unread` says so, and the rest was read without them."""
 
     @property
     def servers(self) -> tuple[StartedServer, ...]:

@@ -124,6 +124,24 @@ def is_template(text: str) -> bool:
     return bool(re.search(r"\{\{-?\s*[\w.$(\"/]|\{%", text))
 
 
+_ACTION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+_ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n]*)?$", re.MULTILINE)
+
+
+def without_actions(text: str) -> str:
+    """A template with what is not known yet in the shell's way to write it (`$____`), so that it can be YAML.
+
+    Everything else keeps its place. Both sides of an `if` stay, because either may be what is used.
+    """
+
+    def blank(action: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", action[0])
+
+    text = re.sub(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", blank, text, flags=re.DOTALL)
+    text = _ONLY_ACTIONS.sub(blank, text)
+    return _ACTION.sub(lambda action: "$" + re.sub(r"[^\n]", "_", action[0][1:]).replace("\n", "_"), text)
+
+
 def _not_yaml(source: Text, error: Exception) -> LegroomError:
     if is_template(source.text):
         return LegroomError("is a template (it holds {{ ... }}), not YAML", TEMPLATE_HINT)

@@ -85,9 +85,10 @@ def band(
 def sum_band(
     figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int
 ) -> tuple[int, int]:
-    """The same for the whole sum; in a class that was never seen it is a share of the card at the least."""
+    """The same for the whole sum, which is a share of the card at the least: a small one in a class that was seen."""
     below, above = band(figure_rows, path, scale, total_bytes)
-    if not scale or row_at(figure_rows, path)[1]:
+    if not scale:
         return below, above
-    least = int(bands()["unseen"]["least_of_card"] * total_bytes)
+    kind = "seen" if row_at(figure_rows, path)[1] else "unseen"
+    least = int(bands()[kind]["least_of_card"] * total_bytes)
     return max(below, least), max(above, least)

@@ -22,6 +22,8 @@ from legroom.units import GIB, MIB, gib, parse_bytes
 SMALLEST_BYTES, LARGEST_BYTES = 256 * MIB, 4096 * GIB
 HOPPER = (9, 0)
 """The compute capability of H100, H200 and GH200."""
+BLACKWELL = (10, 0)
+"""The lowest compute capability of its family: B200 has it, GB10 and the desktop cards are 12.x."""
 
 _VENDOR_WORDS = frozenset(
     {"nvidia", "geforce", "tesla", "amd", "intel", "corporation", "instinct", "radeon", "generation"}

@@ -163,6 +163,20 @@ def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
+@cache
+def _types() -> dict[str, MetricType]:
+    types: dict[str, MetricType] = {}
+    for name, entries in _declarations().items():
+        for entry in entries:
+            types |= dict.fromkeys(_exposed(name, entry["type"]), entry["type"])
+    return types
+
+
+def type_of(series: str) -> MetricType | None:
+    """What kind of metric a series belongs to, in the last release that declares it; None for an unknown one."""
+    return _types().get(series)
+
+
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
     """The ranges of releases that may show a series; empty for a name that no known release has."""
     releases = known_releases()

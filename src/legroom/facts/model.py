@@ -198,6 +198,11 @@ class Quantization:
     list_assumed: bool = False
     """The config does not list what was quantized how: what such checkpoints usually do stands in for the list."""
 
+    @property
+    def is_nvfp4(self) -> bool:
+        """4-bit floats with an FP8 scale for every 16, whichever tool wrote them."""
+        return self.weight_bits == 4 and self.number == "float" and self.method != "mxfp4" and self.group_size != 32
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:

@@ -20,13 +20,15 @@ from legroom.guard import refusals
 from legroom.guard.bounds import Change, apply, changes_of, refusal_of
 from legroom.guard.clients import weights_by_client
 from legroom.guard.demand import Demand, demand_of, read_body
+from legroom.guard.engine_use import EngineUse
 from legroom.guard.learning import Tokenize, UsageLearner
+from legroom.guard.lengths import LikelyLengths
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
 from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import Need, Pool, PoolLimits, Ticket, TicketState
+from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, Need, Pool, PoolLimits, Ticket, TicketState
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
@@ -36,8 +38,9 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
-LOOK_AHEAD = 0.1
-"""Of its own life, for which a newcomer must find room where the policy is goodput: see bench/guard_goodput.py."""
+LOOK_AHEAD, CPU_LOOK_AHEAD = 0.25, 0.1
+"""Of its own life, for which a newcomer must find room at most where the policy is goodput: see
+bench/guard_goodput.py."""
 LOOK_AGAIN_S = 0.1
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
 
@@ -51,8 +54,11 @@ class Admission:
         plan: EngineLimits | None = None,
         tokenize: Tokenize | None = None,
         clock: Callable[[], float] = time.monotonic,
+        engine_use: Callable[[], EngineUse | None] | None = None,
     ) -> None:
         self.clock = clock
+        self._engine_use = engine_use
+        """Asked while requests wait; it must answer at once."""
         self.file = PolicyFile(policy, clock())
         self.meters = Meters()
         self.draining = False
@@ -96,10 +102,13 @@ class Admission:
         self.limits = limits
         blocks = limits.share_blocks(pool.overcommit)
         seats = pool.max_running or limits.share_seats()
-        ahead = LOOK_AHEAD if pool.admit == "goodput" else None
+        ahead, recompute = (CPU_LOOK_AHEAD, DEAR_RECOMPUTE) if limits.on_cpu else (LOOK_AHEAD, CHEAP_RECOMPUTE)
         small_share = self.policy.clients.small_share
         self.pool.weights = weights_by_client(self.policy.weights)
-        self.pool.resize(PoolLimits(blocks, seats, self.policy.queue.requests, ahead, small_share), self.clock())
+        look = ahead if pool.admit == "goodput" else None
+        self.pool.resize(
+            PoolLimits(blocks, seats, self.policy.queue.requests, look, recompute, small_share), self.clock()
+        )
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
         """Read a body and hold it against the policy."""
@@ -183,7 +192,8 @@ class Admission:
             return self.refuse(refusals.pool_unknown(self.limits.source))
         if limits.blocks is not None and request.demand.generates and weight.certain_blocks > self.limits.rank_blocks:
             return self.refuse(self._never(request, self.limits.rank_blocks))
-        need = need_of(weight, self._expected_steps(request), limits.blocks, limits.seats)
+        size = self.limits.block_size or DEFAULT_BLOCK
+        need = need_of(weight, self._answer(request), limits.blocks, limits.seats, size)
         ticket = self.pool.acquire(need, now_s, request.client)
         if ticket.state is TicketState.FULL:
             return self.refuse(self._busy("queue_full", request, need))
@@ -195,15 +205,17 @@ class Admission:
             self._admitted(request, 0.0)
         return None
 
-    def _expected_steps(self, request: GuardedRequest) -> int | None:
-        """Tokens that its answers likely have; None where they are counted at their worst."""
+    def _answer(self, request: GuardedRequest) -> LikelyLengths | None:
+        """How long its answers likely get; None where they are counted at their worst."""
         demand, policy, weight = request.demand, self.policy.pool, request.weight
         assert weight is not None
         if policy.admit == "strict":
             return None
         if demand.output_tokens is None and policy.open_ended != "learnt":
-            return weight.most_steps
-        return self.learner.lengths.expected(demand.model, request.client, demand.output_tokens, weight.most_steps)
+            return LikelyLengths(weight.most_steps, ())
+        likely = self.learner.lengths.likely(demand.model, request.client, demand.output_tokens, weight.most_steps)
+        # Where a preemption is dear, what most answers stay within is the safer guess than their average.
+        return likely._replace(lives=()) if self.pool.limits.recompute_is_dear else likely
 
     @staticmethod
     def is_waiting(request: GuardedRequest) -> bool:
@@ -250,6 +262,8 @@ class Admission:
 
     def _looked(self) -> None:
         self._look = None
+        if self._engine_use is not None and (use := self._engine_use()) is not None:
+            self.pool.learn_use(use, self.clock())
         self.pool.admit_waiting(self.clock())
         if self.pool.waiting:
             self._look_again()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import NamedTuple
 
 from legroom.guard.tokens import Quantile
 
@@ -18,16 +19,47 @@ EXPECTED_SHARE = 0.8
 PRIOR = 32
 WHOLE = 1000
 """Shares of max_tokens are counted in thousandths."""
+LIFE_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Where an answer may end, each as likely as the others: of answers, how many stay within."""
+STALE_AFTER = 16
+"""Answers until what was worked out from a page is worked out again, unless one is longer than all of it."""
 MOST_PAGES = 1024
 """Models and clients of models that something was learnt about. A page takes about 4 kB."""
 
 
+class LikelyLengths(NamedTuple):
+    """In tokens, or in shares of max_tokens."""
+
+    expected: int
+    """What most answers stay within."""
+    lives: tuple[int, ...]
+    """Lengths that are each as likely as the others."""
+
+
 class _LearntLengths:
-    __slots__ = ("open_tokens", "shares")
+    __slots__ = ("age", "likely", "open_tokens", "shares")
 
     def __init__(self) -> None:
         self.open_tokens = Quantile()
         self.shares = Quantile()
+        self.likely: dict[int, LikelyLengths] = {}
+        """Worked out by the longest answer there can be; 0: in shares of max_tokens."""
+        self.age = 0
+        """Answers since then."""
+
+    def observe(self, max_tokens: int | None, tokens: int) -> None:
+        length, learnt = tokens, self.open_tokens
+        if max_tokens is not None:
+            length, learnt = min(WHOLE, math.ceil(WHOLE * tokens / max(1, max_tokens))), self.shares
+        if max_tokens != 0:
+            learnt.add(length)
+        self.age += 1
+        longer = any(
+            length > likely.expected for key, likely in self.likely.items() if bool(key) is (max_tokens is None)
+        )
+        if longer or self.age >= STALE_AFTER:
+            self.likely.clear()
+            self.age = 0
 
 
 class AnswerLengths:
@@ -38,14 +70,39 @@ class AnswerLengths:
 
     def expected(self, model: str, client: str, max_tokens: int | None, worst: int) -> int:
         """Tokens that most answers like this one stay within; `worst` is what one without max_tokens may grow to."""
-        pages = [page for page in (self._pages.get((model, None)), self._pages.get((model, client))) if page]
-        value = WHOLE if max_tokens is not None else worst
-        for page in pages:
-            learnt = page.shares if max_tokens is not None else page.open_tokens
-            value = max(learnt.at(EXPECTED_SHARE, value, PRIOR), learnt.recent(EXPECTED_SHARE))
+        return self.likely(model, client, max_tokens, worst).expected
+
+    def lives(self, model: str, client: str, max_tokens: int | None, worst: int) -> tuple[int, ...]:
+        """Lengths that an answer may have, each as likely as the others; empty where nothing was learnt."""
+        return self.likely(model, client, max_tokens, worst).lives
+
+    def likely(self, model: str, client: str, max_tokens: int | None, worst: int) -> LikelyLengths:
+        if max_tokens == 0:
+            return LikelyLengths(0, ())
+        page = self._pages.get((model, client)) or self._pages.get((model, None))
+        if page is None:
+            return LikelyLengths(max(1, worst if max_tokens is None else max_tokens), ())
+        key = worst if max_tokens is None else 0
+        likely = page.likely.get(key)
+        if likely is None:
+            most = worst if max_tokens is None else WHOLE
+            lives = tuple([self._within(share, model, client, max_tokens is None, most) for share in LIFE_SHARES])
+            likely = LikelyLengths(self._within(EXPECTED_SHARE, model, client, max_tokens is None, most), lives)
+            page.likely[key] = likely
         if max_tokens is None:
-            return max(1, min(worst, value))
-        return max(1, min(max_tokens, math.ceil(max_tokens * value / WHOLE))) if max_tokens else 0
+            return likely
+        tokens = [max(1, math.ceil(max_tokens * share / WHOLE)) for share in (likely.expected, *likely.lives)]
+        return LikelyLengths(tokens[0], tuple(tokens[1:]))
+
+    def _within(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
+        value = most
+        for page in (self._pages.get((model, None)), self._pages.get((model, client))):
+            if page is not None:
+                learnt = page.open_tokens if is_open else page.shares
+                value = learnt.at(share, value, PRIOR)
+                if share >= EXPECTED_SHARE:
+                    value = max(value, learnt.recent(share))
+        return max(1, min(most, value))
 
     def observe(self, model: str, client: str, max_tokens: int | None, tokens: int) -> None:
         """An answer that ended. Call it for what the server served, not for names that a client sent."""
@@ -56,7 +113,4 @@ class AnswerLengths:
                 if len(self._pages) > MOST_PAGES:
                     self._pages.popitem(last=False)
             self._pages.move_to_end(key)
-            if max_tokens is None:
-                page.open_tokens.add(tokens)
-            elif max_tokens:
-                page.shares.add(min(WHOLE, math.ceil(WHOLE * tokens / max_tokens)))
+            page.observe(max_tokens, tokens)

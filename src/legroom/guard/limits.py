@@ -61,6 +61,9 @@ class EngineLimits:
     max_num_queued_reqs: int | None = None
     """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
     max_num_queued_tokens: int | None = None
+    on_cpu: bool = False
+    """The engine computes on processor cores, where a prompt takes as long as an answer. Only vLLM's own configuration
+    tells: neither the metrics page nor /version does, so a proxy takes every server for one with an accelerator."""
     source: str = ""
 
     @property
@@ -123,7 +126,7 @@ class EngineLimits:
                 length,
             ):
                 missing["full_request_blocks"] = other.full_request_blocks
-        return replace(self, **missing)
+        return replace(self, on_cpu=self.on_cpu or other.on_cpu, **missing)
 
 
 def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
@@ -227,6 +230,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         media=_media(model),
         max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
+        on_cpu=getattr(getattr(config, "device_config", None), "device_type", None) == "cpu",
         source="vLLM's own configuration",
     )
 

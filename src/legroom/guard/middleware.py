@@ -24,6 +24,7 @@ from legroom.guard.admission import Admission
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
 from legroom.guard.clients import client_of
 from legroom.guard.control import Peers, together
+from legroom.guard.engine_use import use_of_registry
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
 from legroom.guard.meters import with_page
@@ -101,7 +102,8 @@ class Guard:
         self._summary = ""
         try:
             planned = read_limits(Path(plan)) if plan else None
-            self.admission = Admission(Path(policy) if policy else None, planned, self._tokenize)
+            file = Path(policy) if policy else None
+            self.admission = Admission(file, planned, self._tokenize, engine_use=use_of_registry)
         except LegroomError as error:
             # vLLM prints what a middleware raises; a sentence is worth more than its traceback.
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None

@@ -4,17 +4,24 @@ A request is admitted at its prompt's blocks and grows to its end, a token a ste
 sum of what everybody may ever hold is far above what they hold at any one time, and a pool that is shared out by that
 sum stands half empty (measured: 0.75 of the tokens a second that vLLM alone finishes). vLLM's own rule, what fits now,
 fills the pool and then throws out the newest again and again. Between them lies a look ahead.
+
+How long an answer gets is seldom known. `Growth.lives` are a few lengths, each as likely as the others: what a request
+will hold is the average over those that it has not outlived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 OVERDUE_SHARE = 0.5
 """An answer that outlived what was expected is expected to go on for this share of its length so far."""
 LAST_STEPS_SHARE = 0.02
 """An answer that must be at its end, by its pace, is given this share of its steps more."""
+MOST_MOMENTS = 12
+"""At how many of the ends that are near the pool is looked at."""
 
 
 class Growth(NamedTuple):
@@ -26,42 +33,102 @@ class Growth(NamedTuple):
     """Tokens that each of its sequences is expected to generate."""
     most_steps: int
     """Tokens that each may generate."""
+    lives: tuple[int, ...] = ()
+    """Lengths that its answers may have, each as likely as the others; empty: `steps` is the one."""
+    first_block_steps: int = 0
+    """Steps until it takes its first further block, as its prompt left part of one free."""
+    block_steps: int = 0
+    """Steps from one further block to the next; 0: it grows evenly."""
+
+    def blocks_at(self, steps: float) -> float:
+        """Blocks that it holds after so many steps."""
+        grown = self.end_blocks - self.start_blocks
+        if not self.block_steps:
+            return self.start_blocks + grown * steps / max(1, self.steps)
+        taken = math.ceil((steps - self.first_block_steps) / self.block_steps)
+        taken_at_end = math.ceil((self.steps - self.first_block_steps) / self.block_steps)
+        return self.start_blocks + (grown * taken / taken_at_end if taken > 0 and taken_at_end > 0 else 0)
 
 
 class Holding(NamedTuple):
-    """What a request holds now, what each step adds, and how many steps it stays."""
+    """How far a request has come, and how many steps it may stay, each as likely as the others."""
 
-    blocks: float
-    blocks_per_step: float
-    steps_left: float
+    growth: Growth
+    done_steps: float
+    steps_left: tuple[float, ...]
+
+    @property
+    def blocks(self) -> float:
+        """What it holds now."""
+        return self.growth.blocks_at(self.done_steps)
+
+    def after(self, steps: float) -> float:
+        """Blocks that it holds so many steps on, by how likely it is still there."""
+        left = self.steps_left
+        staying = sum([life >= steps for life in left]) if len(left) > 1 else left[0] >= steps
+        return self.growth.blocks_at(self.done_steps + steps) * staying / len(left) if staying else 0.0
 
 
 def hold_of(growth: Growth, done_steps: float, counted: bool) -> Holding:
     """`counted`: the steps were seen as they passed, rather than estimated by the clock."""
-    steps = max(1, growth.steps)
-    per_step = (growth.end_blocks - growth.start_blocks) / steps
-    left = growth.steps - done_steps
-    if left <= 0 and growth.most_steps > growth.steps:
-        left = min(growth.most_steps - growth.steps, done_steps * OVERDUE_SHARE)
-    elif not counted:
-        done_steps = min(done_steps, growth.steps)
-    return Holding(growth.start_blocks + per_step * done_steps, per_step, max(left, steps * LAST_STEPS_SHARE))
+    lives = growth.lives or (growth.steps,)
+    left = tuple([life - done_steps for life in lives if life > done_steps])
+    if not left:
+        more = 0.0
+        if growth.most_steps > lives[-1]:
+            more = min(growth.most_steps - lives[-1], done_steps * OVERDUE_SHARE)
+        elif not counted:
+            done_steps = min(done_steps, growth.steps)
+        left = (max(more, growth.steps * LAST_STEPS_SHARE),)
+    return Holding(growth, done_steps, left)
 
 
-def fits(holds: Iterable[Holding], pool_blocks: int, ahead_steps: float) -> bool:
-    """Whether the pool holds all of them for so many steps. What is held only falls when somebody ends, so these
-    moments and the last one decide.
+class Outlook:
+    """What all that run will hold together, just before each of them ends, up to some moment.
+
+    What is held only falls when somebody ends, so these moments and the last one decide; of many, some do. They are
+    counted from when a newcomer begins to run, `lead_steps` from now.
     """
-    blocks = per_step = 0.0
-    ordered = sorted(holds, key=lambda hold: hold.steps_left)
-    for hold in ordered:
-        blocks += hold.blocks
-        per_step += hold.blocks_per_step
-    for hold in ordered:
-        if hold.steps_left >= ahead_steps:
-            break
-        if blocks + per_step * hold.steps_left > pool_blocks:
-            return False
-        blocks -= hold.blocks
-        per_step -= hold.blocks_per_step
-    return blocks + per_step * ahead_steps <= pool_blocks + 1e-6
+
+    __slots__ = ("average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
+
+    def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
+        self.made_s = made_s
+        self.lead_steps = lead_steps
+        self.steps = steps
+        self.average_blocks = 0.0
+        """Over their lives."""
+        ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
+        ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
+        if len(ends) > MOST_MOMENTS:
+            ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
+        self.moments = (0.0, *ends, steps)
+        self.totals = [0.0] * len(self.moments)
+
+    def of(self, hold: Holding) -> list[float]:
+        """One request's part."""
+        return [hold.after(self.lead_steps + moment) for moment in self.moments]
+
+    def of_newcomer(self, hold: Holding) -> list[float]:
+        return [hold.after(moment) for moment in self.moments]
+
+    def add(self, blocks: Sequence[float], average: float) -> None:
+        self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
+        self.average_blocks += average
+
+    def remove(self, blocks: Sequence[float], average: float) -> None:
+        self.totals = [total - less for total, less in zip(self.totals, blocks, strict=True)]
+        self.average_blocks -= average
+
+    def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
+        """Whether the pool holds all of them, and a newcomer, for so many steps."""
+        before, total_before = 0.0, self.totals[0]
+        for moment, total in zip(self.moments, self.totals, strict=True):
+            if moment > ahead_steps:
+                part = (ahead_steps - before) / (moment - before)
+                total_then = total_before + (total - total_before) * part
+                return total_then + newcomer.after(ahead_steps) <= pool_blocks + 1e-6
+            if total + newcomer.after(moment) > pool_blocks + 1e-6:
+                return False
+            before, total_before = moment, total
+        return True

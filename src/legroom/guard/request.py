@@ -6,7 +6,8 @@ import math
 from typing import NamedTuple
 
 from legroom.guard.demand import Demand
-from legroom.guard.limits import EngineLimits
+from legroom.guard.lengths import LikelyLengths
+from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits
 from legroom.guard.policy import PoolPolicy
 from legroom.guard.pool import Need, Ticket
 from legroom.guard.projection import Growth
@@ -61,26 +62,28 @@ def weight_of(
     return Weight(blocks * copies, tokens * copies, seats, longest, certain, start * copies, output.reserved)
 
 
-def need_of(weight: Weight, expected_steps: int | None, blocks: int | None, seats: int | None) -> Need:
-    """What the pool is asked for. `expected_steps` None: strictly, all of it from the start.
+def need_of(
+    weight: Weight, answer: LikelyLengths | None, blocks: int | None, seats: int | None, block_size: int = DEFAULT_BLOCK
+) -> Need:
+    """What the pool is asked for. `answer` None: strictly, all of it from the start.
 
     A request of more sequences than run at once has its turn all the same: vLLM queues sequences. Strictly that is when
     it has the pool to itself; else half of the pool is enough to begin.
     """
-    fewer = 1 if expected_steps is None else 2
+    fewer = 1 if answer is None else 2
     most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
     most_seats = weight.seats if seats is None or weight.seats <= seats else max(1, seats // fewer)
-    if expected_steps is None or not weight.most_steps:
+    if answer is None or not weight.most_steps:
         return Need(most_blocks, most_seats)
     part = most_blocks / max(1, weight.blocks)
-    steps = min(expected_steps, weight.most_steps)
+    steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
+    alone = weight.seats == 1
     growth = Growth(
-        max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps
-    )
-    # Preempted, it would compute its prompt again for an answer that is shorter.
-    least = steps if steps <= weight.prompt_tokens else 0
-    return Need(most_blocks, most_seats, growth, least)
+        max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps,
+        answer.lives, -weight.prompt_tokens % block_size if alone else 0, block_size if alone else 0,
+    )  # fmt: skip
+    return Need(most_blocks, most_seats, growth, weight.prompt_tokens)
 
 
 class _Output(NamedTuple):

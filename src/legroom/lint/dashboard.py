@@ -11,7 +11,7 @@ from legroom.deployments.text import Place, Text
 from legroom.errors import LegroomError
 from legroom.lint.expressions import Expression
 
-_QUERY = re.compile(r'"(expr|query|definition|rawSql)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_QUERY = re.compile(r'"(expr|query|definition|rawSql|prometheusQuery)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _QUERY_KEYS = ("expr", "query", "definition", "rawSql")
 _LISTS = ("custom", "textbox", "text", "constant", "interval", "datasource")
 """Kinds of variables whose query is a list of values."""
@@ -39,6 +39,8 @@ def read_dashboard(source: Text) -> list[Expression] | None:
     if _dashboard(document) is not None:
         other = set(_not_promql(document))
         return [expression for expression in _expressions(source) if expression.text not in other]
+    if '"prometheusQuery"' in source.text:
+        return list(_expressions(source))  # Google Cloud Monitoring asks in PromQL, too
     product = _other_product(document)
     if product:
         raise LegroomError(
@@ -94,7 +96,7 @@ def _expressions(source: Text) -> Iterator[Expression]:
             value = json.loads(f'"{query[2]}"')
         except json.JSONDecodeError:
             continue
-        owner = "panel" if query[1] == "expr" else "variable"
+        owner = "panel" if query[1] in ("expr", "prometheusQuery") else "variable"
         yield Expression(value, _InString(source, query.start(2), query[2], value), owner)  # type: ignore[arg-type]
 
 

@@ -11,10 +11,16 @@ from legroom.deployments.read import rule_groups
 from legroom.deployments.text import Place, Shifted, Text
 from legroom.deployments.yaml_nodes import Node
 
-Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample"]
-"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics."""
+Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample", "prose"]
+"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics;
+`prose`: a name that a sentence or a table quotes."""
+NAMES_ONLY: tuple[Owner, ...] = ("text", "family", "sample", "prose")
+"""Owners of names rather than of PromQL."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
+_SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
+"""A series under its own name that an autoscaler asks for, also as Google's adapter writes it."""
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
+_SPAN = re.compile(r"(?<!`)`(vllm:[a-z][a-z0-9_]*)`(?!`)")
 _READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
 _FAMILIES = re.compile(
     r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
@@ -48,10 +54,15 @@ def queries(document: Node) -> Iterator[Expression]:
             value = node.get(key)
             if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
                 yield Expression(value.scalar, ScalarLocator(value), "panel")
+        for value in (node.get("metric", "name"), node.get("metricName")):
+            if value is not None and value.scalar and _SCALED_BY.search(value.scalar):
+                yield Expression(value.scalar, ScalarLocator(value), "panel")
 
 
 def samples(source: Text) -> Iterator[Expression]:
-    """Lines of /metrics in a document."""
+    """Lines of /metrics in a document, and names in the code spans of its sentences."""
+    for name in _SPAN.finditer(source.text):
+        yield Expression(name[1], Shifted(source, name.start(1)), "prose")
     for line in _SAMPLE.finditer(source.text):
         yield Expression(line[1], Shifted(source, line.start(1)), "sample")
 

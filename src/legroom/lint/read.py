@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from legroom.deployments.read import document_kind, read_file
 from legroom.deployments.subjects import FilePart, Subject
-from legroom.deployments.text import Unread
+from legroom.deployments.text import Place, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.dashboard import read_dashboard
@@ -26,11 +26,27 @@ _NOTHING = {
 """Why a file of a kind has nothing to check."""
 
 
+_FLAGS_STAND_IN = ("yaml", "json", "dockerfile", "unit")
+_VLLMS_OWN = re.compile(
+    r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
+    r"kv[-_]cache[-_]dtype|max[-_]num[-_]seqs|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching)(?![\w-])"
+)
+
+
+@dataclass(frozen=True)
+class UnclaimedFlags:
+    """Flags of vLLM that were read as no server's."""
+
+    place: Place
+    flag: str
+    lines: int
+
+
 @dataclass(frozen=True)
 class LintedPart:
     """What rules look at in one part of a file."""
 
-    subjects: tuple[Subject | Expression, ...] = ()
+    subjects: tuple[Subject | Expression | UnclaimedFlags, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part itself records, each with its expression."""
     is_known: bool = False
@@ -42,6 +58,7 @@ class LintedPart:
 def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """Everything in a file, part by part; what cannot be read is among it."""
     kind, nothing, is_empty = "", "", True
+    read_lines: set[int] = set()
     for part in read_file(path, text, release):
         unread = part.unread
         try:
@@ -50,6 +67,7 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
             linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
         if part.is_whole:
             kind, nothing = part.kind, linted.nothing if linted else ""
+        read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
             yield linted
@@ -57,14 +75,33 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
         if unread is not None and (part.is_whole or _MEANT.search(part.source.text)):
             is_empty = False
             yield unread
+    if kind in _FLAGS_STAND_IN and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
+        is_empty = False
+        yield LintedPart((unclaimed,))
     nothing = nothing or _NOTHING.get(kind, "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
 
+def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
+    """Flags that hardly anything but vLLM has, on lines that belong to no server that was read."""
+    if "vllm" not in text.lower():
+        return None
+    lines = enumerate(text.splitlines(), 1)
+    unclaimed = [
+        (number, flag)
+        for number, line in lines
+        if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLMS_OWN.search(line))
+    ]
+    if not unclaimed:
+        return None
+    number, flag = unclaimed[0]
+    return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
+
+
 def _linted(part: FilePart) -> LintedPart | None:
     """A part with the expressions in it; None where it could not be read."""
-    if part.unread is not None and not part.subjects:
+    if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
         return _json(part)

@@ -11,6 +11,7 @@ from legroom.lint.rules import rules
 from legroom.records import dataclass
 from legroom.version import __version__
 
+NOT_UNDERSTOOD = "not-understood"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -31,6 +32,11 @@ class Report:
     skipped: tuple[Skipped, ...]
     ignored: int = 0
     """Findings that a comment or an option silenced."""
+
+    @property
+    def not_understood(self) -> int:
+        """Files with flags of vLLM that were not judged."""
+        return len({finding.place.path for finding in self.findings if finding.rule == NOT_UNDERSTOOD})
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def report_json(report: Report) -> dict[str, Any]:
         ],
         "skipped": [{"path": file.path, "reason": file.reason} for file in report.skipped],
         "ignored": report.ignored,
+        "not_understood": report.not_understood,
     }
 
 

@@ -78,6 +78,14 @@ class Context:
         named = server.named_release if self.asked is None else None
         return known_release(named) if named else self.release
 
+    def hides_release(self, server: StartedServer) -> bool:
+        """Whether it runs a release that nobody names: a fork's image, a tag of somebody's own, another launcher."""
+        if self.asked is not None or self.plan is not None or server.named_release:
+            return False
+        from legroom.deployments.containers import hides_release  # noqa: PLC0415 - not for a plain command line
+
+        return bool(server.launcher) or hides_release(server.image) or _is_other_hardware(server)
+
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""
         model = self.parsed(server).args.model
@@ -86,6 +94,20 @@ class Context:
     def parsed(self, server: StartedServer) -> ParsedArgs:
         """Its flags as its release reads them."""
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
+
+
+_COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
+"""Other values of --device (until 0.10.0) name a build of vLLM for other hardware, with releases of its own."""
+
+
+def _is_other_hardware(server: StartedServer) -> bool:
+    word = flag_word(server, "--device")
+    if word is None:
+        return False
+    _, equals, value = word.text.partition("=")
+    following = server.words[server.words.index(word) + 1 :][:1]
+    device = value if equals else following[0].text if following else "auto"
+    return device not in _COMMON_DEVICES
 
 
 def _names(model: str, command: tuple[str, ...]) -> bool:
@@ -107,5 +129,8 @@ def flag_word(server: StartedServer, *names: str) -> Word | None:
     return given
 
 
-def finding(rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0) -> LintFinding:
-    return LintFinding(place, rule.id, rule.severity, message, suggestion, length)
+def finding(
+    rule: Rule, place: Place, message: str, suggestion: str = "", length: int = 0, severity: Severity | None = None
+) -> LintFinding:
+    """What a rule says of a place; with a severity of its own where it is surer or less sure than usual."""
+    return LintFinding(place, rule.id, severity or rule.severity, message, suggestion, length)

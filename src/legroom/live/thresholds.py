@@ -80,8 +80,6 @@ class Thresholds:
     hit_rate_least_pools: float = 0.5
     """Prompt tokens, in pools: a cache nobody had time to fill has no hit rate yet."""
     hit_rate_over_s: float = 300.0
-    alert_hit_rate_for_s: float = 1800.0
-    """Nothing breaks meanwhile, so it can wait for half an hour of proof."""
 
     creep_least_hours: float = 2.0
     """Below two hours, warm-up and the first long prompts look like a leak."""
@@ -89,8 +87,6 @@ class Thresholds:
     """Smaller growth takes a week to 10 GiB and is within what caches and graphs take over days."""
     creep_share_ratio: float = 0.7
     """Of all pairs of points, those that rise: a leak rises nearly always, a sawtooth half the time."""
-    alert_creep_left_h: float = 24.0
-    """Hours until the card is full at this slope: a day is time enough to plan a restart."""
 
     fragmentation_ratio: float = 0.15
     """Reserved by PyTorch's allocator but not allocated, of what is reserved. The pool is one part of what is
@@ -102,8 +98,6 @@ class Thresholds:
     fragmentation_hold: Hold = Hold(6, 300.0)
     """The allocator keeps what a burst needed for a while; what is still there after five minutes stays."""
 
-    long_prompt_share_ratio: float = 0.5
-    """Of prompt tokens that came in prompts of more than `long_prompt_pool_ratio` of the pool."""
     long_prompt_pool_ratio: float = 0.1
     """Ten such prompts fill the pool."""
     long_prompt_least: float = 3.0

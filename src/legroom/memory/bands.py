@@ -20,7 +20,9 @@ from legroom.memo import Memo
 from legroom.memory.activation.encoder import encoder_profile
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.weights.loaded import storage_context
 from legroom.memory.weights.model import scheme_in_use
+from legroom.memory.weights.storage import kernels_unmeasured
 from legroom.records import dataclass
 from legroom.units import MIB
 from legroom.vllm.traits import is_moe
@@ -52,8 +54,9 @@ class BandClass:
     release: str
     engine: str
     weights: str
-    """How they are stored: `plain`, a method of quantization, `online`: quantized while they load, or `unlisted`: the
-    config does not list what its checkpoint left at 16 bits."""
+    """How they are stored: `plain`, a method of quantization, `nvfp4` or `fp8_marlin` (kernels whose layout was never
+    measured), `online`: quantized while they load, or `unlisted`: the config does not list what its checkpoint left at
+    16 bits."""
 
     @property
     def path(self) -> tuple[str, ...]:
@@ -103,17 +106,19 @@ def _class(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> BandClas
         card,
         settings.release,
         settings.engine,
-        _stored_as(model, settings),
+        _stored_as(model, settings, gpu),
     )
 
 
-def _stored_as(model: Model, settings: EngineSettings) -> str:
+def _stored_as(model: Model, settings: EngineSettings, gpu: Gpu) -> str:
     scheme = scheme_in_use(model, settings)
     if scheme is None:
         return "plain"
     if scheme.online:
         return "online"
-    return "unlisted" if _lacks_its_list(model, scheme) else scheme.method
+    if _lacks_its_list(model, scheme):
+        return "unlisted"
+    return kernels_unmeasured(scheme, storage_context(settings, gpu)) or scheme.method
 
 
 def _lacks_its_list(model: Model, scheme: Quantization) -> bool:
@@ -156,7 +161,7 @@ def _with_band(figure: str, value: Figure, of: BandClass, settings: EngineSettin
     if value.kind == "exact":
         return value
     below, above = band(rows_of(figure), of.path, scale(value), gpu.total_bytes, least=1.0)
-    return _widened(value, below + possible_saving(value), above)
+    return _widened(value, below + possible_saving(value), above + possible_extra(value))
 
 
 def _widened(value: Figure, below: int, above: int) -> Figure:
@@ -173,21 +178,26 @@ def kv_band(parts: Sequence[Figure], of: BandClass, settings: EngineSettings, gp
     if all(part.kind != "estimated" for part in parts):
         return 0, 0
     below, above = sum_band(rows_of("kv_cache"), of.path, kv_scale(parts[1:]), gpu.total_bytes)
-    weights, total = parts[0], total_spread(settings, gpu)
+    weights = parts[0]
+    smaller, larger = total_spread(settings, gpu)
     spare = possible_spare(parts[1:], settings, gpu)
     return (
-        int(math.hypot(below, weights.high - weights.bytes, total)),
-        int(math.hypot(above, weights.bytes - weights.low, total)) + spare,
+        int(math.hypot(below, weights.high - weights.bytes, smaller)) + sum(possible_extra(part) for part in parts[1:]),
+        int(math.hypot(above, weights.bytes - weights.low, larger)) + spare,
     )
 
 
 def possible_spare(parts: Sequence[Figure], settings: EngineSettings, gpu: Gpu) -> int:
     """What the KV cache gets more if a doubt that no flag settles turns out well: the card is the larger one of its
     name, the installation has the library that needs less."""
-    spare = sum(possible_saving(part) for part in parts)
-    if gpu.larger:
-        spare += int((named_gpu(gpu.larger).total_bytes - gpu.total_bytes) * settings.gpu_memory_utilization)
-    return spare
+    return sum(possible_saving(part) for part in parts) + spare_on_larger_card(settings, gpu)
+
+
+def spare_on_larger_card(settings: EngineSettings, gpu: Gpu) -> int:
+    """What the budget is larger by on the larger card of an ambiguous name; 0: the name means one card."""
+    if not gpu.larger:
+        return 0
+    return int((named_gpu(gpu.larger).total_bytes - gpu.total_bytes) * settings.gpu_memory_utilization)
 
 
 def possible_saving(value: Figure) -> int:
@@ -195,19 +205,34 @@ def possible_saving(value: Figure) -> int:
     return max(0, value.bytes - value.low - (value.high - value.bytes)) if value.kind == "estimated" else 0
 
 
+def possible_extra(value: Figure) -> int:
+    """How much farther its own rule lets a figure rise than fall: a part that nothing explains may come on top."""
+    return max(0, value.high - value.bytes - (value.bytes - value.low)) if _has_two_sides(value) else 0
+
+
 def kv_scale(parts: Sequence[Figure]) -> float:
     """The error that the rules of the parts beside the weights expect of their sum."""
     return math.hypot(*(scale(part) for part in parts))
 
 
-def total_spread(settings: EngineSettings, gpu: Gpu) -> float:
-    """What a card whose total is not known to the last byte adds to the budget or takes from it."""
-    return (gpu.total_high_bytes - gpu.total_low_bytes) / 2 * settings.gpu_memory_utilization
+def total_spread(settings: EngineSettings, gpu: Gpu) -> tuple[float, float]:
+    """What a card whose total is not known to the last byte may take from the budget, and what it may add: drivers
+    differ in what they keep for themselves, and the usual total need not be in the middle of those that were seen."""
+    less, more = gpu.total_bytes - gpu.total_low_bytes, gpu.total_high_bytes - gpu.total_bytes
+    return max(0, less) * settings.gpu_memory_utilization, max(0, more) * settings.gpu_memory_utilization
 
 
 def scale(value: Figure) -> float:
     """The error that the figure's own rule expects."""
-    return float(value.high - value.bytes) if value.kind == "estimated" else 0.0
+    if value.kind != "estimated":
+        return 0.0
+    above = value.high - value.bytes
+    return float(min(above, value.bytes - value.low) if _has_two_sides(value) else above)
+
+
+def _has_two_sides(value: Figure) -> bool:
+    """Whether a figure's lower side is its rule's own: at 0 it was cut off, as no part is less than nothing."""
+    return value.kind == "estimated" and value.low > 0
 
 
 def weights_path(of: BandClass, weights: Figure) -> tuple[str, ...]:

@@ -31,6 +31,9 @@ _GRAVE = frozenset({"kv_cache_dtype", "enforce_eager", "max_num_seqs", "max_num_
 """What a shorter context is preferred to, in a combination."""
 _SEVERAL = 2
 _COST_OF_SHORT = 7
+USUAL_UTILIZATION = 0.96
+"""Above this next to nothing is left for what vLLM does not count: whoever has another way takes it."""
+_COST_OF_BRIM = 15
 
 
 def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
@@ -52,17 +55,39 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         advice = next((_pull(lever, first, kept) for lever in LEVERS if lever.propose is less_utilization), None)
         return replace(first, advice=(advice,) if advice else (), advised=True)
     if first.memory.refused:
-        advice = _pull(SUPPORTED, first, kept)
+        advice = _pull(SUPPORTED, first, kept) or _supported_and_more(first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
     working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
     if not _fits_here(working, first):
         working += _together(first, kept)
+    wanted = any(advice.plan.verdict == "fits" for advice in working)
     if not _fits_here(working, first):
         working += [advice for lever in LAST_RESORTS if (advice := _pull_hard(lever, first, kept))]
     sure = [advice for advice in working if advice.plan.verdict == "fits"] or working
-    sure.sort(key=_cost)
-    notes = (*first.notes, *(() if sure else _on_more_gpus(first, kept)))
-    return replace(first, advice=tuple(sure[:MOST_ADVICE]), advised=True, notes=notes)
+    # Where only a last resort helps, the number of GPUs that would do is worth knowing beside it.
+    notes = (*first.notes, *(() if wanted else _on_more_gpus(first, kept)))
+    return replace(first, advice=_ranked(sure), advised=True, notes=notes)
+
+
+def _ranked(advice: Iterable[Advice]) -> tuple[Advice, ...]:
+    """The cheapest first, each change once: a lever and the search for a combination may find the same."""
+    ranked: list[Advice] = []
+    for each in sorted(advice, key=_cost):
+        if all(each.flags != better.flags for better in ranked):
+            ranked.append(each)
+    return tuple(ranked[:MOST_ADVICE])
+
+
+def _supported_and_more(first: Plan, kept: frozenset[str]) -> Advice | None:
+    """What the release refuses left out or replaced, and what it takes beyond that to start."""
+    for flags, changed in _tried(SUPPORTED, first, kept):
+        if changed.memory.refused:
+            continue
+        more = next(iter(with_advice(changed, kept | flags.keys()).advice), None)
+        if more is not None:
+            trades = f"{SUPPORTED.trades}; {more.trades}"
+            return Advice({**flags, **more.flags}, why(first, more.plan), more.plan, trades)
+    return None
 
 
 def _around_bug(first: Plan, bug: KnownBug, kept: frozenset[str]) -> Plan:
@@ -98,7 +123,8 @@ def _fits_here(working: Sequence[Advice], first: Plan) -> bool:
 def _cost(advice: Advice) -> int:
     cost = sum(lever.cost for lever in (*LEVERS, *LAST_RESORTS) if lever.trades in advice.trades)
     short = advice.flags.get("max_model_len", USEFUL_CONTEXT) < USEFUL_CONTEXT
-    return max(cost, _COST_OF_SHORT) if short else cost
+    to_the_brim = advice.flags.get("gpu_memory_utilization", 0.0) > USUAL_UTILIZATION
+    return (max(cost, _COST_OF_SHORT) if short else cost) + (_COST_OF_BRIM if to_the_brim else 0)
 
 
 def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:

@@ -213,14 +213,14 @@ LEVERS: tuple[Lever, ...] = (
     Lever("fp8 KV cache", fp8_kv_cache, "keys and values are stored in 8 bits", 4),
     Lever("no CUDA graphs", no_graphs, "slower decoding, most of all for small batches", 5),
     Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
-    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 9),
+    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 20),
 )
 LAST_RESORTS: tuple[Lever, ...] = (
     Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),
     Lever(
         "offloaded weights", offloaded_weights,
-        "part of the weights stays in the host's memory and crosses the bus at every step: many times slower", 9,
+        "part of the weights stays in the host's memory and crosses the bus at every step: many times slower", 30,
     ),
-    Lever("smaller model", smaller_model, "a smaller model of the same series", 10),
+    Lever("smaller model", smaller_model, "a smaller model of the same series", 25),
 )  # fmt: skip
 """What nobody wants who has another way."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
+from legroom.memory.bands import spare_on_larger_card
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
 from legroom.memory.host import deployment_host, host_failure
 from legroom.memory.kv.plan import kv_plan
@@ -100,14 +101,16 @@ def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     failure = memory.failure
     if failure is None or failure is not memory.kv.failure:
         return ""
-    fuller = [
-        rank.kv_cache.bytes + int(NEAR_MISS * (rank.kv_cache.high - rank.kv_cache.bytes)) for rank in memory.ranks
-    ]
-    if kv_plan(model, settings, gpu, fuller).failure:
-        return ""
+    pools = [rank.kv_cache for rank in memory.ranks]
+    other_card = spare_on_larger_card(settings, gpu)
+    fuller = [pool.bytes + int(NEAR_MISS * (pool.high - other_card - pool.bytes)) for pool in pools]
     short = failure.needed_bytes - failure.available_bytes
     by = f"{human_bytes(short)} too small" if short > 0 else "too small"
-    return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
+    if not kv_plan(model, settings, gpu, fuller).failure:
+        return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
+    if other_card and not kv_plan(model, settings, gpu, [pool.bytes + other_card for pool in pools]).failure:
+        return f"two cards have that name: on {gpu.name} the KV cache is {by}, on {gpu.larger} it is large enough"
+    return ""
 
 
 def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: EngineSettings, gpu: Gpu) -> str:

@@ -53,6 +53,8 @@ def _summary(report: Report) -> str:
         parts.append(f"{len(report.unread)} not read")
     if report.skipped:
         parts.append(f"{len(report.skipped)} skipped")
+    if report.not_understood:
+        parts.append(f"{report.not_understood} not understood")
     if report.ignored:
         parts.append(f"{report.ignored} ignored")
     return ": ".join(parts[:2]) + ("; " + ", ".join(parts[2:]) if parts[2:] else "")

@@ -10,7 +10,7 @@ from legroom.drawing.text import count, wrap
 from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import LayoutPart, certainty, headline, parts, pool_words, scale_bytes
 from legroom.units import gib, human_bytes
-from legroom.vllm.command_line import any_release_words
+from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -144,7 +144,7 @@ def _advice(page: Svg, plan: Plan, y: float) -> float:
 def _one_advice(page: Svg, advice: Advice, y: float) -> float:
     after = advice.plan
     caveat = "" if after.verdict == "fits" else "  (tight)"
-    page.text(_LEFT, y + 12, " ".join(any_release_words(advice.flags)) + caveat, bold=True)
+    page.text(_LEFT, y + 12, " ".join(change_words(advice.flags)) + caveat, bold=True)
     x, scale, width = _LEFT, scale_bytes(after.layout), 300.0
     page.box(x, y + 20, width, 14, css="room", round_=2)
     for part in parts(after.layout):

@@ -24,7 +24,7 @@ from legroom.render.plan_parts import (
     short_name,
 )
 from legroom.units import gib, human_bytes
-from legroom.vllm.command_line import any_release_words
+from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
@@ -178,7 +178,7 @@ def _first_start(plan: Plan) -> Iterator[tuple[str, str]]:
     kv, blocks = first.memory.kv, plan.memory.kv.num_blocks
     lost = 1 - max(kv.num_blocks, 0) / blocks
     words = f"{plural(max(kv.num_blocks, 0), 'block')} with a cold compile cache"
-    if first.memory.failure:
+    if first.memory.failure and not first.memory.refused:
         words += ": too few, so the first start fails"
     elif lost > _FIRST_START_DIFFERS:
         words += f", {lost:.0%} fewer: {count(kv.tokens)} tokens, {kv.max_concurrency:.2f} requests of full length"
@@ -212,7 +212,7 @@ def _advice(plan: Plan, style: Style) -> Iterator[str]:
 
 def _one_advice(number: int, advice: Advice, style: Style) -> Iterator[str]:
     after = advice.plan
-    flags = " ".join(any_release_words(advice.flags))
+    flags = " ".join(change_words(advice.flags))
     caveat = "" if after.verdict == "fits" else "  (tight)"
     yield f"{number:>2}. {style.paint(flags, 'bold')}{caveat}"
     yield from _mini_layout(after, style)

@@ -147,20 +147,29 @@ def _is_bound(family: int, host: str, port: int) -> bool:
         try:
             probe.bind((host, port))
         except OSError as error:
-            return error.errno == errno.EADDRINUSE and not _has_connections(port)
+            return error.errno == errno.EADDRINUSE and not _connection_states(port)
     return False
 
 
-def _has_connections(port: int) -> bool:
-    """Whether the kernel still knows one; where that cannot be read, it may."""
+_WITH_CLIENT = {"01", "04", "08"}
+"""Established; closed by the server with an answer still to be delivered; closed by the client alone."""
+
+
+def has_clients(port: int) -> bool:
+    """Whether anybody is connected to the server that listens there."""
+    return not _WITH_CLIENT.isdisjoint(_connection_states(port))
+
+
+def _connection_states(port: int) -> set[str]:
+    """Of every connection on a port that the kernel still knows; where that cannot be read, there may be any."""
     ending = f":{port:04X}"
+    states: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with Path(table).open(encoding="ascii") as lines:
-                if any(line.split()[1].endswith(ending) for line in lines):
-                    return True
+                states |= {fields[3] for line in lines if (fields := line.split())[1].endswith(ending)}
         except FileNotFoundError:
             continue  # no IPv6
         except OSError:
-            return True
-    return False
+            return _WITH_CLIENT
+    return states

@@ -22,8 +22,15 @@ class LifeRecord:
         self._is_problem_told = False
 
     def follow(self, pid: int | None) -> None:
-        """Where the server's memory is accounted for: a wrapper may have moved it into a cgroup of its own."""
-        if pid is not None and (cgroup := Cgroup.of(pid)) is not None and cgroup != self._account.cgroup:
+        """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
+        likes before vLLM itself begins."""
+        if pid is None:
+            return
+        cgroup, current = Cgroup.of(pid), self._account.cgroup
+        if cgroup is None or cgroup == current:
+            return
+        # A process that has ended is shown at the top of the hierarchy until it is collected: it has not moved there.
+        if current is None or not Path(current.folder).is_relative_to(cgroup.folder):
             self._account = KernelAccount.of(pid)
 
     def tell_problem(self, say: Callable[[str], None]) -> None:

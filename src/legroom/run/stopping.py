@@ -77,9 +77,10 @@ GRACE_S = 15.0
 """What vLLM may take beyond its own drain to take itself down."""
 ANSWERING_S = 1.0
 """How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
-at its engines every five seconds only (0.32), so it is asked to go after that."""
-LEAVING_S = 1.0
-"""And then to go: its clients have their answers, and several API servers wait for each other (0.32)."""
+at its engines every five seconds only (0.32), so it is asked to go when no client is left, or after that."""
+_LOOK_FOR_CLIENTS_S = 0.1
+LEAVING_S = 0.5
+"""And beyond that to go. What it did not need to answer, it may take to go."""
 HURRY_S = 5.0
 NOT_UP_S = 10.0
 """A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
@@ -95,6 +96,10 @@ class Stoppable(Protocol):
     def kill_engines(self) -> bool:
         """Its engines alone, so that every client gets an error at once; whether any could be told apart."""
         ...
+
+    def kill_api_servers(self) -> None:
+        """The processes that several API servers are, whose clients have their answers; a single one is the server
+        itself, and stays."""
 
     def kill(self) -> None:
         """All of it, at once."""
@@ -118,6 +123,7 @@ class Stopping:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         start_drain: Callable[[float], None] | None = None,
+        has_clients: Callable[[], bool] = lambda: True,
     ) -> None:
         self.for_good = False
         """Whether it was asked to stop, so that nothing is started any more."""
@@ -125,7 +131,7 @@ class Stopping:
         self.is_up = False
         """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
-        self._start_drain = start_drain
+        self._start_drain, self._has_clients = start_drain, has_clients
         self._has_drained = self._is_draining = False
         self._is_ending = self._is_answering = False
         self._asked = 0
@@ -145,6 +151,11 @@ class Stopping:
         """How long until the deadline; None where there is none."""
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
+    def look_s(self) -> float | None:
+        """How long until `check` should be called again."""
+        left_s = self.left_s()
+        return min(left_s, _LOOK_FOR_CLIENTS_S) if self._is_answering and left_s is not None else left_s
+
     def take(self, number: int, server: Stoppable | None) -> None:
         """A signal came."""
         if number == signal.SIGHUP:
@@ -156,18 +167,20 @@ class Stopping:
 
     def check(self, server: Stoppable | None) -> None:
         """Kill what has not gone by its deadline."""
-        if server is None or self.left_s() != 0.0:
+        if server is None:
+            return
+        if self._is_answering and (self.left_s() == 0.0 or not self._has_clients()):
+            self._is_answering = False
+            self._send(server, signal.SIGINT, (self.left_s() or 0.0) + LEAVING_S)
+            server.kill_api_servers()  # they would wait for each other (0.32)
+            return
+        if self.left_s() != 0.0:
             return
         if self._is_draining:
             self.drained(server, GRACE_S)
             return
-        if self._is_answering:
-            self._is_answering = False
-            self._send(server, signal.SIGINT, LEAVING_S)
-            return
         self._say("it did not go in time: killing it")
-        server.kill()
-        self._deadline_s = self._clock() + HURRY_S
+        self._kill(server)
 
     def drained(self, server: Stoppable, patience_s: float | None = None) -> None:
         """No request is left in the server, or it cannot be told: the server itself is asked to go."""
@@ -192,7 +205,8 @@ class Stopping:
             return
         if self._is_ending:
             self._say("killing it")
-            server.kill()
+            self._is_answering = False
+            self._kill(server)
         elif number == signal.SIGTERM and self._asked == 1:
             patience_s = self._patience_s()
             self._say(f"SIGTERM: draining, {patience_s:.0f} s at most; once more ends it at once")
@@ -219,6 +233,10 @@ class Stopping:
             self._deadline_s = self._clock() + ANSWERING_S
         else:
             self._send(server, number, HURRY_S)
+
+    def _kill(self, server: Stoppable) -> None:
+        server.kill()
+        self._deadline_s = self._clock() + HURRY_S
 
     def _send(self, server: Stoppable, number: int, patience_s: float) -> None:
         server.send(number)

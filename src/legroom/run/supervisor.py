@@ -13,22 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import reap
+from legroom.actions.descendants import reap, started
+from legroom.actions.engines import engine_cores
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.run.files import RunFile
-from legroom.run.health import HangWatch, ServerAddress, has_stopped_engine, port_problem, ticks_in_front
-from legroom.run.incidents import (
-    LINES_SHOWN,
-    IncidentRecorder,
-    ServerExit,
-    TriedFix,
-    history_entry,
-    incident_detail,
-)
+from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
+from legroom.run.incidents import LINES_SHOWN, IncidentRecorder, ServerExit
 from legroom.run.life_record import LifeRecord
 from legroom.run.options import USUAL, RunOptions, Timing
-from legroom.run.restarts import RestartBudget, Setup, Setups
+from legroom.run.restart_policy import RestartPolicy
+from legroom.run.restarts import Setup, Setups
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
 
@@ -55,30 +50,35 @@ class Supervisor:
         self.say = say
         self._setups = Setups(Setup.of(prepared))
         self.prepared = prepared
-        self.history: list[dict[str, Any]] = []
-        """What failed and what was done about it, in order."""
         self.verified: bool | None = None
         self._outputs, self._timing, self._start_task = outputs, timing, start_task
         self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
-        self._tried_fix = TriedFix(prepared["vllm"], say)
+        self._restarts = RestartPolicy(
+            options, prepared["vllm"], self._setups, self.incidents, self._fix, self._last_lines, say
+        )
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
             max(options.drain_s, prepared["own_drain_s"]), say,
             start_drain=self._drain_guard if self._guard_token else None,
+            has_clients=lambda: has_clients(self._address.port),
         )  # fmt: skip
-        self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
-        self._tries = 0
+        self._engines: list[int] = []
+        """The engine cores of a server that has come up."""
         self._life: LifeRecord | None = None
         """Of the server that runs, or ran last."""
 
     @property
     def setup(self) -> Setup:
         return self._setups.current
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self._restarts.history
 
     def run(self) -> int:
         """The exit code: vLLM's, except that an end which nobody asked for is never 0."""
@@ -105,13 +105,15 @@ class Supervisor:
             code = ending.code
             if not self.stopping.begun:
                 code = code or ANSWER_IS_NO
-                if not (self._after_crash(ending) if ending.was_ready else self._after_failed_start(ending)):
+                delay_s = self._restarts.delay_after(ending)
+                if delay_s is None:
                     break
+                self._pause(delay_s)
         return code
 
     def _serve_once(self) -> ServerExit:
         life = self._begin_life()
-        self._pool, self.stopping.is_up = "awaited", False
+        self._pool, self.stopping.is_up, self._engines = "awaited", False, []
         began = time.monotonic()
         self._setups.mark_launched()
         # Into a pipe Python would keep lines back until there are many.
@@ -123,10 +125,11 @@ class Supervisor:
         task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
-        life.follow(child.pid)
         self._record("starting", child)
         try:
             while not child.gone:
+                if watch is None:
+                    life.follow(child.pid)
                 if watch is None and not self.stopping.begun and self._address.is_healthy():
                     self.stopping.is_up = True
                     task = self._came_up(child, life, task)
@@ -177,7 +180,7 @@ class Supervisor:
     def _wait(self, child: Child | None, task: TaskProcess | None, patience_s: float | None) -> TaskProcess | None:
         """Wait for something to happen, take it in, and give back the task that is still under way."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
-        left_s = self.stopping.left_s()
+        left_s = self.stopping.look_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
         if os.getpid() == 1:
@@ -209,6 +212,8 @@ class Supervisor:
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
         elif number == signal.SIGHUP and child is not None and self._is_fresh():
             self.say("SIGHUP: it is starting already, and nothing was left to change")
+        elif number == signal.SIGHUP and child is not None and self._has_lost_engine():
+            self.say("SIGHUP: its engine has died, so it is about to end and to be started again anyway")
         else:
             self.stopping.take(number, child)
             if child is not None and self.stopping.begun:
@@ -218,6 +223,10 @@ class Supervisor:
         """Whether a restart would only repeat the start that is under way, and lose it: two who see a server die may
         both ask for the next one."""
         return not (self.stopping.is_up or self.stopping.begun or self.file.has_changes())
+
+    def _has_lost_engine(self) -> bool:
+        """Whether the server is on its way out by itself: a crash, to be diagnosed, and not a planned restart."""
+        return not self.stopping.begun and any(started(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
@@ -247,11 +256,9 @@ class Supervisor:
         life.log.started()
         life.follow(child.pid)
         child.mark_ready()
+        self._engines = engine_cores(child.pid) if child.pid is not None else []
         self._record("serving", child)
-        self.incidents.close_done("it serves again")
-        self._tried_fix.end(worked=True)
-        self._tries = 0
-        self._setups.mark_served()
+        self._restarts.served()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
         return self._begin("verify_and_calibrate", question)
 
@@ -326,82 +333,6 @@ class Supervisor:
                 "is_memory": False,
             }
 
-    def _after_failed_start(self, ending: ServerExit) -> bool:
-        """Whether to launch again."""
-        self.incidents.fail_action()
-        self._tried_fix.end(worked=False)
-        remedy = self._fix()
-        if remedy is None:
-            return False
-        detail = incident_detail(ending, remedy, self.setup.line, self._last_lines()) | {"how": ending.why}
-        name = self.incidents.open("start_failed", f"start-up failed: {remedy['failed']}", detail)
-        self.history.append(history_entry("start_failed", ending, remedy))
-        of = self.options.tries
-        head = f"start failed ({ending.why}, {name}): {remedy['failed']}"
-        if remedy["words"] and self._tries < of:
-            self._tries += 1
-            expected = remedy["expected"]["text"]
-            self.say(f"try {self._tries} of {of}: {head} Changed: {remedy['changed']}. Expected now: {expected}")
-            self._adopt(remedy)
-            self._tried_fix.begin(remedy)
-            self.incidents.begin_action("relaunch", {"changed": remedy["changed"], "command": self.setup.line})
-            return True
-        refused = f"{of} tries are used up; next would be {remedy['changed']}" if remedy["words"] else remedy["refused"]
-        if not self._setups.any_has_served or self.options.on_crash == "exit":
-            return self._give_up(f"{head} Not tried again: {refused}")
-        if self._setups.current_has_served:
-            self.say(f"{head} Nothing is changed: {refused}")
-            return self._restart("it has served before")
-        self.say(f"{head} Not tried again: {refused}")
-        self._setups.go_back()
-        return self._restart(f"back to what has served: {self.setup.line}")
-
-    def _adopt(self, remedy: Mapping[str, Any]) -> None:
-        self._setups.current = Setup.of(remedy)
-        self.history[-1]["changed"] = remedy["changed"]
-
-    def _after_crash(self, ending: ServerExit) -> bool:
-        """Whether to restart; the incident is written before anything else is done."""
-        if ending.code == 0:
-            self.say("vLLM exited 0, but nobody had asked it to stop: its engine died")
-        what = "hung and was killed" if ending.hung else "died"
-        title = f"the server {what} after {ending.lived_s:.0f} s (exit {ending.code})"
-        name = self.incidents.open(
-            "died_serving", title, incident_detail(ending, {}, self.setup.line, self._last_lines())
-        )
-        self.say(f"{name}: {title}")
-        remedy = self._fix()
-        if remedy is None:
-            return False
-        self.incidents.note(remedy["failed"], {"cause": remedy.get("cause"), "evidence": remedy.get("evidence")})
-        self.say(f"diagnosis: {remedy['failed']}")
-        self.history.append(history_entry("died_serving", ending, remedy))
-        if self.options.on_crash == "exit":
-            return self._give_up("--on-crash exit: not restarted")
-        return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
-
-    def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> bool:
-        """Whether to launch again: within the budget, after a wait."""
-        delay_s = self._budget.take(time.monotonic())
-        if delay_s is None:
-            return self._give_up(f"{self.options.restarts} restarts in an hour are used up: not restarted")
-        changed = ""
-        if remedy is not None:
-            self._adopt(remedy)
-            changed = remedy["changed"]
-        self.incidents.begin_action("restart", {"changed": changed, "command": self.setup.line})
-        self.say(
-            f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
-            + (f"changed {changed}. Expected now: {self.setup.expected['text']}" if changed else unchanged)
-        )
-        self._pause(delay_s)
-        return not self.stopping.for_good
-
-    def _give_up(self, reason: str) -> bool:
-        self.say(reason)
-        self.incidents.close_failed(reason)
-        return False
-
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self.stopping.for_good and (left := until - time.monotonic()) > 0:
@@ -430,7 +361,8 @@ class Supervisor:
             if not self._setups.tried:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
             if time.monotonic() >= until:
-                return self._give_up(f"{problem}: not started again")
+                self._restarts.give_up(f"{problem}: not started again")
+                return False
             self._wait(None, None, 0.1)
             if self.stopping.for_good:
                 return False
@@ -438,7 +370,10 @@ class Supervisor:
 
     def _record(self, state: RunState, child: Child | None = None) -> None:
         """What others read of this run: who it is, and whether it is about to start its server anyway."""
-        pids = {"child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None}
+        pids = {
+            "child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None,
+            "engine_pids": self._engines if child else [],
+        }  # fmt: skip
         command = {"command": self.setup.words, "env": self.setup.env}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 

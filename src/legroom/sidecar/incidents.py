@@ -69,13 +69,16 @@ class IncidentKeeper:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], OpenIncident] = {}
+        self._kinds: dict[str, None] = {}
+        """Every kind that was ever open: few, where servers may be thousands."""
 
     def all(self) -> tuple[OpenIncident, ...]:
         """Those that are open, the oldest first."""
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of(self, server: str) -> tuple[OpenIncident, ...]:
-        return tuple(incident for incident in self._open.values() if incident.server == server)
+        possible = (self._open.get((server, kind)) for kind in self._kinds)
+        return tuple(incident for incident in possible if incident is not None)
 
     def adopt(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
@@ -89,6 +92,7 @@ class IncidentKeeper:
         for incident in incidents:
             place = (incident.server, incident.kind)
             if incident.server in group_of and place not in self._open and incident.key is not None:
+                self._kinds[incident.kind] = None
                 self._open[place] = OpenIncident(
                     incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
                     incident.opened_s, str(_last_noted(incident, "severity", "warning")), None,
@@ -106,6 +110,7 @@ class IncidentKeeper:
             incident = self._open.get((server, kind))
             if incident is None:
                 incident = self._new(server, group, finding)
+                self._kinds[kind] = None
                 self._open[server, kind] = incident
                 opened.append(incident)
             elif incident.severity != "critical" and finding.severity == "critical":

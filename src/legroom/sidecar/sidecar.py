@@ -10,30 +10,28 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from legroom.actions.run_record import run_under_way
 from legroom.errors import LegroomError
-from legroom.live.detectors import DetectorFinding, Watcher, watch_all
+from legroom.live.detectors import Watcher, watch_all
 from legroom.live.forecast import forecast
 from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import JournalThread
-from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
+from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.metrics.address import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import look, open_session
-from legroom.live.metrics.window import Window
-from legroom.live.remedies import remedies_for
 from legroom.masking import masked
-from legroom.planning.plan_document import PlanDocument
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
 from legroom.sidecar.config import ServerConfig, SidecarConfig
-from legroom.sidecar.decisions import change_of
 from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
-from legroom.sidecar.notifier import ActionReport, Notifier
+from legroom.sidecar.notifier import Notifier
+from legroom.sidecar.remedy_search import RemedySearch
+from legroom.sidecar.reporting import IncidentReporter
 from legroom.sidecar.restart import ActionContext
 from legroom.sidecar.sources import Source, source_of
 
@@ -58,7 +56,8 @@ class Sidecar:
         self._watchers: dict[str, Watcher] = {}
         self._groups = {server.name: server.group for server in config.servers}
         self._servers = {server.name: server for server in config.servers}
-        self._finding_remedies: set[asyncio.Task[None]] = set()
+        self._reporter = IncidentReporter(self._journal, self._notifier, self._metrics, say)
+        self._remedies = RemedySearch(self._reporter)
         self._samples: list[Sample] = []
         self._last_look_s = time.monotonic()
         self._journal_problem: str | None = None
@@ -71,7 +70,7 @@ class Sidecar:
         self._actor = Actor(
             config,
             ActionContext(self._journal.call, self._journal.write, self._look, path.parent, config.poll_s),
-            self._report_action,
+            self._reporter.acted,
         )
         self._stopping = asyncio.Event()
         self._session: Any = None
@@ -105,9 +104,10 @@ class Sidecar:
         self._stopping.set()
         await self._actor.stop()
         await self._notifier.drain(_LAST_NOTIFICATIONS_S)
-        for task in (*tasks, *self._finding_remedies):
+        under_way = (*tasks, *self._remedies.tasks)
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*tasks, *self._finding_remedies, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
         await runner.cleanup()
         await self._session.close()
         self._flush_samples()
@@ -193,10 +193,9 @@ class Sidecar:
             return  # its silence is legroom's own doing, and whether the trouble is over shows afterwards
         changes = self._keeper.update(seen.server, group, findings)
         for incident in changes.opened:
-            self._opened(incident)
+            self._reporter.opened(incident)
         for incident in changes.worse:
-            self._note(incident, "it has become critical", {"severity": incident.severity})
-            self._notifier.notify(incident)
+            self._reporter.became_critical(incident)
         for incident in changes.closed:
             self._closed(incident)
         incidents = self._keeper.of(seen.server)
@@ -204,7 +203,7 @@ class Sidecar:
             return
         servers, unhealthy = self._group_health(group)
         for incident in incidents:
-            self._ask_for_remedies(incident)
+            self._remedies.begin(incident, self._servers.get(seen.server), watcher.window)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
@@ -226,75 +225,9 @@ class Sidecar:
         self._next_forecast_s.pop(server, None)
         self._metrics.forget(server, self._groups.pop(server, "default"))
 
-    def _opened(self, incident: OpenIncident) -> None:
-        finding = incident.finding
-        reason = finding.reason if finding is not None else ""
-        self._say(f"{incident.server}: {incident.title}: {reason}")
-        self._metrics.opened.labels(incident.kind).inc()
-        detail = incident.detail()
-
-        def opened(journal: Journal) -> None:
-            incident.number = journal.open_incident(
-                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
-            )
-
-        self._journal.write(opened)
-        self._note(incident, reason)
-        self._notifier.notify(incident)
-
-    def _ask_for_remedies(self, incident: OpenIncident) -> None:
-        """Once, as soon as the incident is seen. Without a plan no flags come of it, so nothing waits for them."""
-        if incident.remedies_asked or incident.finding is None:
-            return
-        incident.remedies_asked = True
-        server = self._servers.get(incident.server)
-        plan = server.plan if server is not None else None
-        incident.change = server.answers.get(incident.kind) if server is not None else None
-        incident.remedies_known = plan is None or incident.change is not None
-        window = self._watchers[incident.server].window.snapshot()
-        task = asyncio.get_running_loop().create_task(self._find_remedies(incident, incident.finding, window, plan))
-        self._finding_remedies.add(task)
-        task.add_done_callback(self._finding_remedies.discard)
-
-    async def _find_remedies(
-        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
-    ) -> None:
-        """Computes what would cure it, beside the looking: a plan and its levers take a moment."""
-        given = incident.change
-        try:
-            remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
-            incident.change = given or change_of(remedies, plan)
-        finally:
-            incident.remedies_known = True
-        texts = "; ".join(remedy.why for remedy in remedies)
-        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": str(given) if given else None}
-        self._note(incident, f"what helps: {texts}", detail)
-
     def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
-        unseen = incident.finding is None and how == OVER
-        outcome = f"{how} while legroom was not watching" if unseen else how
-        outcome += f", after {incident.last_action}" if incident.last_action else ""
-        self._say(f"{incident.server}: {incident.title}: {outcome}")
         self._actor.incident_over(incident)
-        self._journal.write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
-        self._notifier.notify(incident, outcome, time.time())
-
-    def _note(self, incident: OpenIncident, text: str, detail: Mapping[str, Any] | None = None) -> None:
-        self._journal.write(lambda journal: journal.note(journal.incident_id(incident.key) or 0, text, detail))
-
-    def _report_action(self, report: ActionReport) -> None:
-        incident = report.incident
-        self._say(f"{incident.server}: {report.text}" if incident is not None else report.text)
-        if report.name == "refusal":
-            self._metrics.refusals.inc()
-        if report.outcome is not None:
-            self._metrics.actions.labels(report.name, report.outcome).inc()
-            if incident is not None:
-                incident.last_action = f"{report.name} ({report.outcome})"
-        if incident is not None:
-            self._note(incident, report.text)
-            if report.name != "refusal":
-                self._notifier.notify(incident, report.text)
+        self._reporter.closed(incident, how)
 
     def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
         self._metrics.saw(seen, group, not (_is_unhealthy(watcher) or seen.server in self._under_way))

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MOST_HISTORY = 720
 """An hour at five seconds: what the curves of a page show at most."""
+_WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
+"""A page shows some servers; the curves of a fleet's thousands would be most of what a watcher keeps in memory."""
 ONCE_LOOKS, ONCE_GAP_S = 3, 1.0
 """A single look shows levels; rates and a standstill need a few."""
 _AT_ONCE = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
@@ -144,7 +146,10 @@ class WatchSession:
             known.pop(server, None)
 
     def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
-        kept = self.history.setdefault(look.server, deque(maxlen=MOST_HISTORY))
+        kept = self.history.get(look.server)
+        if kept is None:
+            points = MOST_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
+            kept = self.history[look.server] = deque(maxlen=points)
         if isinstance(look, ScrapeFailure):
             kept.append(HistoryPoint(look.time_s))
             return

@@ -192,6 +192,12 @@ def any_release_words(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def change_words(settings: Mapping[str, Any]) -> list[str]:
+    """Changed settings as they are typed; a flag that is to be left out is named as such."""
+    dropped = [f"(without {flag_name(dest)})" for dest, value in settings.items() if value is None]
+    return [*any_release_words(settings), *dropped]
+
+
 def _any_release_values(name: str, value: Any) -> tuple[str, ...]:
     flag = flags_ever().get(name)
     if isinstance(value, (list, tuple)) and not (value and flag and flag.kind.startswith("list:")):

@@ -12,6 +12,9 @@ from legroom.records import dataclass
 ProblemKind = Literal["unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice", "ignored", "uncertain"]
 _FATAL: frozenset[ProblemKind] = frozenset({"unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice"})
 
+_SHORTEST_PREFIX = 8
+"""Shorter beginnings are more likely a flag of something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlagProblem:
@@ -71,6 +74,10 @@ def _short_name(name: str, release: Release) -> FlagProblem | None:
 
 def _never_existed(name: str, release: Release) -> FlagProblem:
     told = advice(name)
+    whole = [flag for flag in flags_ever() if flag.startswith(name)] if name.startswith("--") and not told else []
+    if len(whole) == 1 and len(name) >= _SHORTEST_PREFIX and whole[0] not in flags_of(release):
+        gone = explain_unknown(whole[0], release)  # argparse takes a beginning for the flag itself
+        return replace(gone, flag=name, message=f"{name} is short for {whole[0]}: {gone.message}")
     if told:
         message = f"no vLLM release has {name}" + (f": {told.why}" if told.why else "")
         return FlagProblem(name, "unknown", message, _usable(told.use, release))

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from legroom.web.api_meters import ApiMeters, MeteredLayer
 from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
 from legroom.web.openapi import openapi_document
 from legroom.web.page_files import page_file
@@ -30,23 +31,30 @@ LARGEST_BODY_BYTES = 80 << 20
 """Of a JSON request: a log of 64 MiB with what escaping adds."""
 LARGEST_LOG_BYTES = 4 << 30
 """Of a log that is streamed."""
+_LOG_TYPES = ("text/plain", "application/octet-stream")
 _LONGEST_SILENCE_S = 30.0
 """Between two pieces of a body."""
 
 
 def create_app(
-    access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None
+    access: Access | None = None,
+    limits: WorkerLimits | None = None,
+    feed: LiveFeed | None = None,
+    *,
+    page: bool = True,
 ) -> Starlette:
-    """The application; `feed` is what it watches, if anything."""
+    """The application; `feed` is what it watches, if anything. Without `page` it is the API alone."""
     pool = WorkerPool(limits)
+    meters = ApiMeters()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        warming = asyncio.create_task(pool.warm_up())
+        warming = asyncio.create_task(_warmed(pool, meters))
         watching = asyncio.create_task(feed.run()) if feed is not None else None
         try:
             yield
         finally:
+            meters.is_ready = False
             for task in (warming, watching):
                 if task is not None:
                     task.cancel()
@@ -56,12 +64,18 @@ def create_app(
 
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz),
-        Route("/openapi.json", _openapi),
-        Route("/api/live", _live_handler(feed)),
+        Route("/readyz", _readyz_handler(meters)),
+        Route("/metrics", _metrics_handler(meters)),
+        Route("/openapi.json", _openapi_handler(page)),
+        *([Route("/api/live", _live_handler(feed))] if page else []),
         *(_endpoint_route(endpoint, pool) for endpoint in ENDPOINTS.values()),
-        Route("/{path:path}", _page),
+        Route("/{path:path}", _page if page else _nothing),
     ]
-    layers = [Middleware(SecurityLayer, access=access or Access()), Middleware(GZipMiddleware, compresslevel=5)]
+    layers = [
+        Middleware(MeteredLayer, meters=meters),
+        Middleware(SecurityLayer, access=access or Access()),
+        Middleware(GZipMiddleware, compresslevel=5),
+    ]
     handlers = {HTTPException: _http_error, 500: _bug}
     return Starlette(routes=routes, middleware=layers, lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
 
@@ -70,8 +84,45 @@ async def _healthz(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _openapi(request: Request) -> Response:
-    return JSONResponse(openapi_document())
+async def _warmed(pool: WorkerPool, meters: ApiMeters) -> None:
+    await pool.warm_up()
+    meters.is_ready = True
+
+
+def _readyz_handler(meters: ApiMeters) -> Handler:
+    async def readyz(request: Request) -> Response:
+        if meters.is_ready:
+            return JSONResponse({"status": "ok"})
+        return error_response(503, "it has just started, or is about to end", "ask again in a moment")
+
+    return readyz
+
+
+def _metrics_handler(meters: ApiMeters) -> Handler:
+    async def metrics(request: Request) -> Response:
+        return Response(meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return metrics
+
+
+def _openapi_handler(page: bool) -> Handler:
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(openapi_document(live=page))
+
+    return openapi
+
+
+async def _nothing(request: Request) -> Response:
+    path = request.url.path
+    if path.removeprefix("/api/") in ENDPOINTS and path.startswith("/api/"):
+        return _post_wanted(path)
+    return error_response(404, f"there is nothing at {path}", "/openapi.json says what there is")
+
+
+def _post_wanted(path: str) -> Response:
+    answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
+    answer.headers["allow"] = "POST"
+    return answer
 
 
 async def _page(request: Request) -> Response:
@@ -83,9 +134,7 @@ async def _page(request: Request) -> Response:
         return redirect
     path = request.path_params["path"]
     if path.removeprefix("api/") in ENDPOINTS and path.startswith("api/"):
-        answer = error_response(405, f"/{path} wants a POST", "see /openapi.json")
-        answer.headers["allow"] = "POST"
-        return answer
+        return _post_wanted(f"/{path}")
     file = page_file(path, "served")
     if file is None:
         return error_response(404, f"there is nothing at {request.url.path}", "the page is at /")
@@ -101,7 +150,7 @@ def _endpoint_route(endpoint: ApiEndpoint, pool: WorkerPool) -> Route:
                 return worker_response(await pool.call(endpoint.name, b"{}"))
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             query = _query(request) if endpoint.name == "diagnose" else {}
-            if kind == "text/plain" and endpoint.name == "diagnose":
+            if kind in _LOG_TYPES and endpoint.name == "diagnose":
                 return worker_response(await pool.diagnose(query, _pieces(request, LARGEST_LOG_BYTES)))
             if kind != "application/json":
                 return error_response(415, "the request is not JSON", "send it as application/json")

@@ -24,7 +24,8 @@ _ERRORS = {
 
 
 @cache
-def openapi_document() -> dict[str, Any]:
+def openapi_document(live: bool = True) -> dict[str, Any]:
+    """`live`: with what is watched as it happens, which the API without a page has not."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -37,8 +38,10 @@ def openapi_document() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": {
             **{f"/api/{endpoint.name}": _path(endpoint) for endpoint in ENDPOINTS.values()},
-            "/api/live": {"get": _live()},
+            **({"/api/live": {"get": _live()}} if live else {}),
             "/healthz": {"get": _health()},
+            "/readyz": {"get": _readiness()},
+            "/metrics": {"get": _metrics()},
         },
         "components": {"schemas": schemas()},
     }
@@ -52,8 +55,10 @@ def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
         "responses": _responses(response_name(endpoint.name), _ERRORS),
     }
     if endpoint.name == "diagnose":
-        description = "Or the log itself, streamed; what it does not say goes into the query."
-        post["requestBody"]["content"]["text/plain"] = {"schema": {"type": "string", "description": description}}
+        # text/plain is taken as well; generators of clients know bytes, and not a text that is no JSON.
+        description = "Or the log itself, streamed (or as text/plain); what it does not say goes into the query."
+        log = {"type": "string", "format": "binary", "description": description}
+        post["requestBody"]["content"]["application/octet-stream"] = {"schema": log}
         post["parameters"] = [_log_hint(name) for name in ("command", "model", "gpu", "vllm")]
     if not endpoint.without_input:
         return {"post": post}
@@ -100,7 +105,26 @@ def _live() -> dict[str, Any]:
 
 
 def _health() -> dict[str, Any]:
+    fine = {"description": "It serves", "content": _status()}
+    return {"operationId": "healthz", "summary": "Whether it serves", "responses": {"200": fine, **_denials()}}
+
+
+def _readiness() -> dict[str, Any]:
+    fine = {"description": "It answers", "content": _status()}
+    late = {"description": "It has just started, or is about to end", "content": _json("Error")}
+    responses = {"200": fine, "503": late, **_denials()}
+    return {"operationId": "readyz", "summary": "Whether requests are answered at once", "responses": responses}
+
+
+def _metrics() -> dict[str, Any]:
+    text = {"description": "Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {"operationId": "metrics", "summary": "Its own figures", "responses": {"200": text, **_denials()}}
+
+
+def _status() -> dict[str, Any]:
     schema = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
-    fine = {"description": "It serves", "content": {"application/json": {"schema": schema}}}
-    errors = {code: {"description": _ERRORS[code], "content": _json("Error")} for code in ("403", "421")}
-    return {"operationId": "healthz", "summary": "Whether it serves", "responses": {"200": fine, **errors}}
+    return {"application/json": {"schema": schema}}
+
+
+def _denials() -> dict[str, Any]:
+    return {code: {"description": _ERRORS[code], "content": _json("Error")} for code in ("403", "421")}

@@ -75,8 +75,9 @@ class _Worker:
 class WorkerPool:
     """Calls in, answers out. A worker that fails or runs out of time is replaced."""
 
-    def __init__(self, limits: WorkerLimits | None = None) -> None:
+    def __init__(self, limits: WorkerLimits | None = None, module: str = "legroom.web.worker") -> None:
         self.limits = limits or WorkerLimits()
+        self._module = module
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._free = asyncio.Semaphore(self.limits.workers)
@@ -111,7 +112,7 @@ class WorkerPool:
     async def _worker(self, limit_s: float) -> AsyncIterator[_Worker]:
         await self._wait_for_turn()
         try:
-            worker = self._idle.pop() if self._idle else await _start()
+            worker = self._idle.pop() if self._idle else await _start(self._module)
             self._busy.add(worker)
             try:
                 async with asyncio.timeout(limit_s):
@@ -154,6 +155,6 @@ def _head(name: str, query: Mapping[str, str] | None) -> bytes:
     return f"{name} {json.dumps(dict(query))}\n".encode() if query else f"{name}\n".encode()
 
 
-async def _start() -> _Worker:
-    words = (sys.executable, "-m", "legroom.web.worker")
+async def _start(module: str) -> _Worker:
+    words = (sys.executable, "-m", module)
     return _Worker(await asyncio.create_subprocess_exec(*words, stdin=PIPE, stdout=PIPE, start_new_session=True))

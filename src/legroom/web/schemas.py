@@ -14,6 +14,7 @@ from legroom.explain.catalog_files import problems
 
 REQUESTS = {
     "plan": "PlanRequest", "math": "PlanRequest", "size": "SizeRequest", "read": "ReadRequest",
+    "lint": "LintRequest",
     "diagnose": "DiagnoseRequest", "simulate": "SimulateRequest", "models": "EmptyRequest", "gpus": "EmptyRequest",
     "releases": "EmptyRequest", "flags": "FlagsRequest", "catalog": "CatalogRequest", "entry": "EntryRequest",
     "hub": "HubRequest",

@@ -28,7 +28,7 @@ HEADERS = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-_OPEN_PATHS = frozenset({"/healthz"})
+_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Access:
 
     token: str = ""
     """Empty: none is asked for, and only this machine's own names are answered."""
+    any_host: bool = False
+    """Without a token, too: what stands before the server decides who reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def is_loopback(host: str) -> bool:
 def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Denial | None:
     """Why a request is not answered, if it is not."""
     host = headers.get("host", "")
-    if not access.token and not is_loopback(_host_name(host)):
+    if not access.token and not access.any_host and not is_loopback(_host_name(host)):
         # A page elsewhere can point its own name at 127.0.0.1 and then read this one's answers.
         return Denial(421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port")
     origin = headers.get("origin")
@@ -69,7 +71,9 @@ def denial(access: Access, method: str, path: str, query: str, headers: dict[str
         return Denial(403, "a page of another site asked for this", "open legroom's own page")
     if access.token and path not in _OPEN_PATHS and not _shows(access.token, query, headers):
         return Denial(
-            401, "this needs the token that legroom ui printed", "open the whole address, ?token=... included"
+            401,
+            "this needs the token that the server was started with",
+            "open the whole address, ?token=... included, or send it as Authorization: Bearer ...",
         )
     return None
 

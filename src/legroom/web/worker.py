@@ -10,7 +10,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, NamedTuple
 
 from legroom.errors import UNREACHABLE, LegroomError
@@ -34,13 +34,19 @@ class Frame(NamedTuple):
 
 
 def main() -> None:
+    """Answer the endpoints' calls until the input ends."""
+    answer_frames(_answered)
+
+
+def answer_frames(answered: Callable[[Frame, BinaryIO], tuple[int, bytes]]) -> None:
+    """Frames in, an HTTP status and a document out, one after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes our input
     source = sys.stdin.buffer
     # What a library prints must not get between answers.
     target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for number, frame in enumerate(iter(lambda: _read(source), None), 1):
-        status, document = _answered(frame, source)
+        status, document = answered(frame, source)
         target.write(STATUS.pack(status, len(document)) + document)
         target.flush()
         if number % _CALLS_REMEMBERED == 0:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
 from legroom.deployments.shell.scan import TooManyWords, Word, placed_env
 from legroom.deployments.shell.words import SimpleCommand, commands
 from legroom.deployments.subjects import At, FilePart, Invoked, Runs, StartedServer, with_servers
 from legroom.deployments.text import Text, Unread
+
+if TYPE_CHECKING:
+    from legroom.deployments.launchers import LaunchedEngine
 
 _RUNS_C = (*SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
@@ -51,6 +55,8 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
     if name in _ONLY_SAYS:
         return
     start = server_start(texts)
+    if start is not None and any(text.endswith(":") for text in texts[:start]):
+        return  # a line of a log that quotes a command
     if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
         yield from _container(source, command, start, depth)
     elif start is not None:
@@ -58,6 +64,9 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
         before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
         env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
         yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
+    elif engine := _launched(command):
+        place = source.place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, command.env, source.place, place, launcher=engine.launcher)
     elif depth < _DEEPEST:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
@@ -66,6 +75,14 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
                 at = word.place or source.place(word.offset)
                 inner = Text(source.path, _on_its_lines(word), at.line, (at.column,))
                 yield from script_subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
+
+
+def _launched(command: SimpleCommand) -> LaunchedEngine | None:
+    if "-m" not in command.texts():
+        return None
+    from legroom.deployments.launchers import launched_engine  # noqa: PLC0415 - not for a plain command line
+
+    return launched_engine(command.words)
 
 
 def _on_its_lines(word: Word) -> str:

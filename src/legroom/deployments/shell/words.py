@@ -230,7 +230,7 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
         splits = value is not None and any(character.isspace() for character in value.text)
         if value is not None and splits and "$(" not in value.text and "`" not in value.text:
             for piece in state.pieces[name]:
-                yield from (Word(part, piece.offset, part, piece.place) for part in _parts(piece.text))
+                yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
         else:
             yield word.with_text(expand(_EMPTY_DEFAULT.sub(r"$\1", word.text), texts))
 
@@ -241,6 +241,14 @@ def _final(word: Word) -> Word:
 
 def _end(word: Word) -> int:
     return word.offset + len(word.raw)
+
+
+def _split_value(text: str) -> list[str]:
+    """The words of a variable without quotes around it. The shell leaves quotes inside of it alone: JSON stays JSON.
+
+    Single quotes are for `eval`, or a slip that nobody means; the words inside them are what is meant.
+    """
+    return _parts(text) if "'" in text or '{"' not in text else text.split()
 
 
 def _parts(text: str) -> list[str]:

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.kubernetes import (
-    creating,
-    file_mounts,
-    file_volumes,
-    literal,
-    model_mounts,
-    model_volumes,
-    secret_key,
-    secrets_created,
-)
+from legroom.exports.deploy.cluster.files import creating, file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.cluster.pod import literal, secret_key, secrets_created
 from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.times import PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
-from legroom.exports.deploy.server import (
-    ExportedServer,
-    add_server_options,
-    planned_server,
-    server_of,
-    unplanned_server,
-)
+from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
-    from legroom.facts.releases import Release
-    from legroom.planning.plan_document import PlanDocument
 
 NAME = "script"
 HELP = "a start script with every flag explained"
@@ -36,22 +27,6 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = server_of(request)
     return (ExportedFile(f"{server.name}.sh", script_text(server), executable=True),)
-
-
-def script_for(
-    words: Sequence[str],
-    release: Release,
-    *,
-    plan: PlanDocument | None = None,
-    env: Mapping[str, str] | None = None,
-) -> str:
-    """A start script of a command line; with a plan of it, its numbers too. Without one nothing is added to the flags.
-
-    `words` is what runs (`vllm serve MODEL ...`) and `env` what is set for it. Secrets are left out.
-    """
-    if plan is None:
-        return script_text(unplanned_server(words, release, env))
-    return script_text(planned_server(replace(plan, command=tuple(words), env=env or plan.env)))
 
 
 def script_text(server: ExportedServer) -> str:

@@ -23,6 +23,14 @@ TAKES_ANY = True
 
 FILE = "legroom-vllm.json"
 _STAT_HEIGHT, _HEIGHT = 4, 8
+_VARIABLES = (
+    ("cluster", "cluster", "Cluster"),
+    ("namespace", "namespace", "Namespace"),
+    ("job", "job", "Job"),
+    ("model", "model_name", "Model"),
+    ("instance", "instance", "Server"),
+)
+"""Of the dashboard, each with the label that it chooses by."""
 
 
 def add_options(parser: Any) -> None:
@@ -102,13 +110,15 @@ def _source() -> Any:
 
 
 def _variables(measures: Measures) -> list[Any]:
-    """Which Prometheus, which model, which server."""
+    """Which Prometheus, and what of it: each variable offers what is left by those before it."""
     from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort  # noqa: PLC0415
 
     running = measures.series("running")[0]
-    asked = {"model": ("Model", f"label_values({running}, model_name)"),
-             "instance": ("Server", f'label_values({running}{{model_name=~"$model"}}, instance)')}  # fmt: skip
+    asked, chosen = {}, ""
+    for name, label, title in _VARIABLES:
+        asked[name] = (title, f"label_values({running}{{{chosen}}}, {label})")
+        chosen += f'{", " if chosen else ""}{label}=~"${name}"'
     queries = [
         dashboard.QueryVariable(name)
         .label(label)
@@ -131,7 +141,7 @@ def _annotations() -> list[Any]:
 
     up = f"up{{{INSTANCE}}}"
     queries = {
-        "Incidents": ("sum by (kind) (legroom_incidents_open) > 0", "red"),
+        "Incidents": ("sum by (cluster, namespace, job, kind) (legroom_incidents_open) > 0", "red"),
         "Alerts": ('ALERTS{alertname=~"Vllm.*|Legroom.*", alertstate="firing"}', "orange"),
         "Came up": (f"({up} == 1) unless ({up} offset 1m == 1)", "blue"),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import WINDOW, DashboardRow, Panel, Query
+from legroom.exports.grafana.panels import BY_INSTANCE, WINDOW, DashboardRow, Panel, Query
 from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation, turned_away
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def _guard(levels: AlertLevels) -> DashboardRow:
     return DashboardRow("Guard", (*_admission(levels), *_inside()), "legroom.guard.Guard or legroom guard")
 
 
-_BY_GUARD = "sum by (instance)"
+_BY_GUARD = f"sum {BY_INSTANCE}"
 
 
 def _admission(levels: AlertLevels) -> tuple[Panel, ...]:
@@ -47,7 +47,7 @@ def _admission(levels: AlertLevels) -> tuple[Panel, ...]:
         Panel(
             "Share refused for lack of room",
             "Of all requests that kept to the limits of the policy.",
-            (Query(turned_away(WINDOW, "by (instance)"), "{{instance}}"),),
+            (Query(turned_away(WINDOW, BY_INSTANCE), "{{instance}}"),),
             "percentunit",
             "timeseries",
             8,
@@ -58,7 +58,8 @@ def _admission(levels: AlertLevels) -> tuple[Panel, ...]:
 
 
 def _inside() -> tuple[Panel, ...]:
-    wait = f"histogram_quantile(0.99, sum by (le, instance) (rate(legroom_guard_wait_seconds_bucket[{WINDOW}]))) >= 0"
+    waits = f"rate(legroom_guard_wait_seconds_bucket[{WINDOW}])"
+    wait = f"histogram_quantile(0.99, sum by (le, cluster, namespace, job, instance) ({waits})) >= 0"
     return (
         Panel(
             "Reserved of the pool",
@@ -86,7 +87,7 @@ def _inside() -> tuple[Panel, ...]:
             (
                 Query(f"{_BY_GUARD} (legroom_guard_running)", "inside {{instance}}"),
                 Query(f"{_BY_GUARD} (legroom_guard_waiting)", "waiting {{instance}}"),
-                Query("max by (instance) (legroom_guard_draining)", "draining {{instance}}"),
+                Query(f"max {BY_INSTANCE} (legroom_guard_draining)", "draining {{instance}}"),
             ),
             "short",
             "timeseries",
@@ -102,7 +103,7 @@ def _watch() -> DashboardRow:
             Panel(
                 "Open incidents",
                 "What the sidecar's detectors have found and that is not over yet, by kind.",
-                (Query("sum by (kind) (legroom_incidents_open)", "{{kind}}"),),
+                (Query("sum by (cluster, namespace, job, kind) (legroom_incidents_open)", "{{kind}}"),),
                 "short",
                 "timeseries",
                 8,
@@ -110,7 +111,7 @@ def _watch() -> DashboardRow:
             Panel(
                 "Healthy servers",
                 "1: the server answered the last scrape and nothing critical was found.",
-                (Query("min by (server) (legroom_server_healthy)", "{{server}}"),),
+                (Query("min by (cluster, namespace, job, server) (legroom_server_healthy)", "{{server}}"),),
                 "short",
                 "timeseries",
                 8,
@@ -120,7 +121,11 @@ def _watch() -> DashboardRow:
             Panel(
                 "Scrapes",
                 "Scrapes of servers per second, by result.",
-                (Query(f"sum by (result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"),),
+                (
+                    Query(
+                        f"sum by (cluster, namespace, job, result) (rate(legroom_looks_total[{WINDOW}]))", "{{result}}"
+                    ),
+                ),
                 "short",
                 "timeseries",
                 8,

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
     from legroom.exports.prometheus.promql import Measures
 
 WINDOW = "$__rate_interval"
-INSTANCE = 'instance=~"$instance"'
+INSTANCE = 'cluster=~"$cluster", namespace=~"$namespace", job=~"$job", instance=~"$instance"'
+"""A fleet has one name in several places: what is not labelled so matches `.*` as well."""
 SELECTOR = f'model_name=~"$model", {INSTANCE}'
-BY_SERVER = "by (instance, model_name)"
+BY_INSTANCE = "by (cluster, namespace, job, instance)"
+BY_SERVER = "by (cluster, namespace, job, instance, model_name)"
+BY_ENGINE = "by (cluster, namespace, job, instance, model_name, engine)"
 SERVER = "{{model_name}} {{instance}}"
 
 Kind = Literal["timeseries", "stat", "bargauge", "table"]

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from legroom.exports.grafana.panels import BY_SERVER, INSTANCE, SERVER, WINDOW, DashboardRow, Panel, Query, pool_levels
+from legroom.exports.grafana.panels import (
+    BY_ENGINE,
+    BY_SERVER,
+    INSTANCE,
+    SERVER,
+    WINDOW,
+    DashboardRow,
+    Panel,
+    Query,
+    pool_levels,
+)
 from legroom.exports.prometheus.promql import Measures, grouped
 
 if TYPE_CHECKING:
@@ -13,7 +23,17 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
-_SETTINGS = ("instance", "engine", "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization")
+_SETTINGS = (
+    "cluster",
+    "namespace",
+    "job",
+    "instance",
+    "engine",
+    "num_gpu_blocks",
+    "block_size",
+    "cache_dtype",
+    "gpu_memory_utilization",
+)
 """The labels of vLLM's cache settings that a reader compares with a plan."""
 _PARTS = {
     "weights_bytes": "weights",
@@ -95,7 +115,7 @@ def _pools(plan: PlanDocument) -> str:
 
 def pressure(measures: Measures, levels: AlertLevels) -> str:
     """Requests that wait for a pool without room, by the condition of the alert; each engine by its own pool."""
-    each, window = replace(measures, keep="by (instance, model_name, engine)"), levels.time(levels.rate_window_s)
+    each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
     kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
     queued = grouped(each.queued())
     full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"

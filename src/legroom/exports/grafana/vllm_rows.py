@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.exports.grafana.panels import (
+    BY_INSTANCE,
     BY_SERVER,
     INSTANCE,
     SELECTOR,
@@ -130,9 +131,9 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
 
 def _refused(measures: Measures) -> Panel:
     # One series a reason, none before the first refusal: shown as nothing refused.
-    by_instance = Measures(measures.release, INSTANCE, "by (instance)")
+    by_instance = Measures(measures.release, INSTANCE, BY_INSTANCE)
     refused = grouped(by_instance.rate("admission_rejections", WINDOW))
-    nothing = f"0 * sum by (instance) (up{{{INSTANCE}}})"
+    nothing = f"0 * sum {BY_INSTANCE} (up{{{INSTANCE}}})"
     return Panel(
         "Refused by vLLM",
         "Requests per second that --max-num-queued-reqs or --max-num-queued-tokens refused.",

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from legroom.exports.prometheus.promql import Measures
     from legroom.planning.plan_document import PlanDocument
 
-_SERVER = "job, instance, model_name"
-_BY_INSTANCE = "by (job, instance)"
+_GROUP = "cluster, namespace, job"
+_SERVER = f"{_GROUP}, instance, model_name"
+_BY_INSTANCE = record.BY_INSTANCE
 NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
@@ -53,9 +54,11 @@ def alert_texts() -> Mapping[str, Mapping[str, Any]]:
     return json.loads(text)["alerts"]  # type: ignore[no-any-return]
 
 
-def vllm_conditions(measures: Measures, levels: AlertLevels, job: str) -> tuple[AlertCondition, ...]:
-    """The alerts on vLLM's metrics, as far as the release has them."""
-    conditions = [*_pool(measures, levels), *_engine(levels, job), _traffic(levels)]
+def vllm_conditions(measures: Measures, levels: AlertLevels, job: str, batch: str = "") -> tuple[AlertCondition, ...]:
+    """The alerts on vLLM's metrics, as far as the release has them. `batch` are label matchers of servers that work off
+    a backlog: a full pool and a queue are what they are for."""
+    conditions = [*_pool(measures, levels, batch), *_engine(levels, job), _traffic(levels)]
+    conditions += [*_failing(measures, levels), *_blind(levels, job)]
     targets = (
         ("VllmTimeToFirstTokenHigh", "ttft", levels.ttft_p99_s, levels.ttft_floor_s),
         ("VllmInterTokenLatencyHigh", "inter_token", levels.inter_token_p99_s, levels.inter_token_floor_s),
@@ -83,10 +86,11 @@ def _peak(name: str, levels: AlertLevels) -> str:
     return f"max_over_time({name}[{levels.time(levels.rate_window_s)}])"
 
 
-def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
+def _pool(measures: Measures, levels: AlertLevels, batch: str) -> list[AlertCondition]:
     counted = measures.has("preemptions")  # not before 0.5.5
     detect = levels.detect
     full = _pool_full(levels)
+    by_design = f"\nunless\n{record.RUNNING}{{{batch}}}" if batch else ""
     suffering = f"{record.QUEUED} > 0"
     if counted:
         suffering += f" or {record.PREEMPTIONS} >= {levels.preemptions_least_per_s:g}"
@@ -94,9 +98,9 @@ def _pool(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
     long = f"{record.QUEUED} >= {detect.queue_least:g} and {per_running}"
     slow = f"{record.QUEUED} > {detect.queue_wait_s:g} * {record.FINISHED}"
     conditions = [
-        AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering})", detect.alert_pool_for_s),
-        AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow})", levels.critical_for_s),
-        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{full}", detect.alert_queue_for_s),
+        AlertCondition("VllmKvPressure", f"{full}\nand\n({suffering}){by_design}", detect.alert_pool_for_s),
+        AlertCondition("VllmKvPressureCritical", f"{full}\nand\n({long} and {slow}){by_design}", levels.critical_for_s),
+        AlertCondition("VllmQueueBacklog", f"({long} and {slow})\nunless\n{full}{by_design}", detect.alert_queue_for_s),
     ]
     if counted:
         # A server that finishes nothing at all still gets a ratio: one request in ten minutes.
@@ -120,14 +124,41 @@ def _engine(levels: AlertLevels, job: str) -> list[AlertCondition]:
 
 
 def _traffic(levels: AlertLevels) -> AlertCondition:
-    """Nothing to do, while other servers of the model have requests or where this one had some a week ago."""
+    """Nothing to do, where this server had requests a week ago; or while others of the model have some and this one had
+    them steadily until now. A router that keeps sessions together leaves a replica idle that never had many."""
     served = f"sum by ({_SERVER}) ({record.FINISHED_COUNT})"
     week = f"sum by ({_SERVER}) ({record.FINISHED_COUNT} offset {levels.time(_WEEK_S)}) >= {levels.traffic_least:g}"
-    busiest = f"max by (job, model_name) ({served})"
-    others = f"0 * {served} + on (job, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
+    busiest = f"max by ({_GROUP}, model_name) ({served})"
+    others = f"0 * {served} + on ({_GROUP}, model_name) group_left () {busiest} >= {levels.traffic_least:g}"
+    usually = f"quantile_over_time(0.5, {record.FINISHED_COUNT}[{levels.time(_HOUR_S)}])"
+    steady = f"sum by ({_SERVER}) ({usually}) >= {levels.traffic_least:g}"
     idle = f"sum by ({_SERVER}) ({record.RUNNING} + {record.WAITING}) == 0"
-    expr = f"(\n{week}\nor\n{others}\n)\nand\n{served} == 0\nand\n{idle}"
+    expr = f"(\n{week}\nor\n({others} and {steady})\n)\nand\n{served} == 0\nand\n{idle}"
     return AlertCondition("VllmTrafficStopped", expr, levels.rate_window_s)
+
+
+def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
+    """Requests come and go, and nothing is served: in the engine, or before it because it is dead."""
+    stopped = f"sum {_BY_INSTANCE} ({record.PROGRESS}) == 0"
+    dead = f"{record.SERVER_ERRORS} >= {levels.failed_least_per_s:.4g}\nand\n{stopped}"
+    conditions = [AlertCondition("VllmEngineDead", dead, levels.detect.alert_unreachable_for_s)]
+    if measures.has("request_success"):
+        ratio = f"{record.FAILED} / ({record.FINISHED} > 0) >= {levels.failed_ratio:g}"
+        failing = f"{ratio}\nand\n{record.FAILED} >= {levels.failed_least_per_s:.4g}"
+        conditions.insert(0, AlertCondition("VllmRequestsFail", failing, levels.detect.alert_queue_for_s))
+    return conditions
+
+
+def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
+    """What no other rule can see: targets that are gone, and servers that show other names than these rules ask for."""
+    targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
+    before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
+    fewer = f"{targets} < {levels.missing_ratio:g} * {before}"
+    renamed = f'up{{job="{job}"}} == 1\nunless on ({_GROUP}, instance)\n{record.RUNNING}'
+    return [
+        AlertCondition("VllmTargetsMissing", f"(0 * {before} unless {targets})\nor\n{fewer}", levels.missing_for_s),
+        AlertCondition("VllmMetricsMissing", renamed, levels.missing_for_s),
+    ]
 
 
 def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
@@ -195,11 +226,11 @@ def _sidecar(levels: AlertLevels) -> list[AlertCondition]:
     return [
         AlertCondition(
             "LegroomIncident",
-            f'sum by (job, instance, kind) (legroom_incidents_open{{kind=~"{kinds}"}}) > 0',
+            f'sum by ({_GROUP}, instance, kind) (legroom_incidents_open{{kind=~"{kinds}"}}) > 0',
             levels.detect.alert_unreachable_for_s,
         ),
         AlertCondition(
-            "LegroomJournalNotWritable", "max by (job, instance) (legroom_journal_writable) == 0", levels.guard_for_s
+            "LegroomJournalNotWritable", f"max {_BY_INSTANCE} (legroom_journal_writable) == 0", levels.guard_for_s
         ),
     ]
 
@@ -222,7 +253,7 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
         "queue_wait": f"{detect.queue_wait_s:g} s",
         "stuck_for": duration(levels.rate_window_s + detect.alert_stuck_for_s),
         "restarts": str(detect.crash_restarts),
-        "restart_window": duration(detect.crash_over_s),
+        "restart_window": duration(levels.crash_window_s),
         "down_for": duration(levels.down_for_s),
         "traffic_window": duration(detect.no_traffic_s),
         "creep_per_hour": human_bytes(detect.creep_bytes_per_h),
@@ -230,6 +261,8 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
         "fragmentation": f"{detect.fragmentation_ratio:.0%}",
         "fragmentation_least": human_bytes(detect.fragmentation_bytes),
         "turned_away": f"{levels.guard_turned_away_ratio:.0%}",
+        "failed": f"{levels.failed_ratio:.0%}",
+        "missing": f"{levels.missing_ratio:.0%}",
         "drain_for": duration(levels.drain_for_s),
         "ttft_level_words": _target(levels.ttft_p99_s, levels.ttft_floor_s, levels),
         "inter_token_level_words": _target(levels.inter_token_p99_s, levels.inter_token_floor_s, levels),
@@ -269,7 +302,7 @@ def _planned(plan: PlanDocument | None) -> dict[str, str]:
 
 def _looked_up(name: str, shown: str = "humanize") -> str:
     """A template that shows the value of another series of the same server; nothing known of it shows as 0."""
-    labels = ("job", "instance", "model_name", "engine")
+    labels = ("cluster", "namespace", "job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
     query = f'printf "{name}{{{selector}}}" {values} | query'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,17 @@ class AlertLevels:
     detect: Thresholds = DEFAULT
     down_for_s: float = 600
     """Longer than a start takes; a plan says how long that is."""
+    crash_window_s: float = DEFAULT.crash_over_s
+    """Within which so many restarts are a loop. A plan makes it as long as they take: a server that loads for seven
+    minutes never starts three times in fifteen."""
+    failed_ratio: float = 0.5
+    """Of all requests that end: above it the server fails rather than single requests."""
+    failed_least_per_s: float = 1 / 60
+    """One a minute: below it, a ratio is of one or two requests."""
+    missing_ratio: float = 0.5
+    """Of the targets an hour ago: a fleet that is scaled gives up one by one, not half of it within the hour."""
+    missing_for_s: float = 300
+    """A Prometheus that starts over knows nobody for a while."""
     rate_window_s: float = 120
     """Eight scrapes at the usual 15 s, two at 60 s: a rate needs two."""
     traffic_least: float = 10
@@ -91,7 +103,10 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
         return levels
     checkpoint = checkpoint_bytes(plan, take_apart(plan.command, plan.release))
     # Not a first start, which also downloads: nobody would hear of an outage for as long.
-    return replace(levels, down_for_s=StartTimes(checkpoint, disk_bytes_s, 0).limit_s)
+    start = StartTimes(checkpoint, disk_bytes_s, 0)
+    # One more than the restarts: between two of them lies a start, and before the first some serving.
+    window_s = max(levels.crash_window_s, (levels.detect.crash_restarts + 1) * start.expected_s)
+    return replace(levels, down_for_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
 
 
 def seconds_of(text: str | None, option: str) -> float | None:

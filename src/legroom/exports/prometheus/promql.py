@@ -54,6 +54,11 @@ class Measures:
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
 
+    def mean(self, role: str, window: str, how: str = "sum") -> str:
+        """A gauge on average over a window."""
+        inner = f"{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"{how} {self._labels(role)} (avg_over_time({name}{inner}))")
+
     def queued(self) -> str:
         """Requests that wait for blocks or a place in the batch; 0.20.0 on tells them from those that wait for more."""
         ways = []
@@ -99,6 +104,11 @@ class Measures:
     def finished_rate(self, window: str) -> str:
         """Requests finished per second."""
         return self._finished(self.rate, self.observation_rate, window)
+
+    def failed_rate(self, window: str) -> str:
+        """Requests per second that ended with an error of the server's own, not by the client's will."""
+        where = ", ".join(filter(None, (self.selector, 'finished_reason="error"')))
+        return replace(self, selector=where).rate("request_success", window)
 
     def finished_count(self, window: str) -> str:
         """Requests finished over a window."""

@@ -1,4 +1,8 @@
-"""Recording rules: vLLM's measures under one name each, whatever the release calls them. The alerts read these."""
+"""Recording rules: vLLM's measures under one name each, whatever the release calls them. The alerts read these.
+
+A name begins with the level that it is kept at, as Prometheus advises: `engine:` has one series for each engine of a
+server, `instance:` one for each server, `model:` one for each model of a job, namespace and cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +14,42 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     from legroom.exports.prometheus.levels import AlertLevels
 
-KV_USE = "legroom:vllm_kv_use:ratio"
-RUNNING = "legroom:vllm_running:count"
-WAITING = "legroom:vllm_waiting:count"
-QUEUED = "legroom:vllm_queued:count"
-PREEMPTIONS = "legroom:vllm_preemptions:rate"
-FINISHED = "legroom:vllm_finished:rate"
-FINISHED_COUNT = "legroom:vllm_finished:count"
-PROMPT_TOKENS = "legroom:vllm_prompt_tokens:rate"
-GENERATION_TOKENS = "legroom:vllm_generation_tokens:rate"
-PROGRESS = "legroom:vllm_progress:rate"
-PREFIX_HITS = "legroom:vllm_prefix_hit:ratio"
-RECOMPUTED = "legroom:vllm_recomputed:ratio"
-RESTARTS = "legroom:vllm_restarts:count"
+KV_USE = "engine:legroom_vllm_kv_use:ratio"
+RUNNING = "engine:legroom_vllm_running:count"
+WAITING = "engine:legroom_vllm_waiting:count"
+QUEUED = "engine:legroom_vllm_queued:count"
+PREEMPTIONS = "engine:legroom_vllm_preemptions:rate"
+FAILED = "engine:legroom_vllm_failed:rate"
+FINISHED = "engine:legroom_vllm_finished:rate"
+FINISHED_COUNT = "engine:legroom_vllm_finished:count"
+PROMPT_TOKENS = "engine:legroom_vllm_prompt_tokens:rate"
+GENERATION_TOKENS = "engine:legroom_vllm_generation_tokens:rate"
+PROGRESS = "engine:legroom_vllm_progress:rate"
+PREFIX_HITS = "engine:legroom_vllm_prefix_hit:ratio"
+RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
+SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
+RESTARTS = "instance:legroom_vllm_restarts:count"
+_MODEL = "cluster, namespace, job, model_name"
+MODEL_LEVEL = {
+    "model:legroom_vllm_kv_use:avg": f"avg by ({_MODEL}) ({KV_USE})",
+    "model:legroom_vllm_running:sum": f"sum by ({_MODEL}) ({RUNNING})",
+    "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
+    "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
+}
+"""What a fleet is looked at by, computed once instead of by every panel and every person."""
 LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
+BY_INSTANCE = "by (cluster, namespace, job, instance)"
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def latency(role: str, share: str) -> str:
     """The record of a latency's percentile."""
-    return f"legroom:vllm_{LATENCIES[role]}_seconds:{share}"
+    return f"engine:legroom_vllm_{LATENCIES[role]}_seconds:{share}"
 
 
 def observed(role: str) -> str:
     """The record of how many observations are behind a latency's percentiles."""
-    return f"legroom:vllm_{LATENCIES[role]}:count"
+    return f"engine:legroom_vllm_{LATENCIES[role]}:count"
 
 
 @dataclass(frozen=True)
@@ -53,7 +68,9 @@ def recordings(measures: Measures, levels: AlertLevels, job: str) -> tuple[Recor
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
         records.append(Recording(PREFIX_HITS, measures.prefix_hit_ratio(window)))
     records += _latencies(measures, levels)
-    records.append(Recording(RESTARTS, restarts(measures, levels.time(levels.detect.crash_over_s), job)))
+    records.append(Recording(RESTARTS, restarts(measures, levels.time(levels.crash_window_s), job)))
+    records.append(Recording(SERVER_ERRORS, server_errors(window, job)))
+    records += [Recording(name, expr) for name, expr in MODEL_LEVEL.items()]
     return tuple(records)
 
 
@@ -63,6 +80,7 @@ def _rates(measures: Measures, levels: AlertLevels, window: str) -> list[Recordi
         records.append(Recording(PREEMPTIONS, measures.rate("preemptions", window)))
     records += [
         Recording(FINISHED, measures.finished_rate(window)),
+        *([Recording(FAILED, measures.failed_rate(window))] if measures.has("request_success") else []),
         Recording(FINISHED_COUNT, measures.finished_count(levels.time(levels.detect.no_traffic_s))),
         Recording(PROMPT_TOKENS, measures.rate("prompt_tokens", window)),
         Recording(GENERATION_TOKENS, measures.rate("generation_tokens", window)),
@@ -90,8 +108,13 @@ def _latencies(measures: Measures, levels: AlertLevels) -> list[Recording]:
 def restarts(measures: Measures, window: str, job: str) -> str:
     """Starts within a window: the process's own start time where it is shown (not with several API servers, nor by
     V0's separate engine process), else how often a counter began again. That of prompts: an embedder generates none."""
-    by_instance = Measures(measures.release, measures.selector, "by (job, instance)")
+    by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
     return either(
-        f'max by (job, instance) (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
+        f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
         by_instance.resets("prompt_tokens", window),
     )
+
+
+def server_errors(window: str, job: str) -> str:
+    """Answers of 500 and above: vLLM's web server counts them even when its engine is dead and all gauges are 0."""
+    return f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

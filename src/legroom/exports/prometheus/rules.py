@@ -34,9 +34,13 @@ TAKES_ANY = True
 RUNBOOK_BASE = "docs/runbooks"
 RULES_FILE = "rules/legroom-vllm.rules.yml"
 CONFIG_FILE = "prometheus.yml"
+OPERATOR_FILE = "legroom-vllm-monitoring.yaml"
 _EVALUATION_S = 30
 _SCRAPE_S = 15
 _TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
+_MATCHERS = re.compile(
+    r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:, ?[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*")*'
+)
 _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
 
 
@@ -56,6 +60,13 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
     parser.add_argument("--disk-speed", metavar="SPEED",
                         help="how fast weights are read: a start may take that long (default: 200MB/s)")  # fmt: skip
+    parser.add_argument("--batch", metavar="LABELS", default="",
+                        help='servers that work off a backlog, full by design: job="vllm-batch"')  # fmt: skip
+    parser.add_argument("--operator", action="store_true",
+                        help="a PrometheusRule and a PodMonitor for the Prometheus operator instead")  # fmt: skip
+    parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
+    parser.add_argument("--operator-label", action="append", metavar="KEY=VALUE", default=None,
+                        help="what the operator selects them by, such as release=kube-prometheus-stack")  # fmt: skip
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
@@ -68,7 +79,8 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
     measures = Measures(request.release)
     records = [{"record": rule.record, "expr": rule.expr} for rule in recordings(measures, levels, job)]
-    alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job)]
+    batch = checked_matchers(str(options.get("batch") or ""), "--batch")
+    alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
     own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
     groups = [
         _group("legroom-vllm-measures", records, levels),
@@ -76,6 +88,10 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
         _group("legroom", own, levels),
     ]
     head = _head(request)
+    if options.get("operator"):
+        from legroom.exports.prometheus.operator import operator_objects  # noqa: PLC0415
+
+        return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
         ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
@@ -131,6 +147,13 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
     }
 
 
+def checked_matchers(text: str, option: str) -> str:
+    """Label matchers as PromQL writes them: they go into an expression."""
+    if text and not _MATCHERS.fullmatch(text):
+        raise LegroomError(f"{option} {text!r} is not a list of label matchers", f"""write {option} 'job="batch"'""")
+    return text
+
+
 def _scrape(job: str, targets: list[str]) -> dict[str, Any]:
     return {"job_name": job, "metrics_path": "/metrics", "static_configs": [{"targets": targets}]}
 
@@ -142,7 +165,7 @@ def _targets(given: Sequence[str] | None, option: str) -> list[str]:
     return list(given or ())
 
 
-def rules_text(document: Any) -> str:
+def rules_text(*documents: Any) -> str:
     import yaml  # noqa: PLC0415 - only an export writes YAML
 
     class Dumper(yaml.SafeDumper):
@@ -155,4 +178,4 @@ def rules_text(document: Any) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
-    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
+    return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)

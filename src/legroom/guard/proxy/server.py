@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard import control
 from legroom.guard.admission import Admission
+from legroom.guard.engine_use import use_of_page
 from legroom.guard.limits import EngineLimits, limits_of_metrics
 from legroom.guard.log import LOG, log_bug
 from legroom.guard.meters import with_page
@@ -36,6 +37,8 @@ SWEEP_S = 1.0
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
+USE_S = 0.5
+"""How often to ask what is in use while requests wait: a page takes the server some milliseconds."""
 TWICE_S = 1.0
 """Signals closer together than this are one."""
 
@@ -76,6 +79,7 @@ class Proxy:
         self.servers = ServerPool(options.upstream, self.admission.clock)
         self._session: aiohttp.ClientSession | None = None
         self._learnt = EngineLimits()
+        self._version = ""
         self._logged: tuple[PoolLimits, bool] | None = None
         """What the log said last."""
 
@@ -104,7 +108,7 @@ class Proxy:
         server = await self.start()
         if ready is not None:
             ready(server.sockets[0].getsockname()[1])
-        chores = [asyncio.create_task(self._sweep()), asyncio.create_task(self._learn())]
+        chores = [asyncio.create_task(chore) for chore in (self._sweep(), self._learn(), self._watch_engine())]
         try:
             await stop.wait()
             await self._drain(server)
@@ -157,6 +161,15 @@ class Proxy:
         for client in list(self.clients):
             client.sweep(self.now_s)
 
+    async def _watch_engine(self) -> None:
+        """While requests wait, ask the server what is in use: else there is nothing to decide."""
+        while True:
+            await asyncio.sleep(USE_S)
+            if self.admission.pool.waiting and (page := await self._get(METRICS)) is not None:
+                use = use_of_page(page.decode("utf-8", "replace"))
+                if use is not None:
+                    self.admission.pool.learn_use(use, self.admission.clock())
+
     async def _learn(self) -> None:
         """Ask the server again and again what it can hold."""
         while True:
@@ -176,8 +189,8 @@ class Proxy:
         if reached != self._logged:
             self._logged = reached
             LOG.info("%s", self.admission.summary())
-            if limits.known:
-                await self._note_native_flags()
+            if limits.known and (hint := self.admission.native_flags_hint(self._version)):
+                LOG.info("%s", hint)
         return limits.known
 
     async def _limits(self) -> EngineLimits:
@@ -189,17 +202,15 @@ class Proxy:
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
             lengths = [model.get("max_model_len") for model in json.loads(models or b"{}")["data"]]
             limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
+        self._version = await self._read_version()
         return limits
 
-    async def _note_native_flags(self) -> None:
-        """Releases from 0.29 on have queue bounds of their own; say what to set them to."""
+    async def _read_version(self) -> str:
+        """Empty where the server has none: another server, or an old release."""
         try:
-            version = str(json.loads(await self._get("/version") or b"{}")["version"])
+            return str(json.loads(await self._get("/version") or b"{}")["version"])
         except (ValueError, KeyError, TypeError):
-            return
-        hint = self.admission.native_flags_hint(version)
-        if hint:
-            LOG.info("%s", hint)
+            return ""
 
     async def _get(self, path: str) -> bytes | None:
         assert self._session is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
-from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 from legroom.vllm.command_line import plain_name
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
@@ -22,14 +22,23 @@ IGNORED = Rule(
     "A flag that changes nothing",
     "vLLM accepts it and does not use it, whatever its name promises.",
 )
-RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED)
+OTHER = Rule(
+    "flag-of-another",
+    "note",
+    "Flags of another program",
+    "A program that reads vLLM's command line and has flags of its own: those are not judged.",
+)
+RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
 _BY_KIND = {
     "unknown": UNKNOWN, "removed": REMOVED, "renamed": REMOVED, "not_yet": NOT_YET, "bad_value": VALUE,
     "bad_choice": VALUE, "ignored": IGNORED,
 }  # fmt: skip
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}")
-"""A value that is put in later is not judged."""
+_VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\.\.\.|…")
+"""A value that is put in later, or left out by who wrote it down, is not judged."""
+_EXTENSIONS = {"--omni": "vLLM-Omni"}
+"""Switches that hand the command line to another program, which has flags of its own."""
+_OF_ANOTHER_RELEASE = frozenset({"removed", "renamed", "not_yet"})
 _MOST_STRAYS = 2
 """More words that belong to no flag are a sentence in a document, not a slip."""
 
@@ -40,6 +49,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     seen = set()
     problems = context.parsed(subject).problems
+    other = next((name for word in subject.words if (name := _EXTENSIONS.get(word.text))), "")
+    is_unsure = context.hides_release(subject)
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
         is_stray = not problem.flag.startswith("-")
@@ -47,6 +58,10 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             continue  # in a config file it is the value of a key that is named already
         if problem.kind == "bad_choice" and subject.runs == "python":
             continue  # the parser of the command line holds values against choices, LLM(...) does not
+        if other and problem.kind in ("unknown", "bad_value"):
+            continue  # the extension's own
+        if problem.kind == "bad_value" and not problem.value and _is_emptied(subject, problem.flag):
+            continue  # a variable that is to be filled in
         rule = _BY_KIND.get(problem.kind)
         variable = bool(_VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value))
         if rule is None or variable or (problem.flag, problem.kind) in seen:
@@ -64,8 +79,31 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             suggestion = f"leave it out, or did you mean {problem.instead}?"
         elif problem.kind == "removed" and problem.instead:
             suggestion = f"leave it out, or see {problem.instead}"
-        yield finding(rule, place, message, suggestion, len(problem.flag))
+        severity: Severity | None = None
+        if problem.kind == "unknown" and subject.runs == "config":
+            severity = "warning"  # that the file is vLLM's own is only likely
+        if problem.kind in _OF_ANOTHER_RELEASE and subject.runs == "python" and not subject.named_release:
+            severity = "warning"  # code often asks for the version first, and has a call for each
+        if is_unsure and problem.kind in _OF_ANOTHER_RELEASE:
+            message += f" (which release {_what_runs(subject)} holds is not known)"
+            severity = "warning"
+        yield finding(rule, place, message, suggestion, len(problem.flag), severity)
+    if other:
+        yield finding(OTHER, subject.place, f"flags of {other} are not judged: {other} reads this command line itself")
     yield from _share(subject, context)
+
+
+def _what_runs(subject: StartedServer) -> str:
+    return subject.launcher or ("the image" if "$" in subject.image or "{{" in subject.image else subject.image)
+
+
+def _is_emptied(subject: StartedServer, flag: str) -> bool:
+    """Whether an empty word stands where the value of a flag belongs."""
+    texts = [word.text for word in subject.words]
+    return any(
+        plain_name(text) == flag and (text.endswith("=") or texts[i + 1 : i + 2] == [""])
+        for i, text in enumerate(texts)
+    )
 
 
 def _share(subject: StartedServer, context: Context) -> Iterator[LintFinding]:

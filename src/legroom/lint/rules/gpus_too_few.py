@@ -34,6 +34,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The ranks of an engine, and of all its data-parallel copies on this machine, against what the file gives."""
     if not isinstance(subject, StartedServer) or context.release_of(subject).before("0.11.1"):
         return
+    if subject.launcher:
+        return  # it spreads ranks over nodes itself
     gpus = subject.gpu_count
     args = context.parsed(subject).args
     ranks = args.engine_ranks if flag_word(subject, *_SPREAD) else args.gpus_needed
@@ -42,4 +44,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     word = flag_word(subject, *_SIZES)
     place = subject.place_of(word) if word else subject.place
     message = f"{ranks} ranks are asked for, and {gpus} GPU{'s are' if gpus > 1 else ' is'} given: vLLM does not start"
-    yield finding(RULE, place, message, "give it a GPU for each rank, or ask for fewer ranks")
+    suggestion = (
+        "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
+    )
+    yield finding(RULE, place, message, suggestion)

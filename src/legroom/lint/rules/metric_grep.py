@@ -43,6 +43,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
                 f"no series of vLLM {context.release} has {match[0]} in its name",
                 f"write {right}" if is_start else "",
                 len(match[0]),
+                None if is_start else "warning",  # a plugin may show series of its own
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import metrics_of, name_of, role_of
-from legroom.lint.expressions import Expression
+from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql import series_names
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
@@ -21,7 +21,7 @@ RULES = (RULE,)
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every series that is there only under a flag."""
-    if not isinstance(subject, Expression) or subject.owner in ("text", "family", "sample") or context.any_release:
+    if not isinstance(subject, Expression) or subject.owner in NAMES_ONLY or context.any_release:
         return
     declared = metrics_of(context.release)
     shown = {name for metric in declared if not metric.hidden for name in metric.exposed}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
-from legroom.lint.expressions import Expression
+from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(
@@ -26,6 +26,8 @@ FOREIGN = Rule(
     "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
 )
 RULES = (RULE, FOREIGN)
+_IN_CODE = ("text", "family", "prose")
+"""Where a family's name (a counter without `_total`, a histogram without `_bucket`) is as good as a series'."""
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
@@ -33,9 +35,11 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     if not isinstance(subject, Expression):
         return
     known = context.series
-    plain = subject.owner in ("text", "family", "sample")
-    if subject.owner == "family":
-        known |= {_family(metric) for metric in metrics_of(context.release)}
+    plain = subject.owner in NAMES_ONLY
+    if subject.owner in _IN_CODE:
+        # Code often names a histogram and adds `_sum` and `_count` itself; a counter has only one ending to leave out.
+        kinds = ("histogram",) if subject.owner == "text" else ("histogram", "counter")
+        known |= {_family(metric) for metric in metrics_of(context.release) if metric.type in kinds}
     named = [Series(subject.text, 0)] if plain else list(series_names(subject.text))
     alternatives = any(token.text == "or" for token in tokens(subject.text)) and any(
         series.name in known for series in named
@@ -51,13 +55,16 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             instead = instead.removesuffix("_total")
         if instead in subject.beside and releases_of(name):
             continue  # code that knows both names
-        if subject.owner in ("text", "family") and not instead and name not in all_exposed_names():
+        if subject.owner in _IN_CODE and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
-        rule = RULE if instead or releases_of(name) else FOREIGN
+        rule = RULE if instead or _spans(name, subject.owner) else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
         suggestion = f"write {instead}" if instead else _without(name)
-        yield finding(rule, subject.locate(series.offset), f"{name} {_why(name, context)}", suggestion, len(name))
+        message = f"{name} {_why(_spans(name, subject.owner), context)}"
+        # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
+        severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
+        yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
 
 
 def _family(metric: Metric) -> str:
@@ -73,8 +80,13 @@ def _without(name: str) -> str:
     )
 
 
-def _why(name: str, context: Context) -> str:
-    spans = releases_of(name)
+def _spans(name: str, owner: Owner) -> tuple[tuple[str, str], ...]:
+    """The releases that show a series, or in code a family of series."""
+    endings = ("", "_total", "_bucket") if owner in _IN_CODE else ("",)
+    return next((spans for ending in endings if (spans := releases_of(name + ending))), ())
+
+
+def _why(spans: tuple[tuple[str, str], ...], context: Context) -> str:
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.subjects import StartedServer
+from legroom.deployments.subjects import At, StartedServer
 from legroom.exports.deploy.server import planned_server
-from legroom.exports.deploy.times import IMPORT_S, SHORTEST_ENGINE_S
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.exports.deploy.times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
+from legroom.lint.own_plan import OwnPlan, own_plan
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
+from legroom.units import human_bytes
 
 RULE = Rule(
     "start-too-short",
@@ -17,6 +19,8 @@ RULE = Rule(
     "A probe or a timeout that is shorter than the load restarts the server forever.",
 )
 RULES = (RULE,)
+_FASTEST_BYTES_S, _LOCAL_BYTES_S = 10e9, 2e9
+"""What no disk of a server reads faster than (weights in the page cache may be), and a local NVMe drive."""
 _LEAST_S = IMPORT_S + SHORTEST_ENGINE_S
 """The fastest start, without a single byte of weights."""
 
@@ -27,6 +31,10 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     limit = subject.start_limit
     plan = context.plan_of(subject)
+    own = own_plan(subject, context.release_of(subject)) if plan is None else None
+    if own is not None:
+        yield from _by_own_plan(limit, own)
+        return
     if plan is not None:
         times = planned_server(plan).times
         needed, why = (times.expected_s, times.sentence()) if times else (float(_LEAST_S), "")
@@ -38,3 +46,18 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         message = f"a start is given {limit.value:.0f} s and takes {about} {needed:.0f} s: {why}"
         suggestion = f"allow at least {2 * needed:.0f} s" + ("" if context.plan else "; --plan FILE computes it")
         yield finding(RULE, limit.place, message, suggestion)
+
+
+def _by_own_plan(limit: At, own: OwnPlan) -> Iterator[LintFinding]:
+    """Against the weights of the model that the file itself names."""
+    size = own.checkpoint_bytes
+    least, usual = (_LEAST_S + size / speed for speed in (_FASTEST_BYTES_S, _LOCAL_BYTES_S))
+    if limit.value >= usual:
+        return
+    severity: Severity = "error" if limit.value < least else "warning"
+    message = (
+        f"a start is given {limit.value:.0f} s, and {human_bytes(size)} of weights alone take "
+        f"{size / _LOCAL_BYTES_S:.0f} s from a local NVMe drive, after imports of about {IMPORT_S} s"
+    )
+    suggestion = f"allow at least {SAFETY * usual:.0f} s; --plan FILE computes it"
+    yield finding(RULE, limit.place, message, suggestion, severity=severity)

@@ -6,6 +6,7 @@ import base64
 import ipaddress
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from legroom.errors import LegroomError
@@ -68,6 +69,7 @@ def masked_url(address: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, query, ""))
 
 
+@lru_cache(16_384)
 def is_loopback(address: str) -> bool:
     """Whether an address stays on this machine."""
     host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""

@@ -69,8 +69,9 @@ def _parsed_labels(text: bytes) -> _Labels | None:
 
 
 def _of_labels(named: dict[str, str]) -> _Labels:
-    model = _CONTROLS.sub("", named.get("model_name", named.get("model", "")))
-    engine = _CONTROLS.sub("", _engine(named))
+    model, engine = named.get("model_name", named.get("model", "")), _engine(named)
+    if not (model.isprintable() and engine.isprintable()):
+        model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
     le = float(named.get("le", "nan"))
     # Of a bucket's labels the bound is all that is asked for; most label texts are buckets', and they are kept.
     return _Labels((model, engine), le, named if math.isnan(le) else _NONE)

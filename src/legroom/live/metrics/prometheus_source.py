@@ -6,11 +6,13 @@ those of Prometheus' own scrapes: a server it has not scraped again gives no sec
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts import metrics
@@ -38,6 +40,22 @@ _USUAL_SCRAPE_S = 60.0
 """Prometheus' own default, until two scrapes of any server have been seen."""
 _JITTER = 0.9
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
+
+
+_Rows = list[tuple[dict[str, str], float]]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """An answer of thousands of servers is a hundred thousand objects that all live until it is read: the garbage
+    collector would walk through them, and through everything that is known of the servers, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class PrometheusSource:
@@ -101,16 +119,20 @@ class PrometheusSource:
         """
         asked = {"time": f"{time_s:.3f}"} if is_past else {}
         values, times, up = [await self._ask(session, asked | {"query": query}, timeout_s) for query in self.queries()]
+        with _uncollected():
+            return self._read(values, times, up, time_s)
+
+    def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[Look]:
         by_server: dict[str, list[tuple[str, Mapping[str, str], float]]] = {}
         for labels, value in values:
-            if len(by_server) < _MOST_SERVERS or _server(labels) in by_server:
-                by_server.setdefault(_server(labels), []).append((labels["__name__"], labels, value))
+            if len(by_server) < _MOST_SERVERS or server_of_labels(labels) in by_server:
+                by_server.setdefault(server_of_labels(labels), []).append((labels["__name__"], labels, value))
         scraped: dict[str, float] = {}
         for labels, value in times:
-            scraped[_server(labels)] = max(value, scraped.get(_server(labels), 0.0))
+            scraped[server_of_labels(labels)] = max(value, scraped.get(server_of_labels(labels), 0.0))
         is_up: dict[str, bool] = {}
         for labels, value in up:  # a pod may be scraped at several ports
-            is_up[_server(labels)] = is_up.get(_server(labels), True) and value != 0
+            is_up[server_of_labels(labels)] = is_up.get(server_of_labels(labels), True) and value != 0
         self._targets |= is_up.keys() & by_server.keys()
         looks: list[Look] = []
         for server, series in by_server.items():
@@ -155,15 +177,19 @@ class PrometheusSource:
         for kept in (self._last_s, self._missing, self._failed_s, self._scrape_s):
             kept.pop(server, None)
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float
-    ) -> list[tuple[dict[str, str], float]]:
+    async def ask(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
+        """The answer to one question of somebody else's: label sets and values."""
+        return await self._ask(session, {"query": query}, timeout_s)
+
+    async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Rows:
         body = await fetch(session, self._query, timeout_s, form=form)
         try:
-            answer = json.loads(body)
+            with _uncollected():
+                answer = json.loads(body)
             if answer["status"] != "success":
                 raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
-            return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
+            with _uncollected():
+                return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ScrapeFailed(
                 "not_metrics", f"{self.server} does not answer like a Prometheus", "give the address of its HTTP API"
@@ -182,7 +208,7 @@ def _checked(matchers: str) -> str:
     return text
 
 
-def _server(labels: Mapping[str, str]) -> str:
+def server_of_labels(labels: Mapping[str, str]) -> str:
     """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped."""
     pod = labels.get("pod") or labels.get("kubernetes_pod_name")
     if pod:

@@ -15,7 +15,7 @@ from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.model import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
-from legroom.memory.weights.storage import Step, Storage, StorageContext
+from legroom.memory.weights.storage import Step, Storage, StorageContext, kernels_unmeasured
 from legroom.memory.weights.torch_allocator import AllocatorBlock, TorchAllocator
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
@@ -71,17 +71,19 @@ def _like(vendor: str, compute_capability: tuple[int, int]) -> Gpu:
 
 def parameter_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """The parameters alone, without buffers, workspaces and rounding."""
-    stored = loaded_modules(model, settings, _context(settings, gpu), pp_rank)
+    stored = loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)
     return sum(sum(each.storage.kept) for each in stored if each.module.part not in ("buffers", "workspace", "lora"))
 
 
 def stored_modules(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> tuple[StoredModule, ...]:
     """Every matrix on one rank of a stage, as it is stored."""
-    return tuple(loaded_modules(model, settings, _context(settings, gpu), pp_rank))
+    return tuple(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank))
 
 
 def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> LoadedWeights:
-    stored, offloaded = _offload(list(loaded_modules(model, settings, _context(settings, gpu), pp_rank)), settings)
+    stored, offloaded = _offload(
+        list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings
+    )
     allocator = _allocator(settings, gpu)
     _load(allocator, stored)
     total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
@@ -117,13 +119,21 @@ def _is_loose(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
     # On ROCm "weights" was all that the card lost while they loaded, torch's reserve and code with them, until 0.21.
     if gpu.vendor == "amd" and known_release(settings.release).before("0.21.0"):
         return True
-    if settings.given.enable_lora and any(isinstance(layer.feedforward, Experts) for layer in model.layers):
-        return True  # adapters of experts came out 6 MiB larger than their matrices (0.32)
+    if settings.given.enable_lora and _adapters_are_loose(model):
+        return True
     if scheme is None:
         return False
     skip_list_missing = scheme.method == "bitsandbytes" and not scheme.ignored
     # Online: which freed block a layer takes depends on the files' order. ROCm pads FP8 rows by switches of its own.
-    return scheme.online or skip_list_missing or gpu.vendor == "amd" or names_another_method(model, settings)
+    if scheme.online or skip_list_missing or gpu.vendor == "amd" or names_another_method(model, settings):
+        return True
+    return kernels_unmeasured(scheme, storage_context(settings, gpu)) is not None
+
+
+def _adapters_are_loose(model: Model) -> bool:
+    """Adapters of experts came out 6 MiB larger than their matrices (0.32). Where input and output share one table,
+    families and releases differ in how many times they wrap it, and no such start was measured."""
+    return model.tie_word_embeddings or any(isinstance(layer.feedforward, Experts) for layer in model.layers)
 
 
 _LARGEST_SHARD_BYTES = 5 * 10**9
@@ -167,7 +177,8 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
     return model.checkpoint_bytes / explained if explained else None
 
 
-def _context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
+def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
+    """What of a deployment decides how its modules are stored."""
     marlin = bool(env_flag(settings.given, "VLLM_MXFP4_USE_MARLIN"))
     asked = settings.given.quantization
     return StorageContext(settings.dtype, settings.release, gpu.compute_capability, gpu.vendor, marlin, asked)
@@ -204,7 +215,7 @@ def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list
 
 def weight_segments(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """The bytes of every segment that torch holds the weights of a rank in: what sleep mode copies, one by one."""
-    stored, _ = _offload(list(loaded_modules(model, settings, _context(settings, gpu), pp_rank)), settings)
+    stored, _ = _offload(list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings)
     # The pool of sleep mode is no expandable one, whatever the environment says.
     allocator = TorchAllocator(_allocator(settings, gpu).max_split_bytes)
     _load(allocator, stored)
@@ -213,7 +224,7 @@ def weight_segments(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
 
 def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
     """What the model keeps beside its parameters: tables of rotary embeddings and the like."""
-    stored = loaded_modules(model, settings, _context(settings, gpu), pp_rank)
+    stored = loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)
     tables = sum(rope.bytes for each in stored for rope in each.ropes)
     return tables + sum(sum(each.storage.kept) for each in stored if each.module.part == "buffers")
 
@@ -222,7 +233,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank:
     """The bytes of every parameter of a rank that --cpu-offload-gb keeps on the host."""
     limit = (settings.given.cpu_offload_gb or 0) * GIB
     tensors: list[int] = []
-    for each in loaded_modules(model, settings, _context(settings, gpu), pp_rank) if limit else ():
+    for each in loaded_modules(model, settings, storage_context(settings, gpu), pp_rank) if limit else ():
         if each.layer is not None and each.module.part != "buffers" and sum(tensors) < limit:
             tensors += each.storage.kept
     return tensors

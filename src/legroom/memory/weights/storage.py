@@ -87,6 +87,17 @@ class StorageContext:
         return known_release(self.release).at_least(version)
 
 
+def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:
+    """The kind of weights whose sizes after loading are read from source, and were never compared with a start: FP8 on
+    a card without FP8 kernels goes through Marlin, and how 4-bit floats lie in memory is each kernel's own affair."""
+    schemes = (scheme, *(other for _, other in scheme.rules))
+    if any(each.is_nvfp4 for each in schemes):
+        return "nvfp4"
+    if not context.fp8_kernels and any(each.number == "float" and each.weight_bits == 8 for each in schemes):
+        return "fp8_marlin"
+    return None
+
+
 def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
     """The tensors of one module under a scheme; None: stored in its own precision."""
     bias = _bias(module, context)
@@ -116,7 +127,7 @@ def _family(scheme: Quantization) -> str:
     if scheme.method in ("awq", "gptq", "bitsandbytes", "mxfp4", "gguf", "experts_int8"):
         return scheme.method
     if scheme.weight_bits == 4:
-        return "packed_int" if scheme.number == "int" else ("mxfp4_linear" if scheme.group_size == 32 else "nvfp4")
+        return "nvfp4" if scheme.is_nvfp4 else ("packed_int" if scheme.number == "int" else "mxfp4_linear")
     if scheme.number == "int" and not (scheme.dynamic_activations or scheme.static_activations):
         return "packed_int"
     return "mxfp8" if scheme.group_size == 32 and scheme.scale_bits == 8 else "eight_bits"
@@ -189,6 +200,9 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     marlin = context.ampere and context.at_least("0.4.2") and scheme.weight_bits in (4, 8)
     if not marlin or context.asked == "gptq":
         return Storage(loaded)
+    if _machete(module, scheme, context) and context.at_least("0.6.3") and not (scheme.act_order or scheme.zero_point):
+        # Machete repacks weights and scales, and never looks at the zero points and groups that loading left there.
+        return Storage(loaded, replaced(weight, 0 if context.at_least("0.29.0") else None, None, loaded[3]))
     steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
     return Storage(loaded, (*steps, ("+", index)) if scheme.act_order else steps)
 

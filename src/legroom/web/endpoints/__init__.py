@@ -27,6 +27,8 @@ class ApiEndpoint:
     without_input: bool = False
     """An empty request means something: a plain GET is answered too."""
     asks_the_hub: bool = False
+    in_browser: bool = True
+    """Whether the static edition brings what it needs: every room more is a longer first visit."""
 
     @property
     def function(self) -> Callable[[Document], Document]:
@@ -44,6 +46,7 @@ ENDPOINTS: Mapping[str, ApiEndpoint] = {
         ApiEndpoint("math", "plans", "The working behind every figure of a plan"),
         ApiEndpoint("size", "plans", "Which GPUs, and how many, hold a model"),
         ApiEndpoint("read", "texts", "The servers that a script, a container line or a manifest starts"),
+        ApiEndpoint("lint", "texts", "What is wrong in rules, dashboards, scripts and manifests", in_browser=False),
         ApiEndpoint("diagnose", "texts", "Why a server failed, from its log"),
         ApiEndpoint("simulate", "loads", "Whether settings hold a load, replayed through vLLM's scheduler"),
         ApiEndpoint("models", "facts", "The models that are known without a network", without_input=True),

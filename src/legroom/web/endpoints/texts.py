@@ -52,6 +52,19 @@ def read(request: dict[str, Any]) -> ReadDocument:
     return {"servers": [_server(deployment_of(server)) for server in servers]}
 
 
+def lint(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom lint --json`."""
+    from legroom.facts.releases import release as known_release  # noqa: PLC0415
+    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
+    from legroom.lint.report import report_json  # noqa: PLC0415
+
+    vllm = request.get("vllm")
+    any_release = vllm == "any"
+    asked = known_release(vllm) if vllm and not any_release else None
+    options = Options(asked, None, frozenset(request.get("ignore", ())), any_release=any_release)
+    return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
+
+
 def _server(what: Deployment) -> ReadServer:
     from legroom.vllm.command_line import command, without_secrets  # noqa: PLC0415
 

@@ -1,4 +1,5 @@
-"""What vLLM writes to its log and raises, by release: templates, patterns, fields. Data in `data/messages.json`."""
+"""What vLLM writes to its log and raises, by release: templates, patterns, fields, for the tests that hold the catalog
+against it. `bench/import_atlas.py` writes the data."""
 
 from __future__ import annotations
 
@@ -61,19 +62,19 @@ def _message(entry: dict[str, Any], releases: tuple[str, ...]) -> ReleaseMessage
 
 @cache
 def _load(name: str) -> tuple[ReleaseMessage, ...]:
-    text = Path(__file__).with_name("data").joinpath(f"{name}.json").read_text("utf-8")
+    text = Path(__file__).with_name("fixtures").joinpath(f"{name}.json").read_text("utf-8")
     releases = known_releases()
     return tuple(_message(entry, releases) for entry in json.loads(text)["messages"])
 
 
 def core_messages() -> tuple[ReleaseMessage, ...]:
     """The messages about memory, capacity and start-up."""
-    return _load("messages")
+    return _load("release_messages")
 
 
 def all_messages() -> tuple[ReleaseMessage, ...]:
     """Every message known, the core ones first."""
-    return _load("messages") + _load("messages_other")
+    return _load("release_messages") + _load("release_messages_other")
 
 
 @cache

@@ -1,0 +1,245 @@
+"""How fast the gate answers, and how much memory hostile bodies make it take: AdmissionReviews over TLS.
+
+    python bench/gate.py [--rate 500] [--seconds 20] [--manifests 200] [--processes 2] [--json FILE]
+
+A gate is started here with a certificate of its own. Three loads: objects it has not seen (each is planned), the same
+objects at a steady rate (the deadline of the promise: 50 ms at the 99th percentile at 500 requests a second on two
+cores, with the clients on the same machine), and as many as it answers. Then bodies that nobody should send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-32B")
+CARDS = ("NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB")
+
+
+def review(number: int, manifests: int) -> bytes:
+    """One of so many Deployments, as an API server sends it: with what kubectl and the server add."""
+    which = number % manifests
+    container = {
+        "name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "imagePullPolicy": "IfNotPresent",
+        "args": ["--model", MODELS[which % len(MODELS)], "--max-model-len", str(2048 + 16 * (which // 16)),
+                 "--gpu-memory-utilization", "0.9"],
+        "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+        "ports": [{"containerPort": 8000, "protocol": "TCP"}],
+        "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "32Gi"}},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 5},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }  # fmt: skip
+    pod = {
+        "nodeSelector": {"nvidia.com/gpu.product": CARDS[which // len(MODELS) % len(CARDS)]},
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}],
+    }
+    managed = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {f"f:{i}": {} for i in range(60)}}]
+    thing = {
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": f"llm-{number}", "namespace": "models", "uid": str(number), "managedFields": managed},
+        "spec": {"replicas": 1 + number % 7, "selector": {"matchLabels": {"app": "llm"}},
+                 "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod}},
+    }  # fmt: skip
+    request = {"uid": f"review-{number}", "operation": "CREATE", "namespace": "models", "name": f"llm-{number}",
+               "kind": {"group": "apps", "version": "v1", "kind": "Deployment"}, "object": thing}  # fmt: skip
+    return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
+
+
+class Caller:
+    """One connection that is kept, as an API server keeps it."""
+
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        self._port, self._context = port, context
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, body: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("localhost", self._port, ssl=self._context)
+        reader, writer = self._streams
+        head = "POST /validate/enforce HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
+        return int(lines[0].split()[1]), await reader.readexactly(length)
+
+
+def summary(times_s: list[float], seconds: float, failed: int) -> dict[str, Any]:
+    ordered = sorted(times_s)
+    at = lambda share: round(1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)  # noqa: E731
+    return {"requests": len(ordered), "failed": failed, "per_s": round(len(ordered) / seconds, 1), "p50_ms": at(0.5),
+            "p90_ms": at(0.9), "p99_ms": at(0.99), "max_ms": round(1e3 * ordered[-1], 2),
+            "mean_ms": round(1e3 * statistics.fmean(ordered), 2)}  # fmt: skip
+
+
+async def timed(caller: Caller, body: bytes, times_s: list[float], failures: list[int], since_s: float) -> None:
+    status, answer = await caller.ask(body)
+    times_s.append(time.perf_counter() - since_s)
+    if status != 200 or b"failed" in answer or b"not checked" in answer:
+        failures.append(status)
+
+
+async def unseen(callers: list[Caller], manifests: int) -> dict[str, Any]:
+    """Every manifest once, one at a time: what the first of its kind waits for."""
+    times_s: list[float] = []
+    failures: list[int] = []
+    began = time.perf_counter()
+    for number in range(manifests):
+        for caller in callers[:2]:  # so that every process has seen it, whichever took which connection
+            await timed(caller, review(number, manifests), times_s, failures, time.perf_counter())
+    return summary(times_s[::2], time.perf_counter() - began, len(failures))
+
+
+async def everywhere(callers: list[Caller], manifests: int) -> None:
+    """Every manifest over every connection, so that each of the processes has seen it."""
+
+    async def all_of(caller: Caller) -> None:
+        for number in range(manifests):
+            await caller.ask(review(number, manifests))
+
+    await asyncio.gather(*map(all_of, callers))
+
+
+async def steady(callers: list[Caller], rate: float, seconds: float, manifests: int) -> dict[str, Any]:
+    """An open loop: what comes too late still counts from when it should have been asked."""
+    times_s: list[float] = []
+    failures: list[int] = []
+    queue: asyncio.Queue[tuple[float, bytes] | None] = asyncio.Queue()
+
+    async def worker(caller: Caller) -> None:
+        while (item := await queue.get()) is not None:
+            await timed(caller, item[1], times_s, failures, item[0])
+
+    tasks = [asyncio.create_task(worker(caller)) for caller in callers]
+    bodies = [review(number, manifests) for number in range(1000)]
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        due = began + number / rate
+        if (wait := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        queue.put_nowait((due, bodies[number % len(bodies)]))
+    for _ in tasks:
+        queue.put_nowait(None)
+    await asyncio.gather(*tasks)
+    return summary(times_s, time.perf_counter() - began, len(failures))
+
+
+async def most(callers: list[Caller], seconds: float, manifests: int) -> dict[str, Any]:
+    times_s: list[float] = []
+    failures: list[int] = []
+    bodies = [review(number, manifests) for number in range(1000)]
+    end = time.perf_counter() + seconds
+
+    async def worker(caller: Caller, number: int) -> None:
+        while time.perf_counter() < end:
+            number += len(callers)
+            await timed(caller, bodies[number % len(bodies)], times_s, failures, time.perf_counter())
+
+    await asyncio.gather(*(worker(caller, number) for number, caller in enumerate(callers)))
+    return summary(times_s, seconds, len(failures))
+
+
+def hostile() -> dict[str, bytes]:
+    deep = b"[" * 200_000
+    container = {"name": "v", "image": "vllm/vllm-openai", "args": ["--model", "x"] * 100_000}
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]}}
+    request = {"uid": "u", "operation": "CREATE", "object": pod}
+    review_ = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    wide = json.dumps(review_).encode()
+    many = b'{"a":[' + b"{}," * 2_000_000 + b"{}]}"
+    over = b"x" * (9 << 20)
+    return {"deep": deep, "wide": wide, "many values": many, "over the limit": over, "no JSON": b"\x00" * 4096}
+
+
+def tree(pid: int) -> list[Any]:
+    """A process and everything below it."""
+    import psutil
+
+    top = psutil.Process(pid)
+    return [top, *top.children(recursive=True)]
+
+
+def resident_mib(pid: int) -> float:
+    return round(sum(process.memory_info().rss for process in tree(pid)) / 2**20, 1)
+
+
+def cpu_s(pid: int) -> float:
+    """What the gate's processes have used of the cores: a figure that other work on the machine does not change."""
+    return sum(sum(process.cpu_times()[:2]) for process in tree(pid))
+
+
+async def with_cpu(pid: int, load: Any) -> dict[str, Any]:
+    before = cpu_s(pid)
+    row: dict[str, Any] = await load
+    return row | {"cpu_ms": round(1e3 * (cpu_s(pid) - before) / row["requests"], 3)}
+
+
+def started(folder: str, processes: int) -> tuple[subprocess.Popen[str], int, ssl.SSLContext]:
+    from legroom.exports.gate.certificates import new_authority, new_certificate
+
+    authority = new_authority()
+    pair = new_certificate(authority, ["localhost"])
+    for name, data in (("ca.crt", authority.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
+        (Path(folder) / name).write_bytes(data)
+    words = [sys.executable, "-m", "legroom", "gate", "--host", "127.0.0.1", "--port", "0", "--json",
+             "--tls-dir", folder, "--processes", str(processes), "--deadline", "30"]  # fmt: skip
+    gate = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert gate.stdout is not None
+    port = int(json.loads(gate.stdout.readline())["url"].rpartition(":")[2].partition("/")[0])
+    return gate, port, ssl.create_default_context(cafile=str(Path(folder) / "ca.crt"))
+
+
+async def measured(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        gate, port, context = started(folder, args.processes)
+        try:
+            callers = [Caller(port, context) for _ in range(args.connections)]
+            await callers[0].ask(review(0, 1))
+            result: dict[str, Any] = {"cores": os.cpu_count(), "processes": args.processes, "load": os.getloadavg()[0]}
+            result["unseen"] = await unseen(callers, args.manifests)
+            await everywhere(callers, args.manifests)
+            result["memory_mib"] = resident_mib(gate.pid)
+            result["steady"] = await with_cpu(gate.pid, steady(callers, args.rate, args.seconds, args.manifests))
+            result["most"] = await with_cpu(gate.pid, most(callers, min(args.seconds, 10), args.manifests))
+            result["hostile"] = {}
+            for name, body in hostile().items():
+                status, _ = await Caller(port, context).ask(body)
+                result["hostile"][name] = {"status": status, "memory_mib": resident_mib(gate.pid)}
+            return result
+        finally:
+            gate.terminate()
+            gate.wait(10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=500)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--manifests", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    result = asyncio.run(measured(args))
+    columns = ("requests", "failed", "per_s", "p50_ms", "p90_ms", "p99_ms", "max_ms", "cpu_ms")
+    print(f"{'load':8}" + "".join(f"{name:>10}" for name in columns))
+    for load in ("unseen", "steady", "most"):
+        print(f"{load:8}" + "".join(f"{result[load].get(name, ''):>10}" for name in columns))
+    print(f"memory {result['memory_mib']} MiB; after hostile bodies: {result['hostile']}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""How long one look at a large fleet takes through Prometheus, and whether memory stays flat.
+
+    python bench/watch_fleet.py [--servers 2000] [--rounds 12]
+
+Prometheus' HTTP API is served by a process of its own on loopback, from series with the names, labels and number that a
+vLLM of the release shows; answers are made before the clock starts. A look is everything `legroom watch --prometheus`
+does with them: three queries, parsing, samples, detectors, views. The detectors' windows must be full before memory can
+be flat, so rounds are fifteen seconds of the fleet's time apart and the second half of them is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import http.server
+import json
+import multiprocessing
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from legroom.facts.metrics import metrics_of, role_of
+from legroom.facts.releases import release
+from legroom.live.metrics.prometheus_source import _LATENCIES, _VALUES, PrometheusSource
+from legroom.live.metrics.scrape import open_session
+from legroom.sidecar.watch import WatchSession
+
+VERSION = "0.32.0"
+APART_S = 15.0
+LABELS = {"finished_reason": ("stop", "length", "abort"), "reason": ("capacity", "deferred")}
+
+
+def names() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The series that are asked for, each with the labels that split it."""
+    for metric in metrics_of(release(VERSION), "v1"):
+        role = role_of(metric.series)
+        if role in _VALUES and not metric.hidden:
+            yield metric.series, tuple(label for label in metric.labels if label in LABELS)
+        elif metric.type == "histogram" and role_of(metric.name) in _LATENCIES and not metric.hidden:
+            yield f"{metric.name}_sum", ()
+            yield f"{metric.name}_count", ()
+
+
+def values(servers: int, number: int) -> bytes:
+    """The answer to the query for values in one round: most servers are half full, some are under pressure."""
+    asked, rows = list(names()), []
+    for server in range(servers):
+        labels = {
+            "cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "job": "vllm",
+            "instance": f"10.0.{server // 250}.{server % 250}:8000", "model_name": f"model-{server % 20}",
+            "engine": "0",
+        }  # fmt: skip
+        for name, split in asked:
+            value = _value(name, server, number)
+            parts = [{split[0]: part} for part in LABELS[split[0]]] if split else [{}]
+            if "cache_config" in name:
+                parts = [{"num_gpu_blocks": "40000", "block_size": "16", "cache_dtype": "auto"}]
+            rows += [{"metric": {"__name__": name, **labels, **part}, "value": [0, f"{value:g}"]} for part in parts]
+    return _answer(rows)
+
+
+def _value(name: str, server: int, number: int) -> float:
+    if name.endswith(("_total", "_sum", "_count")):
+        return 1000 + 450 * number
+    if "usage" in name:
+        return 0.99 if server % 50 == 0 else 0.3 + (server + number) % 40 / 100
+    if "waiting" in name:
+        return 40 if server % 50 == 0 else 0
+    return 12
+
+
+def _answer(rows: list[dict[str, Any]]) -> bytes:
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}}).encode()
+
+
+def serve(servers: int, rounds: int, ready: Any) -> None:
+    start_s = time.time()
+    bodies = [values(servers, number) for number in range(rounds)]
+    each = [{"namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"} for server in range(servers)]
+    up = _answer([{"metric": labels, "value": [0, "1"]} for labels in each])
+    times = [
+        _answer([{"metric": labels, "value": [0, f"{start_s + APART_S * number}"]} for labels in each])
+        for number in range(rounds)
+    ]
+    asked = {"values": 0, "times": 0}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            query = form["query"][0]
+            if query.startswith("up"):
+                body = up
+            else:
+                kind = "times" if query.startswith("timestamp") else "values"
+                body = (times if kind == "times" else bodies)[asked[kind]]
+                asked[kind] += 1
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        ready.send((server.server_address[1], len(bodies[0])))
+        server.serve_forever()
+
+
+async def look(port: int, rounds: int) -> list[tuple[float, float, int]]:
+    """Per round: seconds on the clock, seconds of CPU, resident bytes afterwards."""
+    source, session, process = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession(), psutil.Process()
+    measured = []
+    async with open_session() as connections:
+        for number in range(rounds):
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            for seen in await source.looks(connections, time.time() + APART_S * number):
+                session.take(seen)
+            took = time.perf_counter() - began_s, time.process_time() - cpu_s
+            gc.collect()
+            measured.append((*took, process.memory_info().rss))
+    assert len(session.views) == len(source.servers)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--servers", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=12)
+    args = parser.parse_args()
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=serve, args=(args.servers, args.rounds, theirs), daemon=True)
+    process.start()
+    port, size = mine.recv()
+    try:
+        measured = asyncio.run(look(port, args.rounds))
+    finally:
+        process.terminate()
+        process.join()
+    print(f"{args.servers} servers, {size / 1e6:.1f} MB an answer")
+    for number, (wall_s, cpu_s, rss) in enumerate(measured):
+        print(f"look {number:2}: {wall_s:.2f} s ({cpu_s:.2f} s of CPU), {rss / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

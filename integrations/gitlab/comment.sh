@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Writes the plan of the changed deployment files into one note of the merge request.
+# Needs curl, python3, LEGROOM_TOKEN and GitLab's own CI_* variables; LEGROOM_FAIL=false never fails the job.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+script=$here/plan-changes.sh
+[ -x "$script" ] || script=$here/../plan-changes.sh
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
+
+code=0
+"$script" "$CI_MERGE_REQUEST_DIFF_BASE_SHA" "$CI_COMMIT_SHA" >"$report" || code=$?
+[ "$code" -le 1 ] || exit "$code"
+cat "$report"
+
+if grep -q '^<!-- legroom plan -->' "$report" && [ -n "${LEGROOM_TOKEN:-}" ]; then
+  notes=$CI_API_V4_URL/projects/$CI_PROJECT_ID/merge_requests/$CI_MERGE_REQUEST_IID/notes
+  ask=(curl --silent --show-error --fail --header "PRIVATE-TOKEN: $LEGROOM_TOKEN")
+  known=$("${ask[@]}" "$notes?per_page=100" | python3 -c '
+import json, sys
+notes = [note["id"] for note in json.load(sys.stdin) if note["body"].startswith("<!-- legroom plan -->")]
+print(notes[0] if notes else "")')
+  if [ -n "$known" ]; then
+    "${ask[@]}" --request PUT --data-urlencode "body@$report" "$notes/$known" >/dev/null
+  else
+    "${ask[@]}" --request POST --data-urlencode "body@$report" "$notes" >/dev/null
+  fi
+fi
+[ "${LEGROOM_FAIL:-true}" = true ] || exit 0
+exit "$code"

@@ -1,0 +1,136 @@
+"""`legroom gate`: the admission webhook that refuses a manifest whose vLLM cannot start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from legroom.cli.output import print_json, print_json_line
+from legroom.cli.serving import listening_socket
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+_PORT = 9443
+_TLS_DIR = "/etc/legroom/tls"
+_DESCRIPTION = """\
+Answer Kubernetes before it takes a manifest: a Deployment, StatefulSet, LeaderWorkerSet, KServe InferenceService or
+LLMInferenceService, KubeAI Model, Job or Pod whose vLLM cannot start on its GPU is refused with the reason and the
+flags that fix it (--mode enforce), or let through with a warning (--mode warn). What is not understood, and anything
+that goes wrong here, is let through. legroom export gate writes the manifests that set it up."""
+
+_EPILOG = """\
+examples:
+  legroom export gate -o gate/ && kubectl apply -f gate/
+  legroom gate --tls-dir /etc/legroom/tls
+  legroom gate --mode enforce --default-gpu l4 --not-namespace sandbox
+  legroom gate --try deployment.yaml
+
+exit codes: 0 it ended, 1 --try found what would be refused, 2 the call is wrong, the port is in use or there is no
+certificate, 3 something needed is missing
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "gate",
+        usage="legroom gate [--mode warn|enforce] [options] | legroom gate --try FILE",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
+    parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
+    parser.add_argument("--tls-dir", metavar="DIR", default=_TLS_DIR,
+                        help=f"where tls.crt and tls.key are; changes are seen (default: {_TLS_DIR})")  # fmt: skip
+    what = parser.add_argument_group("what it does")
+    what.add_argument("--mode", choices=("warn", "enforce"), default="warn",
+                      help="let through with a warning, or refuse (default: warn)")  # fmt: skip
+    what.add_argument("--default-gpu", metavar="NAME", default="",
+                      help="the GPU of a pod that names none (default: let it through, and say so)")  # fmt: skip
+    what.add_argument("--only-namespace", metavar="NAME", action="append", default=[],
+                      help="look at this namespace alone (repeatable)")  # fmt: skip
+    what.add_argument("--not-namespace", metavar="NAME", action="append", default=[],
+                      help="leave this namespace alone (repeatable)")  # fmt: skip
+    what.add_argument("--only-labelled", action="store_true",
+                      help="look only at objects with the label or annotation legroom/gate")  # fmt: skip
+    what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--deadline", metavar="S", type=float, default=4.0,
+                        help="seconds after which an object is let through (default: 4)")  # fmt: skip
+    limits.add_argument("--processes", metavar="N", type=int, default=min(4, os.cpu_count() or 1),
+                        help="how many answer (default: the cores, up to 4)")  # fmt: skip
+    parser.add_argument("--try", dest="tried", metavar="FILE", help="say what it would answer to the objects of a file")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.facts.gpus import gpu
+
+    if not 1 <= args.processes <= 64 or not 0.1 <= args.deadline <= 30:
+        raise LegroomError(
+            "--processes is 1 to 64, and --deadline 0.1 to 30 seconds", "the defaults suit most clusters"
+        )
+    if args.default_gpu:
+        gpu(args.default_gpu)
+    if args.tried is not None:
+        return _try(args)
+    from legroom.gate.app import GatePolicy
+    from legroom.gate.judges import JudgeOptions
+    from legroom.gate.server import CertificateFiles, GateOptions, check_certificates, serve
+
+    files = CertificateFiles.in_folder(args.tls_dir)
+    check_certificates(files)
+    usual = GatePolicy().not_namespaces
+    policy = GatePolicy(args.mode, frozenset(args.only_namespace), usual | set(args.not_namespace), args.only_labelled)
+    listening = listening_socket(args.host, args.port)
+    url = f"https://{args.host}:{listening.getsockname()[1]}/validate"
+    if args.json:
+        print_json_line({"url": url, "mode": args.mode, "processes": args.processes})
+    else:
+        print(f"legroom gate answers at {url}, mode {args.mode} (Ctrl-C ends it)", flush=True)
+    judging = JudgeOptions(args.default_gpu, args.hub, args.deadline)
+    serve(listening, GateOptions(policy, judging, files, args.processes))
+    return OK
+
+
+def _try(args: argparse.Namespace) -> int:
+    """The judgements on a file's objects, without a server."""
+    import sys
+    from pathlib import Path
+
+    from legroom.deployments.text import Text, read_text
+    from legroom.deployments.yaml_nodes import load_nodes
+    from legroom.drawing.text import wrap
+    from legroom.gate.judgement import judge
+    from legroom.gate.review import deciding_part
+
+    try:
+        documents = load_nodes(Text(args.tried, read_text(Path(args.tried))))
+    except LegroomError as error:
+        raise LegroomError(f"{args.tried} {error.message.removeprefix(args.tried).strip()}", error.hint) from None
+    answers = []
+    for document in documents:
+        thing = document.plain()
+        if isinstance(thing, dict) and thing.get("kind"):
+            judgement = judge(deciding_part(thing), args.default_gpu, advice=True, hub=args.hub)
+            named = f"{thing['kind']} {document.text('metadata', 'name')}".rstrip()
+            answers.append({"object": named, **judgement.to_json()})
+    if args.json:
+        print_json(answers)
+    for answer in answers if not args.json else ():
+        lines = [f"{answer['object']}: {_ANSWERS[answer['outcome']]}"]
+        for sentence in answer["sentences"]:
+            lines += wrap(sentence, 80, "  ", "  ")
+        sys.stdout.write("\n".join(lines) + "\n")
+    return ANSWER_IS_NO if any(answer["outcome"] == "does_not_fit" for answer in answers) else OK
+
+
+_ANSWERS = {
+    "fits": "let through",
+    "no_server": "let through: it starts no vLLM",
+    "tight": "let through with a warning",
+    "not_understood": "let through with a warning",
+    "does_not_fit": "refused, or in warn mode let through with a warning",
+}

@@ -1,0 +1,106 @@
+"""`legroom preflight`: the check of an init container, on the node that the pod was really put on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.deployment import add_source_options, parse, requested
+from legroom.cli.output import print_json
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.verify.preflight import Preflight
+
+__all__ = ["add_parser", "parse", "run"]
+
+_LOG = "/dev/termination-log"
+_MOST_CHARACTERS = 2_000
+"""Kubernetes keeps 4,096 bytes."""
+_DESCRIPTION = """\
+Hold a server's command against the node it is on: its GPUs by name and number, what is free of them, the driver,
+/dev/shm and the memory limit. In an init container with the server's own limits and volumes, a pod that cannot serve
+ends before it loads anything, and says why in its events (the message goes to /dev/termination-log)."""
+
+_EPILOG = """\
+examples:
+  legroom preflight -- vllm serve Qwen/Qwen3-8B --max-model-len 32768
+  legroom preflight --vllm 0.11.0 --json -- vllm serve /models/llama --tensor-parallel-size 4
+
+exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 there is no GPU here
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "preflight",
+        usage="legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")
+    parser.add_argument(
+        "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
+    )
+    parser.add_argument("--termination-log", metavar="FILE", default=_LOG,
+                        help=f"where the reason goes (default: {_LOG}, where there is one)")  # fmt: skip
+    parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
+    add_source_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.set_defaults(prog="legroom preflight")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.verify.node import this_node
+    from legroom.verify.preflight import preflight
+
+    args.vllm = args.vllm or _installed()
+    meant = requested(args)
+    try:
+        answer = preflight(meant.args, meant.release, this_node(), args.host_memory)
+    except LegroomError as error:
+        _tell_kubernetes(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
+        raise
+    lines = list(_lines(answer))
+    if not answer.ok:
+        _tell_kubernetes(args.termination_log, lines)
+    if args.json:
+        print_json(answer.to_json())
+    else:
+        sys.stdout.write("\n".join(lines) + "\n")
+    return OK if answer.ok or args.warn_only else ANSWER_IS_NO
+
+
+def _installed() -> str | None:
+    """The release in this image, where the server's own image runs the check."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("vllm").partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def _lines(answer: Preflight) -> list[str]:
+    """What fails first."""
+    order = {"failure": 0, "warning": 1, "ok": 2}
+    ranked = sorted(answer.checks, key=lambda check: order[check.finding])
+    head = "this node holds the server" if answer.ok else "this node does not hold the server"
+    return [f"legroom preflight: {head}", *(f"  {check.finding:8}{check.name}: {check.message}" for check in ranked)]
+
+
+def _tell_kubernetes(path: str, lines: Sequence[str]) -> None:
+    """Into the pod's status; elsewhere than in a pod there is no such file, and none is made."""
+    if not os.path.exists(path):  # noqa: PTH110
+        return
+    try:
+        with open(path, "w", encoding="utf-8") as log:  # noqa: PTH123
+            log.write("\n".join(lines)[:_MOST_CHARACTERS])
+    except OSError as error:
+        print(f"the reason could not be written to {path}: {error.strerror}", file=sys.stderr)

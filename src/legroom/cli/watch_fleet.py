@@ -1,0 +1,129 @@
+"""`legroom watch --prometheus URL --fleet`: a fleet by model, node pool and release."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import print_json
+from legroom.errors import OK, UNREACHABLE, LegroomError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legroom.live.fleet import FleetView, GroupKey, ServerUse
+    from legroom.live.metrics.prometheus_source import PrometheusSource
+    from legroom.sidecar.config import SidecarConfig
+
+_POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
+"""Of a scraped target, where relabelling kept the label of its node; the first that is there."""
+_RELEASE_LABELS = ("vllm_version", "version", "app_kubernetes_io_version", "app_version", "image_tag")
+_SERVER_LABELS = ("namespace", "pod", "instance", "job")
+_STEP = "1m"
+
+
+def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
+    from legroom.exports.prometheus.levels import duration
+
+    if config.prometheus is None:
+        raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
+    window_s = _window_s(args.over)
+    from legroom.sidecar.sources import prometheus_source
+
+    view = asyncio.run(_view(args, prometheus_source(config.prometheus), config.prometheus.matchers, window_s))
+    if not view.groups:
+        raise LegroomError("no server was found", "does it scrape a vLLM, and does --match name one?", UNREACHABLE)
+    if args.json:
+        print_json(view.to_json())
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.fleet_text import fleet_text
+
+        sys.stdout.write(fleet_text(view, duration(window_s), style_of(sys.stdout)))
+    return OK
+
+
+def _window_s(text: str) -> float:
+    units = {"m": 60, "h": 3600, "d": 86_400}
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in units and 0 < int(number) < 1000):
+        raise LegroomError(f"--over {text!r} is not a time", "write it like --over 6h, 30m or 7d")
+    return float(int(number) * units[unit])
+
+
+def fleet_queries(matchers: str, window: str) -> dict[str, str]:
+    """What is asked, by what it tells. Eight questions, however many servers there are."""
+    from legroom.exports.prometheus.promql import Measures, grouped
+
+    group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
+    each = Measures(None, matchers, f"by ({', '.join((*group, *_SERVER_LABELS))})")
+    use = grouped(each.value("kv_use", "max"))
+    config = Measures(None, matchers, f"by (num_gpu_blocks, block_size, {', '.join(_SERVER_LABELS)})")
+    return {
+        "peak_kv_use": each.peak("kv_use", window, "max"),
+        "mean_kv_use": each.mean("kv_use", window, "max"),
+        "peak_running": each.peak("running", window),
+        "peak_waiting": each.peak("waiting", window),
+        "preemptions_per_s": each.rate("preemptions", window),
+        "cache_config": config.value("cache_config", "max"),
+        "demand": f"max_over_time(sum by ({', '.join(group)}) ({use})[{window}:{_STEP}])",
+    }
+
+
+async def _view(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
+    from legroom.exports.prometheus.levels import duration
+    from legroom.live.fleet import fleet_view
+    from legroom.live.metrics.scrape import open_session
+
+    answers: dict[str, list[tuple[dict[str, str], float]]] = {}
+    async with open_session() as session:
+        for name, query in fleet_queries(matchers, duration(window_s)).items():
+            answers[name] = await source.ask(session, query)
+    demand = {_key(labels): value for labels, value in answers.pop("demand")}
+    gpus, start_s = _planned(args)
+    more: dict[str, Any] = {} if start_s is None else {"start_s": start_s}
+    return fleet_view(_uses(answers), demand, window_s, gpus, **more)
+
+
+def _uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[ServerUse]:
+    from legroom.live.fleet import ServerUse
+    from legroom.live.metrics.prometheus_source import server_of_labels
+
+    figures: dict[str, dict[str, float]] = {}
+    keys: dict[str, GroupKey] = {}
+    for name, rows in answers.items():
+        for labels, value in rows:
+            server = server_of_labels(labels)
+            known = figures.setdefault(server, {})
+            if name == "cache_config":
+                blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+                known["kv_tokens"] = int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
+            else:
+                known[name] = value
+                keys[server] = _key(labels)
+    return [
+        ServerUse(server, key, **{"kv_tokens": 0, **figures[server]})  # type: ignore[arg-type]
+        for server, key in keys.items()
+    ]
+
+
+def _key(labels: Mapping[str, str]) -> GroupKey:
+    from legroom.live.fleet import UNKNOWN, GroupKey
+
+    pool, release = (next((labels[name] for name in names if labels.get(name)), UNKNOWN)
+                     for names in (_POOL_LABELS, _RELEASE_LABELS))  # fmt: skip
+    return GroupKey(labels.get("model_name", UNKNOWN), pool, release)
+
+
+def _planned(args: argparse.Namespace) -> tuple[int, float | None]:
+    """Cards of a server and seconds of its start, where a plan was given."""
+    if not args.plan:
+        return 1, None
+    from legroom.exports.deploy.server import planned_server
+    from legroom.planning.plan_document import read_plan
+
+    plan = read_plan(args.plan)
+    times = planned_server(plan).times
+    return plan.gpu.count, times.expected_s if times else None

@@ -1,0 +1,203 @@
+"""How one server spreads over the nodes of a cluster, and what each of its pods is told about the others.
+
+Read in vLLM's `engine/arg_utils.py` and `entrypoints/cli/serve.py`: `--nnodes` (0.11.1 on) shares the ranks of one
+copy, or whole copies, among nodes that name their `--node-rank` and the `--master-addr`. With
+`--data-parallel-size-local`, whole copies lie on every node, which is told its `--data-parallel-start-rank`. Nodes that
+take no requests are `--headless`. With Ray the driver starts the ranks of all nodes by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.server import FlagLine
+from legroom.exports.deploy.words import Phrase, ServerWords, take_apart
+from legroom.facts.flags import flags_of
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.server import ExportedServer
+    from legroom.planning.plan_document import PlanDocument
+
+_TOLD_BY_POD = frozenset({
+    "--node-rank", "--master-addr", "--headless", "--data-parallel-address", "--data-parallel-start-rank",
+    "--data-parallel-rank",
+})  # fmt: skip
+"""What differs from pod to pod, or names a machine that the group has not."""
+_LEADER = "$(LWS_LEADER_ADDRESS)"
+_INDEX = "$(LWS_WORKER_INDEX)"
+RPC_PORT = 29550
+"""vLLM's own default for --data-parallel-rpc-port."""
+
+
+@dataclass(frozen=True)
+class NodeSpread:
+    """One server over nodes. A spread over one node is a plain pod."""
+
+    nodes: int = 1
+    ray: bool = False
+    copies_of_a_node: int = 0
+    """Data-parallel copies on each node; 0: the nodes share the ranks by --nnodes."""
+    answers_everywhere: bool = False
+    """Whether every node takes requests (a hybrid or an external load balancer), not the first alone."""
+    external: bool = False
+
+    @property
+    def total_sentence(self) -> str:
+        if self.ray:
+            return f"{self.nodes} nodes in a Ray cluster; the driver on its head starts the ranks of all of them."
+        if self.copies_of_a_node:
+            return f"{self.nodes} nodes with {self.copies_of_a_node} data-parallel copies each."
+        return f"{self.nodes} nodes share the ranks."
+
+    def leader_lines(self) -> tuple[FlagLine, ...]:
+        """What the first pod's command line has beside the server's own flags."""
+        if self.ray:
+            return ()
+        if not self.copies_of_a_node:
+            return (_line("The first node of the group.", "--node-rank", "0"), _master())
+        lines = (_line("Where the copies of the other nodes report.", "--data-parallel-address", _LEADER), _rpc())
+        if self.external:
+            return (*lines, _line("Its copy.", "--data-parallel-rank", "0"))
+        if self.answers_everywhere:
+            return (*lines, _line("Its first copy.", "--data-parallel-start-rank", "0"))
+        return lines
+
+    def worker_lines(self) -> tuple[FlagLine, ...]:
+        """The same for every other pod."""
+        if self.ray:
+            return ()
+        if not self.copies_of_a_node:
+            return (
+                _line("Which node of the group it is.", "--node-rank", _INDEX),
+                _master(),
+                *(() if self.answers_everywhere else (_HEADLESS,)),
+            )
+        lines: tuple[FlagLine, ...] = (
+            _line("Where the first node listens.", "--data-parallel-address", _LEADER),
+            _rpc(),
+        )
+        if self.external:
+            return (*lines, _line("Its copy.", "--data-parallel-rank", _INDEX))
+        if self.copies_of_a_node == 1:
+            lines = (*lines, _line("Its copy.", "--data-parallel-start-rank", _INDEX))
+        return lines if self.answers_everywhere else (*lines, _HEADLESS)
+
+    @property
+    def worker_wrapper(self) -> str:
+        """A line of shell around a worker's command where its first copy must be computed; empty where none is."""
+        if self.ray or self.external or self.copies_of_a_node < 2:
+            return ""
+        return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.copies_of_a_node}))"'
+
+
+def _line(why: str, flag: str, *values: str) -> FlagLine:
+    return FlagLine(Phrase(flag, values), why)
+
+
+def _master() -> FlagLine:
+    return _line("The first pod of the group, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER)
+
+
+def _rpc() -> FlagLine:
+    return _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
+
+
+_HEADLESS = FlagLine(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
+
+
+def spread(plan: PlanDocument, cards_of_a_node: int) -> tuple[PlanDocument, NodeSpread]:
+    """How the planned server is laid over nodes of so many cards, and the plan with the flags that say so."""
+    words = take_apart(plan.command, plan.release)
+    args = plan.args
+    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
+    if _is_ray(words):
+        nodes = max(1, math.ceil(ranks * copies / cards_of_a_node))
+        return plan, NodeSpread(nodes, ray=nodes > 1)
+    everywhere = any(words.get(f"--data-parallel-{kind}-lb") for kind in ("hybrid", "external"))
+    external = words.get("--data-parallel-external-lb") is not None or words.get("--data-parallel-rank") is not None
+    if (nodes := _number(words, "--nnodes") or 1) > 1:
+        _check_divides(ranks * copies, nodes)
+        return plan, NodeSpread(nodes, answers_everywhere=everywhere)
+    local = 1 if external else _number(words, "--data-parallel-size-local")
+    if local == 0:
+        raise LegroomError(
+            "--data-parallel-size-local 0 computes nothing on the first node",
+            "leave it out: every node of a group has the same number of copies",
+        )
+    if local is not None and local < copies:
+        if copies % local:
+            raise LegroomError(
+                f"{copies} copies do not make whole nodes of {local}",
+                "choose a --data-parallel-size-local that divides",
+            )
+        return plan, NodeSpread(copies // local, False, local, everywhere or external, external)
+    return _split(plan, words, ranks, copies, cards_of_a_node)
+
+
+def _split(
+    plan: PlanDocument, words: ServerWords, ranks: int, copies: int, cards_of_a_node: int
+) -> tuple[PlanDocument, NodeSpread]:
+    """Lay a server over nodes that was described for one machine, where it has more cards than a node."""
+    if ranks * copies <= cards_of_a_node:
+        return plan, NodeSpread()
+    if ranks <= cards_of_a_node:
+        local = max(each for each in range(1, cards_of_a_node // ranks + 1) if copies % each == 0)
+        added = Phrase("--data-parallel-size-local", (str(local),))
+        _check_flag(added.flag, plan)
+        return _with(plan, added), NodeSpread(copies // local, copies_of_a_node=local)
+    nodes = math.ceil(ranks / cards_of_a_node)
+    if copies > 1:
+        raise LegroomError(
+            f"{copies} copies of {ranks} cards each, on nodes of {cards_of_a_node}: a group of nodes holds one of them",
+            f"leave out --data-parallel-size and say --replicas {copies}",
+        )
+    _check_divides(ranks, nodes)
+    _check_flag("--nnodes", plan)
+    return _with(plan, Phrase("--nnodes", (str(nodes),))), NodeSpread(nodes)
+
+
+def _check_divides(cards: int, nodes: int) -> None:
+    if cards % nodes:
+        raise LegroomError(
+            f"{cards} cards do not divide into {nodes} nodes alike", "choose parallel sizes whose product does"
+        )
+
+
+def _check_flag(flag: str, plan: PlanDocument) -> None:
+    if flag not in flags_of(plan.release):
+        raise LegroomError(
+            f"vLLM {plan.release} has no {flag}, so it spans nodes only with Ray",
+            "add --distributed-executor-backend ray, or use a release from 0.11.1 on",
+        )
+
+
+def _is_ray(words: ServerWords) -> bool:
+    flags = ("--distributed-executor-backend", "--data-parallel-backend")
+    return any((phrase := words.get(flag)) is not None and phrase.value == "ray" for flag in flags)
+
+
+def _number(words: ServerWords, flag: str) -> int | None:
+    phrase = words.get(flag)
+    return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
+
+
+def _with(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
+    return replace(plan, command=(*plan.command, *phrase.words))
+
+
+def of_a_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
+    """The server with the cards and the flags of one node; what pods are told one by one is not among them."""
+    if spread_.nodes == 1:
+        return server
+    lines = tuple(line for line in server.lines if line.phrase.flag not in _TOLD_BY_POD)
+    if not spread_.copies_of_a_node:
+        names = ("tensor", "pipeline", "prefill_context", "data")
+        cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
+        server = replace(server, gpus=math.ceil(cards / spread_.nodes))
+    return replace(server, lines=lines)

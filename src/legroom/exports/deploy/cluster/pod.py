@@ -1,0 +1,311 @@
+"""The pod of a planned server: its container, probes, limits, volumes and end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.files import file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.drain import guard_drain, metrics_drain
+from legroom.exports.deploy.server import ExportedServer, FlagLine
+from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
+from legroom.exports.deploy.words import API_KEY_NAME
+from legroom.exports.deploy.yaml_text import Commented
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.cluster.settings import ClusterSettings
+
+_SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
+_WATCH_MEMORY = "512Mi"
+_USER = 1000
+_LOWEST_PORT = 1024
+_READ_ONLY = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+"""Of every container, as the Pod Security Standard `restricted` asks; and a root file system that nobody changes."""
+
+
+def labels(server: ExportedServer) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": server.name}
+
+
+def metadata(server: ExportedServer, settings: ClusterSettings, name: str = "") -> dict[str, Any]:
+    """Of an object beside the pods."""
+    where = {"namespace": settings.namespace} if settings.namespace else {}
+    return {"name": name or server.name, **where, "labels": labels(server)}
+
+
+def selector(server: ExportedServer) -> dict[str, str]:
+    return {"app.kubernetes.io/instance": server.name}
+
+
+def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
+    if not scraped:
+        return {"labels": labels(server)}
+    scrape = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(server.port),
+        "prometheus.io/path": "/metrics",
+    }
+    if server.address.tls:
+        scrape["prometheus.io/scheme"] = "https"
+    return {"labels": labels(server), "annotations": scrape}
+
+
+def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A pod that takes requests; `first` in place of the server's own container."""
+    running = [first or container(server, settings)]
+    if server.options.sidecar:
+        running.append(_watch(server, settings))
+    pod: dict[str, Any] = {
+        "enableServiceLinks": Commented(
+            "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
+        ),
+    }
+    if server.times:
+        grace = pre_stop_s(server) + server.times.stop_s
+        why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
+        pod["terminationGracePeriodSeconds"] = Commented(why, grace)
+    if settings.restricted:
+        pod["securityContext"] = _unprivileged()
+    pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
+    pod["containers"] = running
+    pod["volumes"] = _volumes(server, settings)
+    return pod
+
+
+def container(
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine] = (), wrapper: str = ""
+) -> dict[str, Any]:
+    """The server itself, with flags that its place in a group adds; `wrapper` is a line of shell around its command."""
+    return {
+        **_program(server, settings, more, wrapper),
+        "ports": [{"name": "http", "containerPort": server.port}],
+        "resources": resources(server),
+        **probes(server),
+        "lifecycle": {
+            "preStop": Commented(_pre_stop_why(server), {"exec": {"command": ["/bin/sh", "-c", _pre_stop(server)]}})
+        },
+        **_mounted(server, settings),
+    }
+
+
+def worker_container(
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str = ""
+) -> dict[str, Any]:
+    """A pod that computes for the first one of its group and takes no requests: no port, no probe of HTTP."""
+    stop_s = pre_stop_s(server) + (server.times.drain_s if server.times else 0)
+    why = (
+        "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
+        "which need every rank."
+    )
+    return {
+        **_program(server, settings, more, wrapper),
+        "resources": resources(server),
+        "lifecycle": {"preStop": Commented(why, {"exec": {"command": ["/bin/sh", "-c", f"sleep {stop_s}"]}})},
+        **_mounted(server, settings),
+    }
+
+
+def _program(
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str
+) -> dict[str, Any]:
+    command = [literal(word) for word in containers.entrypoint(server)]
+    if wrapper:
+        command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
+    args = [*_words(server.lines), *_words(more, expanded=True)]
+    program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
+    if env := [*environment(server, settings, bool(more))]:
+        program["env"] = env
+    if settings.restricted:
+        program["securityContext"] = _READ_ONLY
+    return program
+
+
+def _words(lines: Sequence[FlagLine], *, expanded: bool = False) -> Iterator[Any]:
+    """The words of flags; `expanded` where `$(NAME)` is a variable of the pod rather than the user's text."""
+    for line in lines:
+        for i, word in enumerate(line.phrase.words):
+            text = word if expanded else literal(word)
+            yield Commented(line.why, text) if i == 0 else text
+
+
+def _mounted(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server, settings), *file_mounts(server)]
+    return {"volumeMounts": mounts}
+
+
+def literal(text: str) -> str:
+    """Kubernetes puts variables into `$(NAME)` and makes one dollar of two, wherever they stand."""
+    return text.replace("$", "$$")
+
+
+def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
+    if settings.restricted:
+        why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
+        yield Commented(why, {"name": "HOME", "value": settings.home})
+        yield Commented(
+            "PyTorch names a folder by the user, who is in no list of the image.", _variable("USER", "vllm")
+        )
+    if grouped:
+        address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        yield Commented("The address by which the other pods of the group reach it.", address)
+    for line in containers.container_env(server):
+        yield Commented(f"{line.why}.", _variable(line.name, literal(line.value)))
+    for name in server.secrets:
+        # A pod without its API key must not start: it would answer everybody.
+        reference = {"name": server.name, "key": secret_key(name), "optional": name != API_KEY_NAME}
+        yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _variable(name: str, value: str) -> dict[str, str]:
+    return {"name": name, "value": value}
+
+
+def secret_key(name: str) -> str:
+    """Where in the server's Secret a variable lies."""
+    return _SECRET_KEYS.get(name) or "-".join(name.lower().split("_"))
+
+
+def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[str]:
+    """The command that makes the Secret with its keys and tokens."""
+    if server.secrets:
+        where = f" --namespace {namespace}" if namespace else ""
+        literals = " ".join(f"--from-literal={secret_key(name)}=..." for name in server.secrets)
+        yield f"Its secrets: kubectl create secret generic {server.name}{where} {literals}"
+
+
+def resources(server: ExportedServer) -> dict[str, Any]:
+    cards = {containers.gpu_resource(server): server.gpus}
+    host = server.host
+    if host is None:
+        return {"limits": cards}
+    asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
+    limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
+    return {
+        "requests": Commented(f"A core for each process that is always busy. {host.sentence()}.", asked),
+        "limits": {"memory": Commented(limit, f"{host.limit_bytes // GIB}Gi"), **cards},
+    }
+
+
+def probes(server: ExportedServer) -> dict[str, Any]:
+    check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
+    by_name: dict[str, Any] = {
+        "livenessProbe": Commented(
+            "A minute without an answer: a busy event loop must not be taken for a dead server.",
+            {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
+        ),
+        "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
+    }
+    if server.times:
+        tries = server.times.limit_s // PROBE_PERIOD_S
+        startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
+        by_name = {"startupProbe": Commented(f"First start: {server.times.sentence()}.", startup), **by_name}
+    return by_name
+
+
+def _pre_stop(server: ExportedServer) -> str:
+    if server.options.guard:
+        return f"sleep {ENDPOINT_S}; {guard_drain(server)}"
+    return f"sleep {ENDPOINT_S}" if server.drains_itself else metrics_drain(server)
+
+
+def _pre_stop_why(server: ExportedServer) -> str:
+    if server.options.guard:
+        return "Routers learn that the pod is leaving; then the guard refuses new requests while running ones finish."
+    if server.drains_itself:
+        return "Routers learn that the pod is leaving; then vLLM drains by itself (--shutdown-timeout)."
+    return f"vLLM {server.release.version} ends running requests at SIGTERM, so this waits for them first."
+
+
+def pre_stop_s(server: ExportedServer) -> int:
+    drain = server.times.drain_s if server.times else 0
+    if server.options.guard:
+        return drain + ENDPOINT_S
+    return ENDPOINT_S if server.drains_itself else ENDPOINT_S + drain
+
+
+def _mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
+    own = [{"name": "tmp", "mountPath": "/tmp"}] if settings.restricted else []
+    if server.local_model:
+        return [*model_mounts(server), *own]
+    return [{"name": "cache", "mountPath": settings.home if settings.restricted else "/root/.cache"}, *own]
+
+
+def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
+    size = f"{containers.shm_gib(server)}Gi"
+    why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
+    shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    more = [{"name": "tmp", "emptyDir": {}}] if settings.restricted else []
+    if server.local_model:
+        own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
+        return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
+    return [shm, _cache(server, settings), *more, *file_volumes(server)]
+
+
+def _cache(server: ExportedServer, settings: ClusterSettings) -> Any:
+    if settings.cache == "pod":
+        template = {"spec": claim_spec(server, "ReadWriteOnce")}
+        volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
+        return Commented("A volume for each pod: it downloads the model again when it starts on a new one.", volume)
+    return {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
+
+
+def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
+    checkpoint = server.host.checkpoint_bytes if server.host else 0
+    # Room for a second revision of the small files, and for compiled code.
+    size = math.ceil(checkpoint * 1.2 / GIB) + 10
+    return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
+
+
+def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    watch: dict[str, Any] = {
+        "name": "legroom-watch",
+        "image": containers.image(server),
+        "command": ["legroom", *server.address.watch_words()],
+        "volumeMounts": [_journal(server, settings)],
+        "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
+    }
+    if settings.restricted:
+        watch["env"] = [_variable("HOME", settings.home)]
+        watch["securityContext"] = _READ_ONLY
+    return watch
+
+
+def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """In the claim, where there is one: incidents outlive the pod."""
+    if server.local_model:
+        return {"name": "legroom", "mountPath": settings.journal}
+    if settings.cache == "shared":
+        # Pods that share a volume must not share a journal.
+        kept = {"name": "cache", "subPathExpr": "legroom/$(HOSTNAME)"}
+        return {**kept, "mountPath": settings.journal}
+    return {"name": "cache", "subPath": "legroom", "mountPath": settings.journal}
+
+
+def _unprivileged() -> dict[str, Any]:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _USER,
+        "runAsGroup": _USER,
+        "fsGroup": Commented("The volume of the cache belongs to it.", _USER),
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def check_restricted(server: ExportedServer, on_node: Sequence[str]) -> None:
+    """Refuse what a namespace with the standard `restricted` would not admit."""
+    if server.port < _LOWEST_PORT:
+        raise LegroomError(f"--port {server.port} needs root", "choose one from 1024 on, or leave out --restricted")
+    if on_node:
+        raise LegroomError(
+            f"{on_node[0]} is mounted from the node, which the Pod Security Standard `restricted` does not allow",
+            "put it on a volume or into the image, or leave out --restricted",
+        )

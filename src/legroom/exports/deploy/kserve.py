@@ -1,0 +1,126 @@
+"""`legroom export kserve`: the planned server as an LLMInferenceService (serving.kserve.io/v1alpha2).
+
+KServe's own templates start vLLM (0.20.0-rc0, config/llmisvcconfig): they name the model's folder, the port, the
+certificates and the tensor-parallel size, and put the container's args behind, through one more shell. What they say is
+left out here; what they cannot know is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.nodes import NodeSpread
+from legroom.exports.deploy.cluster.pod import environment, literal, metadata, resources, secrets_created
+from legroom.exports.deploy.cluster.settings import ClusterSettings
+from legroom.exports.deploy.kubernetes import cluster_server
+from legroom.exports.deploy.server import ExportedServer, add_server_options
+from legroom.exports.deploy.times import PROBE_PERIOD_S
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.request import ExportedFile
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "kserve"
+HELP = "an LLMInferenceService of KServe"
+NEEDS_PLAN = True
+_BY_KSERVE = frozenset({
+    "--host", "--port", "--served-model-name", "--tensor-parallel-size", "--ssl-certfile", "--ssl-keyfile",
+    "--shutdown-timeout",
+})  # fmt: skip
+_IN_PARALLELISM = frozenset({
+    "--data-parallel-size", "--data-parallel-size-local", "--enable-expert-parallel", "--data-parallel-rpc-port",
+})  # fmt: skip
+"""Flags that KServe's template of several nodes writes itself."""
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    add_server_options(group, image=True)
+    group.add_argument("--namespace", metavar="NAME", help="where it goes (default: left to kubectl)")
+    group.add_argument("--replicas", metavar="N", help="copies of the server (default: 1)")
+    group.add_argument("--gpus-per-node", metavar="N", help="cards of one node (default: 8)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    server, settings, over = cluster_server(request)
+    _check(server, over)
+    remarks = (*containers.head(server), *server.remarks, *secrets_created(server, settings.namespace))
+    text = yaml_text(service(server, settings, over), head=remarks)
+    return (ExportedFile(f"{server.name}-llmisvc.yaml", text),)
+
+
+def _check(server: ExportedServer, over: NodeSpread) -> None:
+    if server.local_model:
+        raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
+    if containers.needs_legroom(server):
+        raise LegroomError("KServe's template has no place for a guard or a sidecar", "use legroom export kubernetes")
+    if over.ray or (over.nodes > 1 and not over.copies_of_a_node):
+        raise LegroomError(
+            "ranks of one copy over several nodes are not exported for KServe",
+            "use legroom export kubernetes, or data parallelism over the nodes",
+        )
+
+
+def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    pod = _pod(server, settings, over)
+    spec: dict[str, Any] = {
+        "model": {"uri": f"hf://{server.model}", "name": _served_name(server)},
+        "replicas": settings.replicas,
+        "parallelism": _parallelism(server, over),
+        "router": {"route": {}, "gateway": {}, "scheduler": {}},
+        "template": pod,
+    }
+    if over.nodes > 1:
+        spec["worker"] = pod
+    return {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceService",
+        "metadata": metadata(server, settings),
+        "spec": spec,
+    }
+
+
+def _served_name(server: ExportedServer) -> str:
+    phrase = server.words.get("--served-model-name")
+    return phrase.values[0] if phrase and phrase.values else server.model
+
+
+def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
+    args = server.plan.args if server.plan else {}
+    sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
+    if over.nodes > 1:
+        sizes |= {"data": over.nodes * over.copies_of_a_node, "dataLocal": over.copies_of_a_node}
+        sizes |= {"expert": True} if args.get("enable_expert_parallel") else {}
+    return sizes
+
+
+def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    main: dict[str, Any] = {
+        "name": "main",
+        "image": containers.image(server),
+        "args": [*_args(server, over)],
+        "resources": resources(server),
+    }
+    if env := [*environment(server, settings)]:
+        main["env"] = env
+    if server.times:
+        tries = server.times.limit_s // PROBE_PERIOD_S
+        probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries}
+        main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
+    return {"containers": [main]}
+
+
+def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
+    """Quoted, because KServe's template reads them by a shell once more."""
+    left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
+    for line in server.lines:
+        if line.phrase.flag in left_out:
+            continue
+        for i, word in enumerate(line.phrase.words):
+            text = literal(shlex.quote(word))
+            yield Commented(line.why, text) if i == 0 else text

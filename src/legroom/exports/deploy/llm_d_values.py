@@ -1,0 +1,102 @@
+"""`legroom export llm-d-values`: values for llm-d's chart `llm-d-modelservice`.
+
+Its keys are those of charts/llm-d-modelservice/values.yaml (github.com/llm-d-incubation/llm-d-modelservice). All pods
+decode; a split into prefill and decode needs a KV connector and a plan for each of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.pod import container, pod_spec, secrets_created
+from legroom.exports.deploy.cluster.settings import ClusterSettings
+from legroom.exports.deploy.kubernetes import cluster_server
+from legroom.exports.deploy.server import ExportedServer, add_server_options
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.request import ExportedFile
+from legroom.units import GIB
+
+if TYPE_CHECKING:
+    from legroom.exports.request import ExportRequest
+
+NAME = "llm-d-values"
+HELP = "values for the chart llm-d-modelservice (llm-d)"
+NEEDS_PLAN = True
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    add_server_options(group, image=True)
+    group.add_argument("--replicas", metavar="N", help="copies of the server (default: 1)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    server, settings, over = cluster_server(request)
+    if server.local_model or containers.needs_legroom(server):
+        what = "a model in a folder" if server.local_model else "a guard or a sidecar"
+        raise LegroomError(f"the chart has no place for {what}", "use legroom export kubernetes")
+    if over.nodes > 1:
+        raise LegroomError(
+            "a server over several nodes is not exported for llm-d's chart", "use legroom export kubernetes"
+        )
+    remarks = (
+        "Values for the chart llm-d-modelservice of llm-d.",
+        *containers.head(server),
+        *server.remarks,
+        *secrets_created(server, None),
+    )
+    return (ExportedFile(f"{server.name}-llm-d-values.yaml", yaml_text(values(server, settings), head=remarks)),)
+
+
+def values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    checkpoint = server.host.checkpoint_bytes if server.host else 0
+    phrase = server.words.get("--served-model-name")
+    artifacts = {
+        "name": phrase.values[0] if phrase and phrase.values else server.model,
+        "uri": f"hf://{server.model}",
+        "size": f"{int(checkpoint * 1.2 / GIB) + 10}Gi",
+        "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": server.name},
+    }
+    proxy = Commented("Without a split into prefill and decode requests go to vLLM itself.", {"enabled": False})
+    return {
+        "fullnameOverride": server.name,
+        "modelArtifacts": artifacts,
+        "routing": {"servicePort": server.port, "proxy": proxy},
+        "accelerator": {"type": containers.vendor(server)},
+        "decode": _decode(server, settings),
+        "prefill": {"create": False},
+    }
+
+
+def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    pod, first = pod_spec(server, settings), container(server, settings)
+    first["volumeMounts"] = [mount for mount in first["volumeMounts"] if mount["name"] != "cache"]
+    cache = {"name": "HF_HOME", "value": "/model-cache"}
+    env = [Commented("Where the chart mounts its volume for the model.", cache), *first.pop("env", [])]
+    main = {
+        "name": first.pop("name"),
+        "image": first.pop("image"),
+        "modelCommand": Commented("The command as planned: the chart adds nothing to it.", "custom"),
+        "mountModelVolume": True,
+        **first,
+        "env": env,
+    }
+    args = server.plan.args if server.plan else {}
+    copies = int(args.get("data_parallel_size") or 1)
+    sizes = {"tensor": int(args.get("tensor_parallel_size") or 1), "data": copies, "dataLocal": copies, "workers": 1}
+    return {
+        "create": True,
+        "replicas": settings.replicas,
+        "parallelism": sizes,
+        "enableServiceLinks": pod["enableServiceLinks"],
+        "terminationGracePeriodSeconds": pod.get("terminationGracePeriodSeconds", 30),
+        "containers": [main],
+        "volumes": [volume for volume in pod["volumes"] if not _is_cache(volume)],
+    }
+
+
+def _is_cache(volume: Any) -> bool:
+    plain_volume = volume.value if isinstance(volume, Commented) else volume
+    return bool(plain_volume["name"] == "cache")

@@ -1,0 +1,1 @@
+"""What sets the gate up in a cluster."""

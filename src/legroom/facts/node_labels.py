@@ -1,0 +1,89 @@
+"""Which GPU the labels of a Kubernetes node name. Data in `data/node_labels.json`, a source each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.gpus import gpu
+
+_MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
+
+
+def gpu_of_labels(labels: Mapping[str, str]) -> str:
+    """The GPU that a set of labels names, as `--gpu` takes it; empty where none does."""
+    data = _data()
+    profile = next((labels[row["label"]] for row in data["mig_profile"] if labels.get(row["label"])), "")
+    for row in data["product"]:
+        if name := _product(labels.get(row["label"], ""), profile):
+            return name
+    for row in data["instance_type"]:
+        if name := _instance(labels.get(row["label"], "")):
+            return name
+    for row in data["memory_mib"]:
+        if (text := labels.get(row["label"], "")).isdecimal():
+            return f"{int(text[:9])}MiB"
+    return ""
+
+
+def gpu_of_resource(resource: str) -> str:
+    """The slice of a card that a resource such as `nvidia.com/mig-3g.40gb` is; empty for a whole card. Where two cards
+    have slices of that name, the one with less memory is meant."""
+    profile = _MIG_RESOURCE.fullmatch(resource)
+    return _data()["mig_resource_cards"].get(profile[1], "") if profile else ""
+
+
+def gpu_of_profile(profile: str) -> str:
+    """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty where its name says none."""
+    for row in _data()["profile_prefixes"]:
+        if profile.startswith(row["prefix"]):
+            return _product(profile.removeprefix(row["prefix"]), "")
+    return ""
+
+
+def naming_labels() -> tuple[str, ...]:
+    """Every label that can name a GPU, the most exact first."""
+    data = _data()
+    kinds = ("product", "instance_type", "memory_mib", "mig_profile")
+    return tuple(row["label"] for kind in kinds for row in data[kind])
+
+
+def _product(value: str, profile: str) -> str:
+    if not value:
+        return ""
+    known = _data()["products"].get(value, "")
+    dropped = _data()["name_words_dropped"]
+    words = [word for word in re.split(r"[-_ ]", value) if word.lower() not in dropped]
+    for name in (known, value, "-".join(words)):
+        if name and _is_known(whole := f"{name} mig {profile}" if profile else name):
+            return whole
+    return ""
+
+
+def _instance(value: str) -> str:
+    name = value.lower()
+    for row in _data()["instances"] if name else ():
+        if re.fullmatch(row["pattern"], name):
+            return str(row["gpu"])
+    return ""
+
+
+@cache
+def _is_known(name: str) -> bool:
+    try:
+        gpu(name)
+    except LegroomError:
+        return False
+    return True
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    text = Path(__file__).with_name("data").joinpath("node_labels.json").read_text(encoding="utf-8")
+    data: Mapping[str, Any] = json.loads(text)
+    return data

@@ -1,0 +1,102 @@
+"""Whether the vLLM of an object can start: read by `deployments`, planned by `planning`, said by `render`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.errors import LegroomError
+from legroom.isolation import GivenModel, isolated
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.deployments.subjects import StartedServer
+    from legroom.planning.plan import Plan
+
+Outcome = Literal["fits", "tight", "does_not_fit", "not_understood", "no_server"]
+_GRAVITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
+_MOST_SERVERS = 8
+_NAME = "manifest.yaml"
+_STOPPING_RULES = ("shm-missing", "start-too-short")
+"""Of lint: what makes a pod that fits start over and over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The answer to one object."""
+
+    outcome: Outcome
+    sentences: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"outcome": self.outcome, "sentences": list(self.sentences)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Judgement:
+        return cls(document["outcome"], tuple(document["sentences"]))
+
+
+def judge(thing: Mapping[str, Any], default_gpu: str = "", *, advice: bool = False, hub: bool = False) -> Judgement:
+    """The judgement on the deciding part of an object. `default_gpu` is what a pod gets that names none; with `hub` a
+    model that is not bundled is looked up on the Hub, whose name alone leaves this machine."""
+    from legroom.planning.file_plans import planned_servers, started_servers  # noqa: PLC0415
+    from legroom.planning.machine import Machine  # noqa: PLC0415
+    from legroom.render.verdict_text import verdict_sentences  # noqa: PLC0415
+
+    text = json.dumps(thing, ensure_ascii=False)
+    with isolated():
+        servers, unread = started_servers(_NAME, text)
+    if unread is not None:
+        return Judgement("not_understood", (f"Not understood: the manifest {unread.reason}.",))
+    if not servers:
+        return Judgement("no_server")
+    worst, sentences, plans = _GRAVITY[0], list[str](), list["Plan"]()
+    with isolated(_looked_up(servers) if hub else None):
+        machine = Machine(default_gpu) if default_gpu else None
+        for server in planned_servers(servers[:_MOST_SERVERS], machine, advice=advice):
+            outcome: Outcome = "not_understood" if server.verdict == "unknown" else server.verdict
+            worst = max(worst, outcome, key=_GRAVITY.index)
+            sentences += verdict_sentences(server)
+            plans += [server.shown] if server.shown is not None and outcome in ("fits", "tight") else []
+        if worst in ("fits", "tight") and (told := _remarks(text, plans)):
+            worst = "tight"
+            sentences += told
+    return Judgement(worst, tuple(dict.fromkeys(sentences)))
+
+
+def _remarks(text: str, plans: list[Plan]) -> list[str]:
+    """What keeps a server from starting that has the memory: lint's own findings, held against the plan."""
+    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
+    from legroom.planning.plan_json import plan_document  # noqa: PLC0415
+
+    report = lint_texts([(_NAME, text)], Options(plan=plan_document(plans[0]) if len(plans) == 1 else None))
+    told = [finding for finding in report.findings if finding.rule in _STOPPING_RULES]
+    return [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in told]
+
+
+def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:
+    """The configs of models that are not bundled, from the Hub."""
+    from legroom.deployments.deployment import deployment_of  # noqa: PLC0415
+    from legroom.facts.hub import fetch  # noqa: PLC0415
+    from legroom.facts.models import is_hub_id  # noqa: PLC0415
+
+    given: dict[str, GivenModel] = {}
+    for server in servers[:_MOST_SERVERS]:
+        with suppress(LegroomError), isolated():
+            model = deployment_of(server).args.model
+            if is_hub_id(model) and not _is_known(model):
+                answer = fetch(model)
+                given[model] = GivenModel(answer.config, answer.checkpoint_bytes)
+    return given
+
+
+def _is_known(model: str) -> bool:
+    from legroom.facts.models import load  # noqa: PLC0415
+
+    try:
+        load(model)
+    except LegroomError:
+        return False
+    return True

@@ -1,0 +1,68 @@
+"""What the engine itself says is in use: the truth behind what admission expects to be in use.
+
+Prefixes that requests share are held once, and texts have fewer tokens than bytes: neither is seen in a request, and
+both in three gauges.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+from legroom.facts import metrics
+
+_ROLES = ("kv_use", "running", "waiting")
+
+
+class EngineUse(NamedTuple):
+    """At one moment, over all engines of a server."""
+
+    kv_share: float
+    """Of the pool: 0..1."""
+    running: float
+    waiting: float
+
+
+@cache
+def _roles_by_name() -> dict[str, str]:
+    return {name: role for role in _ROLES for name in metrics.names_of(role)}
+
+
+@cache
+def _line() -> re.Pattern[str]:
+    names = "|".join(sorted(map(re.escape, _roles_by_name()), key=len, reverse=True))
+    return re.compile(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+|NaN)$", re.MULTILINE)
+
+
+def use_of_page(page: str) -> EngineUse | None:
+    """What a metrics page says; None where it lacks one of the series."""
+    return _use((name, float(value)) for name, value in _line().findall(page))
+
+
+def use_of_registry() -> EngineUse | None:
+    """The same, inside vLLM's API server. With several of them the registry of one does not know it all."""
+    prometheus = sys.modules.get("prometheus_client")
+    if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        return None
+    try:
+        families = prometheus.REGISTRY.restricted_registry(list(_roles_by_name())).collect()
+        return _use((sample.name, sample.value) for family in families for sample in family.samples)
+    except Exception:  # another release of the library: then admission goes by what it expects
+        return None
+
+
+def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
+    values: dict[str, dict[str, list[float]]] = {}
+    for name, value in samples:
+        role = _roles_by_name().get(name)
+        if role is not None and value >= 0:
+            values.setdefault(role, {}).setdefault(name, []).append(value)
+    if len(values) < len(_ROLES):
+        return None
+    # Where a release exposes an old and a new name, both say the same.
+    kv, running, waiting = (next(iter(values[role].values())) for role in _ROLES)
+    return EngineUse(sum(kv) / len(kv), sum(running), sum(waiting))

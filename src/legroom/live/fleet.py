@@ -1,0 +1,173 @@
+"""A fleet by model, node pool and release: where KV cache lies idle, which servers stand out, how many could go.
+
+Pure: what each server did within a window comes in, groups with their arithmetic go out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.planning.scaling import scaling_policy
+from legroom.records import dataclass
+
+UNKNOWN = "unknown"
+_START_S = 300.0
+"""What a server takes to start where no plan says it: room is kept for load that grows meanwhile."""
+_LOW_RATIO = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """Servers that could stand in for each other."""
+
+    model: str
+    pool: str = UNKNOWN
+    release: str = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUse:
+    """One server within the window."""
+
+    server: str
+    group: GroupKey
+    kv_tokens: int = 0
+    """Its pool; 0: not shown."""
+    mean_kv_use: float = 0.0
+    peak_kv_use: float = 0.0
+    peak_running: float = 0.0
+    peak_waiting: float = 0.0
+    preemptions_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAdvice:
+    server: str
+    why: str
+    flags: Mapping[str, str]
+    """What to change, as a direction where the figure needs a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetGroup:
+    key: GroupKey
+    servers: int
+    kv_tokens: int
+    mean_kv_use: float
+    peak_demand: float
+    """The most that all of them used at one time, in full pools."""
+    queued: bool
+    needed: int
+    advice: tuple[FleetAdvice, ...] = ()
+
+    @property
+    def spare(self) -> int:
+        return max(0, self.servers - self.needed)
+
+    @property
+    def wasted_kv_tokens(self) -> int:
+        """Never used within the window, by any of them at once."""
+        return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    window_s: float
+    gpus_per_server: int
+    groups: tuple[FleetGroup, ...]
+
+    @property
+    def spare_gpus(self) -> int:
+        return self.gpus_per_server * sum(group.spare for group in self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "window_s": self.window_s,
+            "servers": sum(group.servers for group in self.groups),
+            "gpus_per_server": self.gpus_per_server,
+            "spare_gpus": self.spare_gpus,
+            "groups": [_group_json(group, self.gpus_per_server) for group in self.groups],
+        }
+
+
+def _group_json(group: FleetGroup, gpus: int) -> dict[str, Any]:
+    return {
+        "model": group.key.model,
+        "pool": group.key.pool,
+        "release": group.key.release,
+        "servers": group.servers,
+        "kv_tokens": group.kv_tokens,
+        "mean_kv_use": round(group.mean_kv_use, 4),
+        "peak_kv_use": round(group.peak_demand / group.servers, 4),
+        "wasted_kv_tokens": group.wasted_kv_tokens,
+        "queued": group.queued,
+        "needed_servers": group.needed,
+        "spare_servers": group.spare,
+        "spare_gpus": group.spare * gpus,
+        "advice": [
+            {"server": advice.server, "why": advice.why, "flags": dict(advice.flags)} for advice in group.advice
+        ],
+    }
+
+
+def fleet_view(
+    servers: Iterable[ServerUse],
+    peak_demand: Mapping[GroupKey, float],
+    window_s: float,
+    gpus_per_server: int = 1,
+    start_s: float = _START_S,
+    levels: Thresholds = DEFAULT,
+) -> FleetView:
+    """The groups, those with the most servers to spare first. A group without a known peak keeps what its servers'
+    own peaks add up to, which is never too little."""
+    by_group: dict[GroupKey, list[ServerUse]] = {}
+    for use in servers:
+        by_group.setdefault(use.group, []).append(use)
+    target = scaling_policy(1, 2, start_s, 0).kv_target_ratio
+    groups = [
+        _group(key, members, peak_demand.get(key, sum(use.peak_kv_use for use in members)), target, levels)
+        for key, members in by_group.items()
+    ]
+    ordered = sorted(groups, key=lambda group: (-group.spare, -group.servers, group.key.model, group.key.pool))
+    return FleetView(window_s, gpus_per_server, tuple(ordered))
+
+
+def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds) -> FleetGroup:
+    queued = any(
+        use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members
+    )
+    # A queue for the pool is demand that no use shows: what there is, is needed.
+    needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
+    return FleetGroup(
+        key,
+        len(members),
+        sum(use.kv_tokens for use in members),
+        statistics.fmean(use.mean_kv_use for use in members),
+        demand,
+        queued,
+        needed,
+        tuple(_advice(members, levels)),
+    )
+
+
+def _advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvice]:
+    advice: list[FleetAdvice] = []
+    pools = [use.kv_tokens for use in members if use.kv_tokens]
+    usual = statistics.median(pools) if pools else 0
+    for use in sorted(members, key=lambda each: each.server):
+        if usual and use.kv_tokens and abs(use.kv_tokens / usual - 1) > levels.drift_pool_ratio and len(pools) > 2:
+            why = (
+                f"its pool holds {use.kv_tokens:,} tokens, that of the others {usual:,.0f}: other flags or another card"
+            )
+            advice.append(FleetAdvice(use.server, why, {}))
+        if use.preemptions_per_s >= levels.alert_preemptions_per_s:
+            why = f"{use.preemptions_per_s:.2f} preemptions a second: more run at once than its pool holds"
+            advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"below {use.peak_running:.0f}"}))
+        elif use.peak_waiting >= levels.queue_least and use.peak_kv_use < _LOW_RATIO:
+            why = f"{use.peak_waiting:.0f} waited while at most {use.peak_kv_use:.0%} of the pool was in use"
+            advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"above {use.peak_running:.0f}"}))
+    return advice

@@ -1,0 +1,136 @@
+"""The plans of every server that a text starts, each on the GPUs that the text lets it run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from legroom.deployments.deployment import deployment_of
+from legroom.errors import LegroomError
+from legroom.facts.releases import latest
+from legroom.planning.machine import Machine, make_plan
+from legroom.planning.plan import Plan
+from legroom.records import dataclass
+from legroom.vllm.args import is_given, other_value
+
+if TYPE_CHECKING:
+    from legroom.deployments.deployment import Deployment
+    from legroom.deployments.subjects import StartedServer
+    from legroom.deployments.text import Unread
+    from legroom.facts.releases import Release
+    from legroom.vllm.problems import FlagProblem
+
+FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
+_MOST_GPUS = 6
+"""Kinds of GPU that one server is planned for."""
+_SEVERAL_NODES = ("--nnodes", "--node-rank", "--data-parallel-address", "--data-parallel-start-rank",
+                  "--data-parallel-external-lb", "--data-parallel-rank")  # fmt: skip
+"""Flags of a server whose other GPUs are in other pods."""
+
+
+@dataclass(frozen=True)
+class FileServer:
+    """One server of a text, with its plan on every GPU that it may run on."""
+
+    name: str
+    what: Deployment | None = None
+    plans: tuple[Plan, ...] = ()
+    unknown: str = ""
+    """Why there is no plan, in a sentence's words."""
+    hint: str = ""
+    refused_flags: tuple[FlagProblem, ...] = ()
+    """Flags at which its release stops."""
+    gpus_short: int = 0
+    """How many more GPUs its flags ask for than its container is given."""
+
+    @property
+    def failing(self) -> tuple[Plan, ...]:
+        return tuple(plan for plan in self.plans if plan.verdict == "does_not_fit")
+
+    @property
+    def verdict(self) -> FileVerdict:
+        """`does_not_fit`: it starts on none of the GPUs. `tight`: it may not hold on one of them."""
+        if self.refused_flags or self.gpus_short:
+            return "does_not_fit"
+        if not self.plans:
+            return "unknown"
+        if len(self.failing) == len(self.plans):
+            return "does_not_fit"
+        return "fits" if all(plan.verdict == "fits" for plan in self.plans) else "tight"
+
+    @property
+    def shown(self) -> Plan | None:
+        """The plan that stands for all: of those with the best verdict, the one on the smallest card."""
+        order = {"fits": 0, "tight": 1, "does_not_fit": 2}
+        return min(self.plans, key=lambda plan: (order[plan.verdict], plan.target.gpu.total_bytes), default=None)
+
+
+def started_servers(path: str, text: str, asked: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
+    """The servers of a text, and why it could not be read where it could not."""
+    from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
+
+    parts = list(read_file(path, text, asked or latest()))
+    unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
+    return [server for part in parts for server in part.servers], unread
+
+
+def planned_servers(
+    servers: list[StartedServer],
+    machine: Machine | None = None,
+    asked: Release | None = None,
+    *,
+    advice: bool = True,
+    gpu_wins: bool = False,
+) -> Iterator[FileServer]:
+    """Each server planned. `machine` says where it runs; its GPU counts where the text names none, or with `gpu_wins`
+    whatever the text names."""
+    for server in servers:
+        try:
+            what = deployment_of(server, asked)
+        except LegroomError as error:
+            yield FileServer(server.read_as, unknown=error.message, hint=error.hint)
+            continue
+        if gpu_wins and machine is not None:
+            what = replace(what, gpu_names=(machine.gpu,))
+        yield _planned(server.read_as, what, machine, advice)
+
+
+def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
+    fatal = tuple(problem for problem in what.problems if problem.stops_vllm)
+    if fatal and what.release_hint is not None:
+        return FileServer(name, what, refused_flags=fatal)
+    if not what.args.model:
+        return FileServer(
+            name, what, unknown="it names no model", hint="the model may come from a variable or a script"
+        )
+    given = what.gpu_count if machine is None or machine.gpus is None else machine.gpus
+    if given is not None and what.args.gpus_needed > given and not _several_nodes(what):
+        return FileServer(name, what, gpus_short=what.args.gpus_needed - given)
+    names = what.gpu_names or ((machine.gpu,) if machine is not None and machine.gpu else ())
+    if not names:
+        return FileServer(name, what, unknown="nothing says which GPU it runs on", hint=_GPU_HINT)
+    plans: list[Plan] = []
+    try:
+        for gpu in names[:_MOST_GPUS]:
+            plans.append(_plan(what, machine, gpu, given, advice))
+    except LegroomError as error:
+        return FileServer(name, what, unknown=error.message, hint=error.hint)
+    return FileServer(name, what, tuple(plans))
+
+
+_GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
+
+
+def _several_nodes(what: Deployment) -> bool:
+    on_ray = other_value(what.args, "--distributed-executor-backend") == "ray"
+    return on_ray or any(is_given(what.args, flag) for flag in _SEVERAL_NODES)
+
+
+def _plan(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:
+    base = machine or Machine(gpu)
+    limit = base.host_memory or (str(what.memory_limit_bytes) if what.memory_limit_bytes else None)
+    count = given if given is None or given >= what.args.gpus_needed else what.args.gpus_needed
+    made = make_plan(what.args, what.release, replace(base, gpu=gpu, gpus=count, host_memory=limit), advice=advice)
+    notes = (*what.notes, *(problem.message for problem in what.problems), *made.notes)
+    return replace(made, notes=tuple(dict.fromkeys(notes)))

@@ -1,0 +1,151 @@
+"""What a change of a deployment file does to its servers: flags, bytes, verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.planning.plan import ready_command
+from legroom.planning.plan_json import plan_json
+from legroom.records import dataclass
+from legroom.units import gib
+from legroom.vllm.command_line import command, flags_in, without_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legroom.planning.file_plans import FileServer
+    from legroom.planning.plan import Plan
+
+ABSENT = "not given"
+_PARTS = (
+    ("weights", "weights"), ("activation", "activations"), ("cuda_graph", "CUDA graphs"), ("non_torch", "non-torch"),
+    ("kv_cache", "KV cache"), ("outside", "outside the budget"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """One thing that is not as it was."""
+
+    what: str
+    old: str
+    new: str
+    bytes: int | None = None
+    """By how much a part of the card grows, where it is one."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "old": self.old, "new": self.new, "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class ServerDiff:
+    """One server before and after; None where there is none."""
+
+    name: str
+    old: FileServer | None
+    new: FileServer | None
+    changes: tuple[PlanChange, ...] = ()
+
+    @property
+    def verdicts(self) -> tuple[str | None, str | None]:
+        return (self.old.verdict if self.old else None), (self.new.verdict if self.new else None)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the new server does not start."""
+        return self.new is not None and self.new.verdict == "does_not_fit"
+
+    def to_json(self) -> dict[str, Any]:
+        before, after = self.verdicts
+        return {
+            "name": self.name,
+            "verdict": {"old": before, "new": after},
+            "changes": [change.to_json() for change in self.changes],
+            "old": _document(self.old),
+            "new": _document(self.new),
+        }
+
+
+def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[ServerDiff, ...]:
+    """Servers of the same name belong together; of the others, the first to the first."""
+    left = list(old)
+    pairs: dict[int, FileServer] = {}
+    for number, server in enumerate(new):
+        same = next((other for other in left if other.name == server.name), None)
+        if same is not None:
+            left.remove(same)
+            pairs[number] = same
+    for number in range(len(new)):
+        if number not in pairs and left:
+            pairs[number] = left.pop(0)
+    diffs = [ServerDiff(server.name, pairs.get(number), server, _changes(pairs.get(number), server))
+             for number, server in enumerate(new)]  # fmt: skip
+    return (*diffs, *(ServerDiff(server.name, server, None) for server in left))
+
+
+def _document(server: FileServer | None) -> dict[str, Any] | None:
+    if server is None:
+        return None
+    if server.shown is None:
+        return {"verdict": server.verdict, "reason": server.unknown or None}
+    return plan_json(server.shown)
+
+
+def _changes(old: FileServer | None, new: FileServer) -> tuple[PlanChange, ...]:
+    if old is None:
+        return ()
+    changes = [*_flags(old, new)]
+    if old.shown is not None and new.shown is not None:
+        changes += [*_machine(old.shown, new.shown), *_bytes(old.shown, new.shown), *_pool(old.shown, new.shown)]
+    return tuple(changes)
+
+
+def _flags(old: FileServer, new: FileServer) -> Iterator[PlanChange]:
+    before, after = _given(old), _given(new)
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield PlanChange(name, before.get(name, ABSENT), after.get(name, ABSENT))
+
+
+def _given(server: FileServer) -> dict[str, str]:
+    """What decides, by name: the model, the release, each flag, each variable."""
+    what = server.what
+    if what is None:
+        return {}
+    words = ready_command(server.shown) if server.shown else list(without_secrets(command(what.args, what.release)))
+    flags: Mapping[str, str] = flags_in(words)
+    named = {"model": what.args.model, "vLLM": what.release.version}
+    return {**named, **{name: value or "on" for name, value in flags.items()}, **what.args.env}
+
+
+def _machine(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    before, after = (f"{plan.target.gpus} x {plan.target.gpu.name}" for plan in (old, new))
+    if before != after:
+        yield PlanChange("GPUs", before, after)
+    limits = [plan.target.host_limit_bytes for plan in (old, new)]
+    if limits[0] != limits[1]:
+        texts = [gib(limit) if limit else "no limit" for limit in limits]
+        yield PlanChange("host memory limit", texts[0], texts[1])
+
+
+def _bytes(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    for name, title in _PARTS:
+        before, after = (getattr(plan.layout, name).bytes for plan in (old, new))
+        if before != after:
+            yield PlanChange(title, gib(before), gib(after), after - before)
+    before, after = old.layout.headroom_bytes, new.layout.headroom_bytes
+    if before != after:
+        yield PlanChange("free at the peak", gib(before), gib(after), after - before)
+
+
+def _pool(old: Plan, new: Plan) -> Iterator[PlanChange]:
+    before, after = old.memory.kv, new.memory.kv
+    if before.tokens != after.tokens:
+        yield PlanChange("KV cache tokens", f"{max(before.tokens, 0):,}", f"{max(after.tokens, 0):,}")
+    lengths = old.settings.max_model_len, new.settings.max_model_len
+    if lengths[0] != lengths[1]:
+        yield PlanChange("longest request", f"{lengths[0]:,} tokens", f"{lengths[1]:,} tokens")
+    requests = [f"{kv.max_concurrency:.2f}" for kv in (before, after)]
+    if requests[0] != requests[1]:
+        yield PlanChange("full-length requests at once", requests[0], requests[1])

@@ -1,0 +1,245 @@
+"""What the gate answers to an API server: AdmissionReview v1 over TLS."""
+
+import copy
+import json
+import ssl
+
+import pytest
+from conftest import RunningGate, deployment, review
+
+FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
+
+
+def test_a_server_that_cannot_start_is_refused_with_the_flags_that_fix_it(gate):
+    response = gate.ask(deployment())
+    assert response["allowed"] is False
+    message = response["status"]["message"]
+    assert "Qwen/Qwen3-8B on 1 x NVIDIA L4 with vLLM 0.11.0 will not start." in message
+    assert "Fix: --max-model-len" in message
+
+
+def test_a_server_that_fits_is_let_through_in_silence(gate):
+    response = gate.ask(deployment(*FITS))
+    assert response == {"uid": response["uid"], "allowed": True}
+
+
+def test_in_warn_mode_the_same_is_said_in_warnings(gate):
+    response = gate.ask(deployment(), path="/validate/warn")
+    assert response["allowed"] is True
+    assert any("will not start" in warning for warning in response["warnings"])
+    assert all(len(warning) <= 256 for warning in response["warnings"])
+
+
+@pytest.mark.parametrize("where", ["annotations", "labels"])
+def test_an_object_can_opt_out(gate, where):
+    thing = deployment()
+    thing["metadata"][where] = {"legroom/gate": "off"}
+    assert gate.ask(thing) == {"uid": gate.ask(thing)["uid"], "allowed": True}
+
+
+def test_an_object_can_choose_its_mode(gate):
+    thing = deployment()
+    thing["metadata"]["labels"] = {"legroom/gate": "warn"}
+    assert gate.ask(thing)["allowed"] is True
+
+
+def test_a_namespace_can_be_left_alone(gate):
+    assert gate.ask(deployment(), namespace="sandbox")["allowed"] is True
+    assert gate.ask(deployment(), namespace="kube-system")["allowed"] is True
+
+
+def test_an_update_that_leaves_the_server_as_it_is_passes(gate):
+    old, new = deployment(), deployment()
+    new["spec"]["replicas"] = 0
+    new["metadata"]["labels"] = {"team": "a"}
+    assert gate.ask(new, operation="UPDATE", old=old)["allowed"] is True
+
+
+def test_an_update_that_breaks_the_server_is_refused(gate):
+    assert gate.ask(deployment(), operation="UPDATE", old=deployment(*FITS))["allowed"] is False
+
+
+def test_what_an_object_under_a_checked_one_makes_is_not_checked_again(gate):
+    thing = deployment()
+    thing["metadata"]["ownerReferences"] = [{"kind": "ReplicaSet", "controller": True, "name": "x"}]
+    assert gate.ask(thing)["allowed"] is True
+
+
+def test_an_object_that_is_being_deleted_passes(gate):
+    thing = deployment()
+    thing["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert gate.ask(thing)["allowed"] is True
+
+
+def test_a_model_that_is_not_known_is_let_through_and_said_to_be_not_understood(gate):
+    response = gate.ask(deployment("--model", "acme/private-9b"))
+    assert response["allowed"] is True
+    assert "legroom: Not understood:" in response["warnings"][0]
+
+
+def test_a_gpu_that_is_not_named_is_let_through_and_said_to_be_not_understood(gate):
+    response = gate.ask(deployment(gpu=None))
+    assert response["allowed"] is True
+    assert "which GPU" in response["warnings"][0]
+
+
+def test_a_pod_that_starts_no_vllm_is_none_of_its_business(gate):
+    nginx = deployment("nginx", image="nginx:1.27")
+    assert gate.ask(nginx) == {"uid": gate.ask(nginx)["uid"], "allowed": True}
+
+
+def test_fewer_gpus_than_the_flags_ask_for_are_refused(gate):
+    response = gate.ask(deployment(*FITS, "--tensor-parallel-size", "4"))
+    assert response["allowed"] is False
+    assert "ask for 4 GPUs, and its container is given 1" in response["status"]["message"]
+
+
+def test_a_flag_that_the_named_release_does_not_have_is_refused(gate):
+    response = gate.ask(deployment(*FITS, "--made-up-flag"))
+    assert response["allowed"] is False
+    assert "--made-up-flag" in response["status"]["message"]
+
+
+def test_a_flag_is_no_reason_to_refuse_where_no_release_is_named(gate):
+    assert gate.ask(deployment(*FITS, "--made-up-flag", image="vllm/vllm-openai:latest"))["allowed"] is True
+
+
+def test_a_limit_of_host_memory_that_is_too_small_is_refused(gate):
+    response = gate.ask(deployment(*FITS, gpu="NVIDIA-H100-80GB-HBM3", memory="1Gi"))
+    assert response["allowed"] is False
+
+
+def test_a_pod_that_may_be_put_on_a_card_too_small_for_it_is_warned_of(gate):
+    thing = deployment("--model", "Qwen/Qwen3-32B", "--max-model-len", "8192", gpu=None)
+    thing["metadata"]["annotations"] = {"legroom/gpu": "l4, h100"}
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "It may be put on a NVIDIA L4" in response["warnings"][0]
+
+
+KINDS = {
+    "StatefulSet": ("apps/v1", lambda pod: {"template": {"spec": pod}}),
+    "Job": ("batch/v1", lambda pod: {"template": {"spec": pod}}),
+    "Pod": ("v1", lambda pod: pod),
+    "LeaderWorkerSet": (
+        "leaderworkerset.x-k8s.io/v1",
+        lambda pod: {"leaderWorkerTemplate": {"size": 1, "workerTemplate": {"spec": pod}}},
+    ),
+    "InferenceService": (
+        "serving.kserve.io/v1beta1",
+        lambda pod: {"predictor": {
+            "nodeSelector": pod["nodeSelector"],
+            "model": {"modelFormat": {"name": "huggingface"},
+                      "args": ["--model_id=Qwen/Qwen3-8B", "--max-model-len=40000"],
+                      "resources": {"limits": {"nvidia.com/gpu": "1"}}}}},
+    ),
+    "LLMInferenceService": (
+        "serving.kserve.io/v1alpha2",
+        lambda pod: {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "template": {
+            "nodeSelector": pod["nodeSelector"],
+            "containers": [{"name": "main", "args": ["--max-model-len=40000"]}]}},
+    ),
+    "Model": (
+        "kubeai.org/v1",
+        lambda pod: {"url": "hf://Qwen/Qwen3-8B", "engine": "VLLM", "args": ["--max-model-len=40000"],
+                     "resourceProfile": "nvidia-gpu-l4:1"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_that_starts_a_server_is_read(gate, kind):
+    version, make = KINDS[kind]
+    pod = copy.deepcopy(deployment()["spec"]["template"]["spec"])
+    thing = {"apiVersion": version, "kind": kind, "metadata": {"name": "llm"}, "spec": make(pod)}
+    response = gate.ask(thing)
+    assert response["allowed"] is False, response
+    assert "will not start" in response["status"]["message"]
+
+
+def test_the_same_manifest_is_planned_once(gate):
+    gate.ask(deployment(*FITS))
+    misses = gate.figure('legroom_gate_cache_total{result="miss"}')
+    other = deployment(*FITS)
+    other["metadata"]["name"], other["spec"]["replicas"] = "another", 5
+    gate.ask(other)
+    assert gate.figure('legroom_gate_cache_total{result="miss"}') == misses
+
+
+def test_every_answer_is_counted(gate):
+    before = gate.figure('legroom_gate_reviews_total{outcome="refused"}')
+    gate.ask(deployment())
+    assert gate.figure('legroom_gate_reviews_total{outcome="refused"}') == before + 1
+    assert gate.figure("legroom_gate_decision_seconds_count") > 0
+    assert gate.figure("legroom_gate_certificate_expiry_timestamp_seconds") > 1.7e9
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b'{"kind": "AdmissionReview"}', b"null", b"x" * (9 << 20)]
+)
+def test_what_no_api_server_sends_is_refused_and_does_no_harm(gate, body):
+    status, _ = gate.raw("POST", "/validate", body)
+    assert status in (400, 413)
+    assert gate.ask(deployment(*FITS))["allowed"] is True
+
+
+def test_an_object_of_a_hundred_thousand_words_is_let_through_in_time(gate):
+    wide = deployment(*(["--model", "x"] * 50_000))
+    assert gate.ask(wide)["allowed"] is True
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_probes_and_prometheus_are_answered(gate, path):
+    assert gate.raw("GET", path)[0] == 200
+
+
+def test_another_authority_is_not_trusted(gate):
+    context = ssl.create_default_context()
+    gate_context, gate.context = gate.context, context
+    try:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            gate.raw("GET", "/healthz")
+    finally:
+        gate.context = gate_context
+
+
+def test_a_deadline_lets_the_object_through_and_is_counted(tmp_path):
+    hasty = RunningGate(tmp_path, "--deadline", "0.1", "--mode", "enforce")
+    try:
+        responses = [hasty.ask(deployment("--model", "Qwen/Qwen3-8B", "--max-model-len", str(n))) for n in range(9, 12)]
+        late = [response for response in responses if "warnings" in response]
+        assert all(response["allowed"] for response in responses)
+        assert late
+        assert "was not checked" in late[0]["warnings"][0]
+        assert hasty.figure('legroom_gate_failed_open_total{reason="timeout"}') == len(late)
+    finally:
+        hasty.end()
+
+
+def test_ctrl_c_ends_it_without_a_word(tmp_path):
+    running = RunningGate(tmp_path)
+    assert running.ask(deployment(*FITS))["allowed"] is True
+    assert running.end() == (0, "")
+
+
+def test_a_review_says_its_uid_back_whatever_is_in_it(gate):
+    thing = deployment(*FITS)
+    thing["spec"]["template"]["spec"]["containers"] = "nonsense"
+    assert json.loads(gate.raw("POST", "/validate", json.dumps(review(thing)).encode())[1])["response"]["allowed"]
+
+
+def test_ranks_without_shared_memory_are_warned_of(gate):
+    thing = deployment(*FITS, "--tensor-parallel-size", "2")
+    thing["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "/dev/shm" in response["warnings"][0]
+
+
+def test_a_probe_that_ends_a_first_start_is_warned_of(gate):
+    thing = deployment(*FITS)
+    probe = {"httpGet": {"path": "/health", "port": 8000}, "initialDelaySeconds": 60, "periodSeconds": 5}
+    thing["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = probe
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "A start is given 75 s" in response["warnings"][0]

@@ -1,0 +1,192 @@
+"""Certificates that change, processes that die, and judgements that come late."""
+
+import asyncio
+import os
+import ssl
+import time
+
+import pytest
+from conftest import RunningGate, deployment
+
+from legroom.exports.gate.certificates import new_certificate
+from legroom.gate.judgement import Judgement
+from legroom.gate.judges import JudgeOptions, Judges, Undecided
+from legroom.gate.meters import GateMeters
+from legroom.gate.server import CertificateFiles, server_context, watch_certificates
+
+FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
+
+
+def serial(gate):
+    import socket
+
+    with (
+        socket.create_connection(("localhost", gate.port)) as plain,
+        gate.context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        return secure.getpeercert()["serialNumber"]
+
+
+def waited_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_a_new_certificate_is_used_without_a_restart(tmp_path):
+    gate = RunningGate(tmp_path)
+    try:
+        before = serial(gate)
+        gate.write(new_certificate(gate.authority, ["localhost"]))
+        assert waited_for(lambda: serial(gate) != before)
+        assert gate.ask(deployment(*FITS))["allowed"] is True
+        assert gate.figure("legroom_gate_certificate_reloads_total") == 1
+    finally:
+        gate.end()
+
+
+def test_a_certificate_that_cannot_be_loaded_leaves_the_old_one_in_use(tmp_path):
+    gate = RunningGate(tmp_path)
+    try:
+        before = serial(gate)
+        (tmp_path / "tls.crt").write_text("broken")
+        assert waited_for(lambda: gate.figure("legroom_gate_certificate_reload_failures_total") > 0)
+        assert serial(gate) == before
+    finally:
+        gate.end()
+
+
+def test_a_process_that_dies_is_replaced(tmp_path):
+    psutil = pytest.importorskip("psutil")
+    gate = RunningGate(tmp_path)
+    try:
+        assert gate.ask(deployment(*FITS))["allowed"] is True
+        child = next(each for each in psutil.Process(gate.process.pid).children() if "gate" in each.cmdline())
+        os.kill(child.pid, 9)
+        assert waited_for(
+            lambda: [each for each in psutil.Process(gate.process.pid).children() if each.pid != child.pid]
+        )
+        assert waited_for(lambda: gate.raw("GET", "/readyz")[0] == 200)
+        assert gate.ask(deployment(*FITS))["allowed"] is True
+        assert gate.figure('legroom_gate_reviews_total{outcome="allowed"}') == 2
+    finally:
+        gate.end()
+
+
+def test_the_files_are_looked_at_again_and_again(tmp_path):
+    from legroom.exports.gate.certificates import new_authority
+
+    authority, files = new_authority(), CertificateFiles.in_folder(str(tmp_path))
+
+    def write():
+        pair = new_certificate(authority, ["localhost"])
+        files.certificate.write_bytes(pair.certificate)
+        files.key.write_bytes(pair.key)
+
+    write()
+    meters, context = GateMeters(1), server_context(files)
+
+    async def watched():
+        task = asyncio.create_task(watch_certificates(context, files, meters, look_s=0.02))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            write()
+        await asyncio.sleep(0.2)
+        task.cancel()
+
+    asyncio.run(watched())
+    assert meters.total("reloads") >= 2
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+class SlowPool:
+    """Stands for the worker processes: what is asked takes its time, or fails."""
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    async def call(self, name, body, query=None):
+        self.asked.append(body)
+        await asyncio.sleep(self.seconds)
+        from legroom.web.pool import WorkerAnswer
+
+        return WorkerAnswer(200, b'{"outcome": "fits", "sentences": []}')
+
+    async def close(self):
+        pass
+
+
+def judges(seconds, **options):
+    made = Judges(JudgeOptions(**options))
+    made._pool = SlowPool(seconds)
+    return made
+
+
+def test_a_judgement_that_came_too_late_is_there_the_next_time():
+    async def asked():
+        slow = judges(0.2, deadline_s=0.05)
+        key, _ = slow.known({"kind": "Pod"})
+        with pytest.raises(Undecided, match="timeout"):
+            await slow.decide(key, {"kind": "Pod"})
+        await asyncio.sleep(0.3)
+        return slow.known({"kind": "Pod"})[1]
+
+    assert asyncio.run(asked()) == Judgement("fits")
+
+
+def test_who_asks_for_the_same_at_the_same_time_waits_for_one_answer():
+    async def asked():
+        slow = judges(0.05)
+        key, _ = slow.known({"kind": "Pod"})
+        answers = await asyncio.gather(*(slow.decide(key, {"kind": "Pod"}) for _ in range(20)))
+        return len(slow._pool.asked), set(answers)
+
+    assert asyncio.run(asked()) == (1, {Judgement("fits")})
+
+
+def test_more_objects_at_once_than_may_wait_are_let_through():
+    async def asked():
+        slow = judges(0.2, waiting=2)
+        parts = [{"kind": "Pod", "n": number} for number in range(3)]
+        keys = [slow.known(part)[0] for part in parts]
+        first = [asyncio.create_task(slow.decide(key, part)) for key, part in zip(keys[:2], parts[:2], strict=True)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(Undecided, match="overload"):
+            await slow.decide(keys[2], parts[2])
+        await asyncio.gather(*first)
+
+    asyncio.run(asked())
+
+
+def test_only_so_many_judgements_are_remembered():
+    async def asked():
+        quick = judges(0)
+        for number in range(5_000):
+            quick._remember(str(number).encode(), Judgement("fits"))
+        return len(quick._known)
+
+    assert asyncio.run(asked()) == 4_096
+
+
+def test_figures_are_summed_over_the_processes():
+    meters = GateMeters(2)
+    meters.choose_row(0)
+    meters.count("ending:refused")
+    meters.took(0.004)
+    meters.choose_row(1)
+    meters.count("ending:refused")
+    meters.took(9.0)
+    page = meters.page()
+    assert 'legroom_gate_reviews_total{outcome="refused"} 2' in page
+    assert 'legroom_gate_decision_seconds_bucket{le="0.005"} 1' in page
+    assert 'legroom_gate_decision_seconds_bucket{le="+Inf"} 2' in page
+
+
+def test_a_folder_without_a_certificate_ends_the_start(capsys, tmp_path):
+    from legroom.cli.main import main
+
+    assert main(["gate", "--tls-dir", str(tmp_path), "--port", "0"]) == 2
+    assert "no certificate" in capsys.readouterr().err

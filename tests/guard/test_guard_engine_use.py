@@ -1,0 +1,125 @@
+"""What the engine says is in use corrects what admission expects: shared prefixes are held once."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from legroom.guard.admission import Admission
+from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
+from legroom.guard.limits import EngineLimits, limits_of_vllm
+from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Need, Pool, PoolLimits, TicketState
+from legroom.guard.projection import Growth, hold_of
+
+PAGE = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 5.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.2
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.4
+"""
+GROWING = Need(10, 1, Growth(5, 10, 100, 100), 50)
+
+
+def test_a_metrics_page_tells_what_all_engines_use():
+    use = use_of_page(PAGE)
+    assert (use.running, use.waiting) == (8, 1)
+    assert use.kv_share == pytest.approx(0.3)
+
+
+def test_an_older_release_calls_it_by_another_name():
+    assert use_of_page(PAGE.replace("kv_cache", "gpu_cache")).kv_share == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("page", ["", "not metrics", PAGE.replace("kv_cache_usage_perc", "other"), "vllm:x{ 1"])
+def test_a_page_without_these_series_says_nothing(page):
+    assert use_of_page(page) is None
+
+
+def test_inside_vllm_the_registry_says_the_same(monkeypatch):
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    for name, value in (("num_requests_running", 4), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.5)):
+        prometheus.Gauge(f"vllm:{name}", "", ["engine"], registry=registry).labels("0").set(value)
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(REGISTRY=registry))
+    assert use_of_registry() == EngineUse(0.5, 4, 2)
+
+
+def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/anywhere")
+    assert use_of_registry() is None
+
+
+def full_pool(recompute=CHEAP_RECOMPUTE):
+    pool = Pool(PoolLimits(100, None, 100, 0.25, recompute))
+    tickets = [pool.acquire(GROWING, 0.0) for _ in range(40)]
+    return pool, [ticket for ticket in tickets if ticket.state is TicketState.WAITING]
+
+
+def test_prefixes_that_requests_share_make_room_for_more():
+    pool, waiting = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+    before = pool.running
+    pool.admit_waiting(1.0)
+    assert pool.running > 1.5 * before
+    assert waiting[0].state is TicketState.ADMITTED
+
+
+def test_a_small_difference_is_not_followed():
+    pool, _ = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.9, pool.running, 0), 0.1 * look)
+    assert pool.use_ratio == 1.0
+
+
+def test_one_look_that_finds_the_pool_full_ends_it():
+    pool, _ = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+    assert pool.use_ratio < 0.5
+    pool.learn_use(EngineUse(1.0, pool.running, 0), 1.0)
+    assert pool.use_ratio == 1.0
+
+
+def test_requests_that_wait_in_the_engine_are_not_taken_for_shared_prefixes():
+    pool, _ = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.4, 3, pool.running - 3), 0.1 * look)
+    assert pool.use_ratio == 1.0
+
+
+def test_where_a_preemption_is_dear_fewer_are_begun():
+    cheap, dear = full_pool()[0], full_pool(DEAR_RECOMPUTE)[0]
+    assert dear.running < cheap.running
+
+
+def test_the_engine_says_whether_it_computes_on_a_cpu():
+    config = SimpleNamespace(device_config=SimpleNamespace(device_type="cpu"))
+    assert limits_of_vllm(config, None).on_cpu
+    assert not limits_of_vllm(SimpleNamespace(), None).on_cpu
+
+
+def test_admission_looks_as_far_as_the_hardware_makes_worth():
+    admission = Admission()
+    admission.learn_engine(EngineLimits(101, 16, on_cpu=True))
+    on_cpu = admission.pool.limits
+    admission.learn_engine(EngineLimits(101, 16))
+    assert (on_cpu.recompute_is_dear, admission.pool.limits.recompute_is_dear) == (True, False)
+
+
+def test_an_answer_of_uncertain_length_counts_by_how_likely_it_is_still_there():
+    hold = hold_of(Growth(10, 10, 100, 100, lives=(10, 20, 30, 40)), 0, counted=True)
+    assert [hold.after(steps) for steps in (5, 15, 35, 50)] == [10, 7.5, 2.5, 0]
+
+
+def test_lengths_that_an_answer_has_outlived_count_no_more():
+    hold = hold_of(Growth(10, 10, 100, 100, lives=(10, 20, 30, 40)), 25, counted=True)
+    assert hold.steps_left == (5, 15)
+
+
+def test_a_request_grows_a_block_at_a_time():
+    growth = Growth(1, 2, 40, 40, first_block_steps=28, block_steps=128)
+    assert [growth.blocks_at(steps) for steps in (0, 28, 29, 40)] == [1, 1, 2, 2]

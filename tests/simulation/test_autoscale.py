@@ -1,0 +1,94 @@
+"""A scaled fleet: the policy grows with the load, does not flap, and serves everything it was sent."""
+
+import json
+import math
+import random
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.errors import LegroomError
+from legroom.planning.scaling import scaling_policy
+from legroom.simulation.autoscale import _Controller, autoscaled
+from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.steptime import fixed
+from legroom.simulation.trace import Trace
+
+SETTINGS = SchedulerSettings(num_blocks=501, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048,
+                             max_model_len=2048)  # fmt: skip
+COST = fixed(0.03)
+
+
+def day(hours=2.0, low=0.2, high=3.0, seed=1):
+    """Load that rises and falls once."""
+    draw, trace, time_s = random.Random(seed), Trace(in_seconds=True), 0.0
+    while time_s < hours * 3600:
+        rate = low + (high - low) * math.sin(math.pi * time_s / (hours * 3600)) ** 2
+        time_s += draw.expovariate(rate)
+        trace.add(draw.randrange(100, 600), draw.randrange(50, 300), time_s)
+    return trace
+
+
+def run(trace, least=1, most=8, start_s=120.0):
+    return autoscaled(trace, SETTINGS, COST, scaling_policy(least, most, start_s, 4.0))
+
+
+def test_every_request_is_served_once():
+    trace = day()
+    assert run(trace).finished == len(trace)
+
+
+def test_the_fleet_grows_with_the_load_and_shrinks_after_it():
+    replicas = [sample.replicas for sample in run(day(high=8.0)).samples]
+    assert max(replicas) > 2
+    assert replicas[-1] < max(replicas)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("start_s", [60.0, 300.0, 900.0])
+def test_the_policy_that_is_exported_does_not_flap(seed, start_s):
+    assert run(day(seed=seed), start_s=start_s).flaps == 0
+
+
+def test_a_short_burst_costs_no_more_than_doubling():
+    trace = Trace(in_seconds=True)
+    for number in range(200):
+        trace.add(400, 50, 600 + number * 0.01)
+    trace.add(10, 10, 3600)
+    assert max(sample.replicas for sample in run(trace, start_s=300.0).samples) <= 2
+
+
+def test_a_policy_without_patience_flaps_and_is_told_so():
+    policy = scaling_policy(1, 8, 300.0, 4.0)
+    controller = _Controller(policy, 1)
+    for step in range(400):
+        controller.decide(step * 15.0, 1.8 if step // 20 % 2 else 0.2, 0)
+    assert sum(after < before for _, before, after in controller.changes) <= 1
+
+
+def test_a_replica_that_starts_serves_nothing_before_its_start():
+    for sample in run(day(), start_s=600.0).samples:
+        if sample.time_s < 600:
+            assert sample.ready == 1
+
+
+def test_a_trace_in_steps_is_refused():
+    trace = Trace()
+    trace.add(10, 10, 0)
+    with pytest.raises(LegroomError, match="arrivals in steps"):
+        run(trace)
+
+
+def test_the_command_tells_the_policy_and_what_it_cost(tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival": number * 2.0, "prompt_len": 200, "output_len": 50} for number in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["simulate", str(path), "--blocks", "500", "--step-ms", "30", "--autoscale", "4", "--start", "200s"]
+    assert main([*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["finished"] == 300 and document["steady"] is True
+    assert document["policy"]["start_s"] == 200
+    assert main(words) == 0
+    assert "The fleet is steady" in capsys.readouterr().out
+    assert main([*words[:-2]]) == 2
+    assert "--start" in capsys.readouterr().err
