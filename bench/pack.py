@@ -47,13 +47,16 @@ def pack_scores(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def sleep_scores(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The states of every server that slept, with what was predicted."""
+    """The states of every server that slept, with what was predicted. Host memory: all that its processes hold."""
     return [
         {
             "server": record["server"],
             "state": record["state"],
             "device": relative(record["device_bytes"], record["predicted"]["device_bytes"]),
-            "host": relative(record["host_bytes"], record["predicted"]["host_bytes"]),
+            "host": relative(
+                record["rss_before_bytes"] + record["host_bytes"],
+                record["rss_before_bytes"] + record["predicted"]["host_bytes"],
+            ),
         }
         for record in of_kind(records, "sleep")
     ]

@@ -79,6 +79,7 @@ def sleep_record(row: Row, awake: Row, predicted: Row) -> Row:
         "state": row["state"],
         "device_bytes": row["device"],
         "host_bytes": resident(row) - resident(awake),
+        "rss_before_bytes": resident(awake),
         "took_s": row.get("took_s"),
     }
     if key is None:

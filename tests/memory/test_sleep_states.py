@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from legroom.api import plan
 from legroom.errors import LegroomError
+from legroom.facts.releases import release
 from legroom.memory.host import pinned_bytes
 from legroom.memory.sleep import residue
 from legroom.memory.weights.loaded import weight_segments
 from legroom.memory.weights.torch_allocator import TorchAllocator
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.sleep_states import plan_states
 from legroom.units import MIB
+from legroom.vllm.parse import parse_flags
 
 
 def made(model="llama-3.1-8b", vllm="0.32.0", **flags):
@@ -30,11 +35,12 @@ def test_a_sleeping_server_keeps_its_context_graphs_and_modules():
     assert asleep.bytes == sum(term.bytes for term in asleep.terms)
 
 
-@pytest.mark.parametrize(("vllm", "stay"), [("0.28.0", True), ("0.32.0", False)])
-def test_the_tables_of_the_runner_go_to_the_host_from_0_32_on(vllm, stay):
-    asleep = states(vllm=vllm)["asleep_1"]
-    assert ("tables of the model runner" in {term.label for term in asleep.device.terms}) == stay
-    assert ("buffers of the runner" in {term.label for term in asleep.host.terms}) != stay
+@pytest.mark.parametrize(("vllm", "pooled"), [("0.23.0", False), ("0.26.0", True), ("0.32.0", True)])
+def test_the_tables_of_the_sampler_sleep_with_the_weights_from_0_24_on(vllm, pooled):
+    by_name = states(vllm=vllm)
+    at_level_1, at_level_2 = by_name["asleep_1"].host, by_name["asleep_2"].host
+    assert ("tables of the sampler" in {term.label for term in at_level_1.terms}) == pooled
+    assert "tables of the sampler" not in {term.label for term in at_level_2.terms}
 
 
 def test_both_levels_leave_the_same_on_the_card():
@@ -50,7 +56,7 @@ def test_level_1_pins_every_segment_as_a_power_of_two():
 
 
 def test_level_2_keeps_buffers_and_no_weights():
-    asleep = states(vllm="0.28.0")["asleep_2"]
+    asleep = states()["asleep_2"]
     assert 0 < asleep.host.bytes < 200 * MIB
     assert asleep.wake_s is None
 
@@ -101,15 +107,21 @@ def test_segments_that_hold_nothing_are_given_back():
     assert allocator.segments == []
 
 
-# What one H200 showed of vLLM 0.32.0: the card's use of a sleeping server, and what its processes held more than awake.
-MEASURED = {
-    "small": ("qwen3-0.6b", {"max_num_seqs": 256, "max_model_len": 8192}, 833421312, 4810162176 - 2536448000),
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "h200_pack_0.32.jsonl"
+RECORDS = [json.loads(line) for line in FIXTURE.read_text("utf-8").splitlines()]
+SLEPT = [record for record in RECORDS if record["kind"] == "sleep"]
+COMMANDS = {
+    record["server"]: record["command"] for record in RECORDS if record["kind"] == "state" and "command" in record
 }
 
 
-@pytest.mark.parametrize("case", MEASURED)
-def test_a_measured_server_slept_as_computed(case):
-    model, flags, device, host = MEASURED[case]
-    asleep = states(model=model, enforce_eager=True, **flags)["asleep_1"]
-    assert asleep.device.bytes == pytest.approx(device, rel=0.02)
-    assert asleep.host.bytes == pytest.approx(host, rel=0.05)
+@pytest.mark.parametrize("record", SLEPT, ids=lambda record: f"{record['server']} {record['state']}")
+def test_a_recorded_server_slept_as_computed(record):
+    parsed = parse_flags(COMMANDS[record["server"]], release("0.32.0")).args
+    state = {each.name: each for each in plan_states(make_plan(parsed, release("0.32.0"), Machine("h200")))}[
+        record["state"]
+    ]
+    assert state.device.low <= record["device_bytes"] <= state.device.high
+    assert state.device.bytes == pytest.approx(record["device_bytes"], rel=0.04)
+    awake = record["rss_before_bytes"]
+    assert awake + state.host.bytes == pytest.approx(awake + record["host_bytes"], rel=0.05)

@@ -24,6 +24,8 @@ class SleepRules:
 
     buffers_saved: bool
     """Level 2 keeps the model's buffers on the host."""
+    sampler_pooled: bool
+    """The tables of runner V2's sampler lie in the pool of the weights."""
     runtime_offloaded: bool
     """Block tables and the like leave the card, too."""
     scratch_discarded: bool
@@ -41,7 +43,14 @@ def sleep_rules(version: str) -> SleepRules | None:
     row = by_release(_data()["releases"], version)
     flags = (_data()["graphs_flag"], _data()["communication_flag"])
     graphs, communication = (flag["name"] if release.at_least(flag["since"]) else None for flag in flags)
-    return SleepRules(row["buffers_saved"], row["runtime_offloaded"], row["scratch_discarded"], graphs, communication)
+    return SleepRules(
+        row["buffers_saved"],
+        row["sampler_pooled"],
+        row["runtime_offloaded"],
+        row["scratch_discarded"],
+        graphs,
+        communication,
+    )
 
 
 def first_release_with_sleep() -> str:

@@ -2,13 +2,13 @@
 
 Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while their
 addresses stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles,
-communication buffers, CUDA graphs and, before 0.32, the tables of the model runner. Level 1 copies the weights to
+communication buffers, CUDA graphs and, before 0.24, the tables of the model runner. Level 1 copies the weights to
 page-locked host memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
@@ -73,39 +73,40 @@ def server_states(
             f"vLLM {settings.release} has no sleep mode", f"it came with {first_release_with_sleep()}: name a later one"
         )
     rank = max(memory.ranks, key=lambda layout: layout.weights.bytes)
-    ranks = settings.gpus_used
     stays = residue(model, gpu, settings, memory.graphs, rank.rank)
-    pool = weight_segments(model, settings, gpu, rank.rank)
+    loaded = weight_segments(model, settings, gpu, rank.rank)
+    tables = _segments(_sampler_sizes(rules, model, settings))
     kept = [*_offloaded(rules, model, gpu, settings, memory)]
-    beside = sum(pinned_bytes(size) for size in kept)
-    backup = sum(pinned_bytes(size) for size in pool)
-    speed = host_bytes_s or host_bandwidth_bytes_s(gpu)
     saved = buffer_bytes(model, settings, gpu, rank.rank) if rules.buffers_saved else 0
-    weights = exact(sum(pool), "weights", "as loaded, in whole segments of torch's pool")
-    pinned = Figure(
-        (backup + beside) * ranks,
-        terms=(
-            Term("weights", backup * ranks, "page-locked, a segment at a time, rounded up to a power of two"),
-            *((Term("buffers of the runner", beside * ranks, "page-locked, too"),) if beside else ()),
-        ),
+    ranks = settings.gpus_used
+    pinned = _host(
+        Term("weights", _pinned(loaded) * ranks, "page-locked, a segment at a time, rounded up to a power of two"),
+        Term("tables of the sampler", _pinned(tables) * ranks, "in the same pool"),
+        Term("buffers of the runner", _pinned(kept) * ranks, "page-locked, too"),
     )
-    dropped = Figure(
-        (saved + beside) * ranks,
-        terms=(
-            Term("buffers of the model", saved * ranks, "copied before the pool is emptied"),
-            *((Term("buffers of the runner", beside * ranks, "page-locked"),) if beside else ()),
-        ),
+    dropped = _host(
+        Term("buffers of the model", saved * ranks, "copied before the pool is emptied"),
+        Term("buffers of the runner", _pinned(kept) * ranks, "page-locked"),
     )
-    restored = exact(sum(kept), "tables of the model runner", "back with the weights") if kept else exact(0)
-    staging = exact(max(pool, default=0), "one tensor", "as it arrives, before it is copied into its place")
+    back = exact(sum(loaded), "weights", "as loaded, in whole segments of torch's pool")
+    if tables or kept:
+        back += exact(sum(tables) + sum(kept), "tables of the model runner", "back with the weights")
+    back += exact(max(loaded, default=0), "one tensor", "as it arrives, before it is copied into its place")
+    speed = host_bytes_s or host_bandwidth_bytes_s(gpu)
     return (
         ServerState("serving", serving(rank), exact(0, "nothing", "until it has slept once")),
-        ServerState("asleep_1", stays, pinned, (sum(pool) + sum(kept)) / speed),
+        ServerState("asleep_1", stays, pinned, sum((*loaded, *tables, *kept)) / speed),
         ServerState("asleep_2", stays, dropped),
-        ServerState(
-            "updating_weights", stays + weights + restored + staging, exact(0, "nothing", "the pool for KV stays empty")
-        ),
+        ServerState("updating_weights", stays + back, exact(0, "nothing", "the pool for KV stays empty")),
     )
+
+
+def _host(*terms: Term) -> Figure:
+    return Figure(sum(term.bytes for term in terms), terms=tuple(term for term in terms if term.bytes))
+
+
+def _pinned(segments: Sequence[int]) -> int:
+    return sum(pinned_bytes(size) for size in segments)
 
 
 def serving(rank: Layout) -> Figure:
@@ -152,8 +153,11 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
 
 
 def _tables(rules: SleepRules | None, model: Model, settings: EngineSettings) -> int:
-    """What the model runner keeps; nothing where the release offloads it."""
-    return 0 if rules and rules.runtime_offloaded else runner_buffers(model, settings)
+    """What the model runner keeps outside every pool that sleep empties."""
+    stays = runner_buffers(model, settings)
+    if rules and rules.runtime_offloaded:
+        stays = sampler_tables(model, settings)
+    return stays - sum(_sampler_sizes(rules, model, settings))
 
 
 def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
@@ -164,16 +168,30 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
     return kept + expert_scratch(model, settings, gpu).kept_elements * element_bytes(settings)
 
 
+def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
+    """The tables of the sampler that lie in the pool of the weights: a count for every token, and the rest."""
+    every = sampler_tables(model, settings)
+    if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
+        return ()
+    counts = settings.max_num_seqs * model.vocab_size * INT32_BYTES
+    return (counts, every - counts)
+
+
 def _offloaded(
     rules: SleepRules, model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory
 ) -> Iterator[int]:
     """The segments beside the weights that go to the host at both levels."""
     if rules.runtime_offloaded:
-        tables = TorchAllocator()
-        counts = settings.max_num_seqs * model.vocab_size * INT32_BYTES if sampler_tables(model, settings) else 0
-        for size in (counts, runner_buffers(model, settings) - counts, flashinfer_workspace(model, settings, gpu)):
-            if size > 0:
-                tables.allocate(size)
-        yield from tables.segments
+        blocks = runner_buffers(model, settings) - sampler_tables(model, settings)
+        yield from _segments((blocks, flashinfer_workspace(model, settings, gpu)))
     if rules.graphs_flag and is_given(settings.given, rules.graphs_flag):
         yield memory.graphs.bytes
+
+
+def _segments(sizes: Sequence[int]) -> list[int]:
+    """The segments that torch takes for tensors of these sizes."""
+    allocator = TorchAllocator()
+    for size in sizes:
+        if size > 0:
+            allocator.allocate(size)
+    return allocator.segments
