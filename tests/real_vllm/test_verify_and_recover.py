@@ -77,6 +77,15 @@ def _group(leader: int) -> list[int]:
     return found
 
 
+def test_a_server_tells_an_upgrade_its_release_model_and_flags(server, capsys):
+    version = json.loads(urllib.request.urlopen(f"{URL}/version").read())["version"]
+    main(["upgrade", "0.30.0", "--url", URL, "--gpu", "24GiB", "--json"])
+    told = json.loads(capsys.readouterr().out)["from"]
+    assert version.startswith(told["vllm"])
+    assert told["args"]["max_model_len"] == CONTEXT
+    assert (told["args"]["num_gpu_blocks_override"], told["kv"]["num_blocks"]) == (BLOCKS, BLOCKS)
+
+
 def test_a_server_that_holds_its_load_is_verified(server, tmp_path, capsys):
     picture, plan = tmp_path / "v.svg", tmp_path / "plan.json"
     plan.write_text(json.dumps({

@@ -70,6 +70,8 @@ class RequestedDeployment:
     """Variables with a key or a token that a line or a file gives the server."""
     given_env: Mapping[str, str] = field(default_factory=dict)
     """Every other variable that it gives."""
+    release_named: bool = False
+    """Whether the call, an image or a file names the release, or it is the newest for want of a name."""
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +109,8 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
     env = {**server_env(os.environ if environ is None else environ), **server_args.env}
     notes = (*(source.notes if source else ()), *(problem.message for problem in problems))
     if source is None:
-        return RequestedDeployment(replace(server_args, env=env), release, notes=notes)
+        named = asked is not None
+        return RequestedDeployment(replace(server_args, env=env), release, notes=notes, release_named=named)
     return RequestedDeployment(
         replace(server_args, env=env),
         release,
@@ -117,6 +120,7 @@ def requested(args: argparse.Namespace, environ: Mapping[str, str] | None = None
         notes=notes,
         secret_names=source.secret_names,
         given_env=source.given_env,
+        release_named=asked is not None or source.release_hint is not None,
     )
 
 
@@ -152,7 +156,7 @@ def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | Non
     from legroom.deployments.deployment import deployment_from_command, deployment_from_file, deployment_from_python
 
     if args.file:
-        return deployment_from_file(args.file, asked)
+        return deployment_from_file(args.file, asked, getattr(args, "server", None))
     if args.python:
         return deployment_from_python(args.python, asked, "--python")
     if used:
@@ -169,6 +173,15 @@ def _merged(base: ServeArgs, flags: ParsedArgs) -> ServeArgs:
         if field.name not in ("usage", "env", "others") and (value := getattr(flags.args, field.name)) not in (None, "")
     }
     return replace(base, others=base.others + flags.args.others, **given)
+
+
+def with_flags_beside(base: ServeArgs, words: Sequence[str], release: Release) -> ServeArgs:
+    """What is known of a server with flags that were given beside it on top."""
+    from legroom.vllm.parse import parse_flags
+
+    flags = parse_flags(words, release)
+    refuse(flags.problems, release)
+    return _merged(base, flags)
 
 
 def refuse(problems: Sequence[FlagProblem], release: Release) -> None:

@@ -50,6 +50,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("size", "which GPUs, and how many, hold this model?"),
         CommandEntry("pack", "several servers on one GPU: flags under which all start in any order"),
         CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
+        CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
         CommandEntry("models", "the models that are known without a network, searchable"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),

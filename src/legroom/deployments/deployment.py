@@ -70,8 +70,9 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
     return _first_of(servers, text, asked)
 
 
-def deployment_from_file(path: str | Path, asked: Release | None = None) -> Deployment:
-    """Read the first server of a file of any kind: a manifest, a script, a unit, a Dockerfile, Python, Markdown."""
+def deployment_from_file(path: str | Path, asked: Release | None = None, number: int | None = None) -> Deployment:
+    """Read the first server, or the one of a number, of a file of any kind: a manifest, a script, a unit, a Dockerfile,
+    Python, Markdown."""
     from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
 
     where = Path(path)
@@ -87,6 +88,8 @@ def deployment_from_file(path: str | Path, asked: Release | None = None) -> Depl
         "{{" in word.text or "{%" in word.text for word in servers[0].words
     ):
         raise _template(where)
+    if number is not None:
+        return _naming_key(deployment_of(servers[number], asked), text)
     return _first_of(servers, text, asked)
 
 

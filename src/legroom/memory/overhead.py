@@ -148,7 +148,7 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     charged = activation(model, settings, gpu, pp_rank)
     kept = expert_scratch(model, settings, gpu).kept_elements * width + cublas_workspace(gpu)
     kept += sampling(model, settings, gpu).kept_bytes
-    buffers = runner_buffers(model, settings)
+    buffers = runner_buffers(model, settings, gpu)
     if counts_runner_buffers(settings):
         buffers -= sampler_tables(model, settings)
     cached = cached_bytes(model, settings, gpu, pp_rank)

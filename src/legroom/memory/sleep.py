@@ -137,7 +137,7 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     terms = [
         Term("CUDA context", outside, "a process that lives has one"),
         Term("modules and handles", charged.bytes - tables, "kernels, libraries, communication"),
-        Term("tables of the model runner", _tables(rules, model, settings), "allocated outside the pool"),
+        Term("tables of the model runner", _tables(rules, model, gpu, settings), "allocated outside the pool"),
         Term("workspaces", _workspaces(rules, model, gpu, settings), "cuBLAS, the sampler, experts"),
     ]
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
@@ -152,9 +152,9 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     return Figure(size, "estimated", max(0, size - spread), size + spread, tuple(term for term in terms if term.bytes))
 
 
-def _tables(rules: SleepRules | None, model: Model, settings: EngineSettings) -> int:
+def _tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
     """What the model runner keeps outside every pool that sleep empties."""
-    stays = runner_buffers(model, settings)
+    stays = runner_buffers(model, settings, gpu)
     if rules and rules.runtime_offloaded:
         stays = sampler_tables(model, settings)
     return stays - sum(_sampler_sizes(rules, model, settings))
@@ -182,7 +182,7 @@ def _offloaded(
 ) -> Iterator[int]:
     """The segments beside the weights that go to the host at both levels."""
     if rules.runtime_offloaded:
-        blocks = runner_buffers(model, settings) - sampler_tables(model, settings)
+        blocks = runner_buffers(model, settings, gpu) - sampler_tables(model, settings)
         yield from _segments((blocks, flashinfer_workspace(model, settings, gpu)))
     if rules.graphs_flag and is_given(settings.given, rules.graphs_flag):
         yield memory.graphs.bytes

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""`legroom upgrade` against starts of one server on two releases that somebody published or that were measured.
+
+    python bench/upgrade.py [PAIRS.json]
+
+For each pair: whether the KV cache (or the bytes of one request) goes the way it went, whether each start's figure lies
+in the 90 % band of its plan, and whether the starts end as they did. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import release
+from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.planning.machine import Machine
+from legroom.planning.plan import Plan
+from legroom.planning.upgrades.upgrade import Upgrade, upgrade
+from legroom.units import GIB, gib
+from legroom.vllm.parse import parse_flags
+
+PAIRS = Path(__file__).with_name("upgrade_pairs.json")
+SAME = 0.005
+"""Up to this share of it, a figure that was read off a log is the same."""
+ROUNDING_BYTES = 0.006 * GIB
+"""Logs write two places."""
+
+
+def planned(pair: dict[str, Any]) -> Upgrade:
+    old, new = map(release, pair["vllm"])
+    args = parse_flags(shlex.split(pair["command"]), old).args
+    return upgrade(args, old, new, Machine(pair["gpu"], None, pair.get("gpu_memory"), pair.get("gpu_used")))
+
+
+def direction(before: float, after: float, same: float) -> str:
+    """`same`: the share of the first figure up to which a change is none."""
+    if abs(after - before) <= same * abs(before):
+        return "same"
+    return "up" if after > before else "down"
+
+
+def true_direction(pair: dict[str, Any]) -> str:
+    if "expect" in pair:
+        return str(pair["expect"])
+    return direction(*pair["kv_bytes"], same=0)
+
+
+def told_direction(pair: dict[str, Any], made: Upgrade) -> str:
+    same = 0 if "kv_bytes" in pair else SAME  # what was measured to the byte has a sign, however small
+    if pair.get("of") == "request":
+        return direction(made.old.memory.kv.needed_bytes, made.new.memory.kv.needed_bytes, same)
+    return direction(made.old.layout.kv_cache.bytes, made.new.layout.kv_cache.bytes, same)
+
+
+def in_bands(pair: dict[str, Any], made: Upgrade) -> Iterator[bool]:
+    """For each figure of each start, whether the plan's band holds it."""
+    for side, plan in enumerate((made.old, made.new)):
+        band = plan.layout.kv_cache
+        if (known := pair.get("kv_bytes", (None, None))[side]) is not None:
+            yield band.low <= known <= band.high
+        if (written := pair.get("kv_gib", (None, None))[side]) is not None:
+            yield band.low - ROUNDING_BYTES <= written * GIB <= band.high + ROUNDING_BYTES
+        if (least := pair.get("kv_at_least_gib", (None, None))[side]) is not None:
+            yield band.high >= least * GIB - ROUNDING_BYTES
+        low, high = pools(plan)
+        if (tokens := pair.get("tokens", (None, None))[side]) is not None:
+            yield low.tokens <= tokens <= high.tokens
+        if (blocks := pair.get("blocks", (None, None))[side]) is not None:
+            yield low.num_blocks <= blocks <= high.num_blocks
+        if (requests := pair.get("concurrency", (None, None))[side]) is not None:
+            yield low.max_concurrency - 0.005 <= requests <= high.max_concurrency + 0.005
+
+
+def pools(plan: Plan) -> tuple[KvPlan, KvPlan]:
+    """The pool at both ends of the band."""
+    ranks = plan.memory.ranks
+    ends = ([rank.kv_cache.low for rank in ranks], [rank.kv_cache.high for rank in ranks])
+    model, gpu = plan.target.model, plan.target.gpu
+    return kv_plan(model, plan.settings, gpu, ends[0]), kv_plan(model, plan.settings, gpu, ends[1])
+
+
+def ends_right(pair: dict[str, Any], made: Upgrade) -> bool | None:
+    """Whether the starts end as they did: what did not start is not called "fits"; None where nobody said."""
+    starts = pair.get("starts")
+    if starts is None:
+        return None
+    verdicts = made.old.verdict, made.new.verdict
+    return all(
+        verdict != "does_not_fit" if started else verdict != "fits"
+        for started, verdict in zip(starts, verdicts, strict=True)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, nargs="?", default=PAIRS)
+    pairs = json.loads(parser.parse_args().file.read_text("utf-8"))["pairs"]
+    right, inside, ended, errors = [], [], [], []
+    for pair in pairs:
+        try:
+            made = planned(pair)
+        except LegroomError as error:
+            errors.append(pair["id"])
+            print(f"{pair['id']:26} not planned: {error.message}")
+            continue
+        wanted, told = true_direction(pair), told_direction(pair, made)
+        bands = list(in_bands(pair, made))
+        right.append(wanted == told)
+        inside += bands
+        ended += [end for end in (ends_right(pair, made),) if end is not None]
+        kv = " -> ".join(gib(plan.layout.kv_cache.bytes) for plan in (made.old, made.new))
+        verdicts = f"{made.old.verdict} -> {made.new.verdict}"
+        marks = f"{wanted}/{told} {'ok' if wanted == told else 'WRONG'}, in band {sum(bands)} of {len(bands)}"
+        print(f"{pair['id']:26} {kv:26} {marks:32} {verdicts}")
+    summary = {
+        "pairs": len(pairs), "not_planned": errors, "direction_right": sum(right), "figures": len(inside),
+        "in_band": sum(inside), "ends_known": len(ended), "ends_right": sum(ended),
+    }  # fmt: skip
+    print(json.dumps(summary))
+    return 0 if all(right) and not errors and sum(inside) >= 0.9 * len(inside) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""`legroom upgrade`: what the same command does on another vLLM release."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.deployment import add_source_options, machine, requested
+from legroom.cli.deployment import parse as parse_words
+from legroom.cli.output import note, print_json
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from legroom.cli.deployment import RequestedDeployment
+    from legroom.facts.releases import Release
+    from legroom.planning.machine import Machine
+    from legroom.planning.upgrades.upgrade import Upgrade
+
+_RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
+_POOL_OFF = 0.05
+"""A pool that differs by more than a plan does: something was not told."""
+_CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
+
+_DESCRIPTION = """\
+What the same vLLM command does on another release: every byte of the KV cache that moves and why, blocks, tokens and
+what the line that vLLM prints of them means, flags that are refused, renamed or have another default, metrics and
+alerts that vanish, memory bugs that end or begin, and the command that keeps today's capacity. Needs no GPU. FROM may
+be left out where the input names its release: an image's tag, a file, a running server."""
+
+_EPILOG = """\
+examples:
+  legroom upgrade 0.19.1 0.32.0 --gpu h100 -- vllm serve meta-llama/Llama-3.1-8B
+  legroom upgrade 0.10.2 0.32.0 --all --gpu a100-80gb -- vllm serve Qwen/Qwen3-32B --max-model-len 32768
+  legroom upgrade 0.32.0 --gpu l40s --command 'docker run --gpus all vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B'
+  legroom upgrade 0.32.0 --file deploy.yaml
+  legroom upgrade 0.32.0 --gpu h100 --url http://127.0.0.1:8000
+
+exit codes: 0 it starts on the other release, 1 it does not, 2 the call is wrong, 3 something needed was unreachable
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's own options; vLLM's flags are taken too."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "upgrade",
+        usage="legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("where it runs")
+    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
+    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
+    where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
+    where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
+    where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
+    add_source_options(parser)
+    server = parser.add_argument_group("a server that runs")
+    server.add_argument("--url", metavar="URL", help="ask it for its release, model and settings")
+    server.add_argument("--api-key", metavar="KEY", help="default for this machine's own servers: $VLLM_API_KEY")
+    server.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
+    out = parser.add_argument_group("output")
+    out.add_argument("--all", action="store_true", help="every release between the two, and where it changed")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.set_defaults(prog="legroom upgrade")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """The releases come first, beside the own options and vLLM's flags."""
+    args = parse_words(parser, words)
+    args.releases = []
+    while args.vllm_words and len(args.releases) < 2 and _RELEASE.fullmatch(args.vllm_words[0]):
+        args.releases.append(args.vllm_words.pop(0))
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, and answer with 1 where a server does not start on the other release."""
+    if not args.releases:
+        raise LegroomError("to which release?", _CALL)
+    _check_words(args)
+    target = _release(args.releases[-1])
+    asked = _release(args.releases[0]) if len(args.releases) == 2 else None
+    made = [_upgrade(server, target, args) for server in _servers(args, asked)]
+    if args.json:
+        documents = [_json(each) for each in made]
+        print_json(documents[0] if len(documents) == 1 else {**documents[0], "servers": documents})
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.upgrade_text import upgrade_text
+
+        style = style_of(sys.stdout)
+        sys.stdout.write("\n".join(upgrade_text(each, _alerts(each), style) for each in made))
+    return OK if all(each.new.verdict != "does_not_fit" for each in made) else ANSWER_IS_NO
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    """A word too many beside a command is a release that is none; no word at all says nothing."""
+    sources = (args.command_words, args.line, args.file, args.python, args.url)
+    stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
+    if any(sources) and stray is not None:
+        raise LegroomError(f"{stray!r} is not a vLLM release", f"write releases like 0.32.0: {_CALL}")
+    if not any(sources) and not args.vllm_words:
+        raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
+
+
+def _release(text: str) -> Release:
+    """The release that is meant; one older than the facts is the oldest known, and says so like any other."""
+    from legroom.facts.releases import logged_release, release
+
+    return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
+
+
+@dataclass(frozen=True)
+class TodaysServer:
+    """What runs today and where."""
+
+    meant: RequestedDeployment
+    machine: Machine
+    pool_slots: int | None = None
+    """Blocks times their size as it shows them, where it was asked."""
+
+
+def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) -> Upgrade:
+    from legroom.planning.upgrades.upgrade import upgrade
+
+    meant = server.meant
+    for remark in meant.notes:
+        note(f"note: {remark}")
+    made = upgrade(meant.args, meant.release, target, server.machine, every_release=args.all)
+    kv, shown = made.old.memory.kv, server.pool_slots
+    planned = kv.num_blocks * kv.block_size
+    if shown and abs(planned / shown - 1) > _POOL_OFF:
+        note(f"note: the server's pool has {shown:,} slots, and {planned:,} are planned from what it tells: give the "
+             "other flags that it was started with, and --gpu-memory")  # fmt: skip
+    return made
+
+
+def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[TodaysServer]:
+    """The servers, however they were said."""
+    args.vllm = asked.version if asked else None
+    if args.url:
+        yield _running(args, asked)
+        return
+    count = _count(args, asked)
+    for number in range(count):
+        args.server = number if count > 1 else None
+        meant = requested(args)
+        if asked is None and not meant.release_named:
+            raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
+        yield TodaysServer(replace(meant, release=asked or meant.release), machine(args, meant))
+
+
+def _count(args: argparse.Namespace, asked: Release | None) -> int:
+    """How many servers a file starts; one for every other input."""
+    if not args.file:
+        return 1
+    from pathlib import Path
+
+    from legroom.deployments.text import read_text
+    from legroom.planning.file_plans import started_servers
+
+    return max(1, len(started_servers(args.file, read_text(Path(args.file)), asked)[0]))
+
+
+def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
+    from legroom.cli.deployment import RequestedDeployment, with_flags_beside
+    from legroom.facts.releases import logged_release
+    from legroom.live.metrics.address import is_loopback
+    from legroom.live.running_server import running_server
+    from legroom.planning.machine import make_target
+    from legroom.vllm.args import ServeArgs
+
+    if args.command_words or args.line or args.file or args.python:
+        raise LegroomError("--url says what runs, and so does another option", "give one of them")
+    key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)
+    server = running_server(args.url, key, verify_tls=not args.insecure)
+    release = asked or logged_release(server.version)
+    meant = RequestedDeployment(ServeArgs(server.model), release, release_named=True)
+    card = make_target(meant.args, release, replace(machine(args, meant), gpus=None)).gpu
+    told = replace(meant, args=with_flags_beside(server.serve_args(card, release), args.vllm_words, release))
+    notes = [] if server.tells_all else [
+        "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those that it "
+        "was started with beside --url"
+    ]  # fmt: skip
+    return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.pool_slots)
+
+
+def _alerts(made: Upgrade) -> tuple[str, ...]:
+    from legroom.exports.prometheus.alert_changes import silenced_alerts
+
+    return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})
+
+
+def _json(made: Upgrade) -> dict[str, Any]:
+    return {**made.to_json(), "alerts": list(_alerts(made))}

@@ -1,0 +1,151 @@
+"""What a running server tells of itself: its release, its model, and the settings that memory depends on.
+
+`/version` and `/v1/models` are there in every release; `vllm:cache_config_info` of `/metrics` has the settings of the
+KV cache; `/server_info` has all settings, in development mode (VLLM_SERVER_DEV_MODE=1) only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.scrape import TIMEOUT_S, ScrapeFailed, fetch, open_session
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.resolve import resolve
+from legroom.vllm.served_model import served_model
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.releases import Release
+    from legroom.live.metrics.address import Endpoint
+
+_CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_CACHE = {
+    "gpu_memory_utilization": float, "cache_dtype": str, "kv_cache_memory_bytes": int, "num_gpu_blocks_override": int,
+    "cpu_offload_gb": float,
+}  # fmt: skip
+"""Labels of `vllm:cache_config_info` that are settings."""
+_NAMES = {"cache_dtype": "kv_cache_dtype"}
+_OF_SERVER = {
+    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
+    "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+                        "enable_expert_parallel"),
+    "model_config": ("enforce_eager", "quantization", "dtype"),
+}  # fmt: skip
+"""Settings in `/server_info`, by vLLM's own names."""
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+          "enforce_eager", "quantization")  # fmt: skip
+"""Settings that have one default whatever the model and the card."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server as it tells of itself."""
+
+    version: str
+    model: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved values by vLLM's names: whether one was given or is a default, the server does not say."""
+    pool_slots: int | None = None
+    """Blocks times their size, of one engine."""
+    tells_all: bool = False
+    """Whether it told every setting, or only those of its KV cache."""
+
+    def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
+        """Flags that lead to these settings: what is the release's own default on this card is left out, so that
+        another release's default takes its place."""
+        values = {name: self.settings.get(name) for name in _SIZES}
+        sizes: dict[str, Any] = {
+            name: value for name, value in values.items() if value is True or value not in (None, 1, False)
+        }
+        plain = ServeArgs(self.model, **sizes)
+        model = served_model(plain)
+        defaults = resolve(plain, model, gpu, release)
+        known = {"cpu_offload_gb": 0.0, "kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
+        given = {
+            name: value
+            for name, value in self.settings.items()
+            if name not in _SIZES and value != known.get(name, getattr(defaults, name, None))
+        }
+        return replace(plain, **given)
+
+
+def running_server(address: str, api_key: str | None = None, *, verify_tls: bool = True) -> RunningServer:
+    """Ask a server what it is; LegroomError where it does not answer or is no vLLM."""
+    return asyncio.run(_asked(endpoint(address, api_key, verify_tls=verify_tls)))
+
+
+async def _asked(target: Endpoint) -> RunningServer:
+    async with open_session() as session:
+        version = await _document(session, target, "/version")
+        models = await _document(session, target, "/v1/models")
+        metrics = (await fetch(session, target, TIMEOUT_S)).decode("utf-8", "replace")
+        try:
+            info = await _document(session, replace(target, query="config_format=json"), "/server_info")
+        except LegroomError:
+            info = {}  # outside of development mode there is no such route
+    served: Any = next(iter(models.get("data") or ()), {})
+    if not isinstance(version.get("version"), str) or not isinstance(served, dict):
+        raise LegroomError(f"{target.server} does not answer as vLLM does", "give the address of its API", UNREACHABLE)
+    line = _CACHE_CONFIG.search(metrics)
+    labels = dict(_LABEL.findall(line[1])) if line else {}
+    length = served.get("max_model_len")
+    settings = {**dict(_cache_settings(labels)), **dict(_server_settings(info.get("vllm_config")))}
+    if isinstance(length, int):
+        settings["max_model_len"] = length
+    model = str(served.get("root") or served.get("id") or "")
+    return RunningServer(version["version"], model, settings, _slots(labels, settings), "max_num_seqs" in settings)
+
+
+async def _document(session: aiohttp.ClientSession, target: Endpoint, path: str) -> dict[str, Any]:
+    body = await fetch(session, replace(target, url=target.server + path), TIMEOUT_S)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise ScrapeFailed("not_metrics", f"{target.server}{path} does not answer as vLLM does")
+    return document
+
+
+def _slots(labels: Mapping[str, str], settings: Mapping[str, Any]) -> int | None:
+    blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    if not (blocks.isdigit() and size.isdigit()):
+        return None
+    # The label has the blocks of all data-parallel engines together (0.9+).
+    return int(blocks) * int(size) // int(settings.get("data_parallel_size") or 1)
+
+
+def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, kind in _OF_CACHE.items():
+        text = labels.get(name, "None")
+        if text != "None":
+            try:
+                yield _NAMES.get(name, name), kind(text)
+            except ValueError:
+                continue
+
+
+def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """As far as the document has the shape that is known: a text form and other releases' are passed over."""
+    if not isinstance(config, dict):
+        return
+    for part, names in _OF_SERVER.items():
+        values = config.get(part)
+        if isinstance(values, dict):
+            yield from ((name, _plain(values[name])) for name in names if values.get(name) is not None)
+
+
+def _plain(value: Any) -> Any:
+    """`torch.bfloat16` as the flag has it."""
+    return value.removeprefix("torch.") if isinstance(value, str) else value

@@ -1,0 +1,1 @@
+"""One server on two vLLM releases."""

@@ -1,0 +1,154 @@
+"""What another release makes of a command's flags: refused, renamed, ignored, or with another default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.facts.flags import default, env_history, flags_of
+from legroom.records import dataclass
+from legroom.vllm.command_line import command, command_parts, flags_in, with_flags
+from legroom.vllm.parse import parse_flags
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import EngineSettings, ServeArgs
+    from legroom.vllm.problems import FlagProblem
+
+ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
+_SOURCE_TEXT = re.compile(r"<.*|[A-Za-z_]+(\.|\[).*")
+"""A default that the facts have as the expression in vLLM's source, whose value is not known."""
+_RESOLVED = {
+    "max_model_len": "--max-model-len", "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens", "enable_chunked_prefill": "--enable-chunked-prefill",
+    "enable_prefix_caching": "--enable-prefix-caching", "async_scheduling": "--async-scheduling",
+    "kv_cache_dtype": "--kv-cache-dtype", "dtype": "--dtype", "cudagraph_mode": "--compilation-config",
+    "disable_hybrid_kv_cache_manager": "--disable-hybrid-kv-cache-manager",
+}  # fmt: skip
+"""Settings whose defaults code decides, by the flag that sets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFlag:
+    """One flag or variable that does not mean what it meant."""
+
+    flag: str
+    kind: ChangedFlagKind
+    old: Any
+    new: Any
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"flag": self.flag, "kind": self.kind, "from": self.old, "to": self.new, "why": self.why}
+
+
+def args_for(args: ServeArgs, new: Release) -> ServeArgs:
+    """The same server as another release is told it: settings in its own flags, renamed flags renamed, what it refuses
+    left out."""
+    words = list(command(args, new))
+    for problem in parse_flags(words, new).problems:
+        if problem.stops_vllm:
+            words = _repaired(words, problem)
+    read = parse_flags(words, new, usage=args.usage).args
+    return replace(read, env=args.env)
+
+
+def _repaired(words: list[str], problem: FlagProblem) -> list[str]:
+    instead, _, value = problem.instead.partition(" ")
+    given = flags_in(words)
+    if problem.kind == "renamed":
+        return with_flags(words, {problem.flag: None, instead: given.get(problem.flag, "")})
+    if instead.startswith("--") and value and instead not in given:
+        return with_flags(words, {problem.flag: None, instead: value})
+    return with_flags(words, {problem.flag: None})
+
+
+def changed_flags(
+    args: ServeArgs, old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
+) -> tuple[ChangedFlag, ...]:
+    """Given flags first, then the defaults of flags that are not given, then variables that are no longer read."""
+    before, after = releases
+    given = list(command(args, before))
+    return (
+        *_given(given, before, after),
+        *_resolved_defaults(given, old, new, releases),
+        *_declared_defaults(given, before, after),
+        *_variables(args, before, after),
+    )
+
+
+def _given(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+    problems = {problem.flag: problem for problem in parse_flags(words, after).problems}
+    known = {problem.flag for problem in parse_flags(words, before).problems}
+    values = flags_in(words)
+    for flag, problem in problems.items():
+        if flag in known and not problem.stops_vllm:
+            continue
+        kind: ChangedFlagKind = "ignored" if not problem.stops_vllm else "refused"
+        if problem.kind == "renamed":
+            kind = "renamed"
+        yield ChangedFlag(flag, kind, values.get(flag, "") or "on", problem.instead or None, problem.message)
+    old, new = flags_of(before), flags_of(after)
+    for part in command_parts(words, before):
+        name = part.long_name
+        if not part.name or name in problems or name not in new or name not in old:
+            continue
+        if new[name].deprecated and not old[name].deprecated:
+            why = f"vLLM {after} still takes {name} and calls it deprecated"
+            yield ChangedFlag(name, "deprecated", part.value or "on", part.value or "on", why)
+
+
+def _resolved_defaults(
+    words: list[str], old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
+) -> Iterator[ChangedFlag]:
+    names = _names(words, releases[0])
+    for field, flag in _RESOLVED.items():
+        values = getattr(old, field), getattr(new, field)
+        if values[0] == values[1] or flag in names or any(flag not in flags_of(release) for release in releases):
+            continue
+        if field == "cudagraph_mode" and old.engine != new.engine:
+            continue  # V0 has no such modes
+        yield _new_default(f"cudagraph_mode of {flag}" if field == "cudagraph_mode" else flag, *values, new.release)
+
+
+def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+    names = _names(words, before) | {"--model", *_RESOLVED.values()}
+    there = flags_of(after)
+    for name in flags_of(before):
+        if not name.startswith("--") or name in names or name not in there:
+            continue
+        values = default(name, before), default(name, after)
+        if None in values or values[0] == values[1] or any(_is_source_text(value) for value in values):
+            continue
+        yield _new_default(name, *values, after.version)
+
+
+def _names(words: list[str], release: Release) -> set[str]:
+    return {part.long_name for part in command_parts(words, release) if part.name}
+
+
+def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
+    why = f"not given: vLLM {release} takes {_shown(new)} where it was {_shown(old)}"
+    return ChangedFlag(flag, "new_default", old, new, why)
+
+
+def _is_source_text(value: Any) -> bool:
+    return isinstance(value, str) and _SOURCE_TEXT.fullmatch(value) is not None
+
+
+def _variables(args: ServeArgs, before: Release, after: Release) -> Iterator[ChangedFlag]:
+    for name, value in args.env.items():
+        spans = env_history(name) if name.startswith("VLLM_") else None
+        if spans is None:
+            continue
+        reads = [any(release.within(*span) for span in spans) for release in (before, after)]
+        if reads == [True, False]:
+            yield ChangedFlag(name, "unread_variable", value, None, f"vLLM {after} no longer reads {name}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value) if value != [] else "none"

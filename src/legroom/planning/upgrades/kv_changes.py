@@ -1,0 +1,283 @@
+"""Which bytes of the KV cache an upgrade moves, and why: one rule or setting after the other, from one release's to the
+other's, so that what the steps move adds up to the whole difference.
+
+The order, always from the older release to the newer one: first the accounting of the newer release over the older
+one's settings, part by part (budget, weights, profile run, CUDA graphs, each term of non-torch memory; the V1 engine
+comes with its accounting), then the settings one by one in the order of `_SETTINGS`, at last what flags the newer
+release no longer takes. In another order a byte that two of them move together would stand at the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.figures import Term
+from legroom.memory.deployment import Measurements, stage_layout
+from legroom.records import dataclass
+from legroom.units import human_bytes
+from legroom.vllm.resolve import resolve
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.memory.layout import Layout
+    from legroom.planning.plan import Plan, Target
+    from legroom.vllm.args import EngineSettings
+
+_WITH_RELEASE = ("release", "engine", "notes")
+"""Settings that come with the accounting: V1's rules say nothing about V0."""
+_GIVEN = ("given", "kv_cache_memory_bytes", "num_gpu_blocks_override", "block_size", "usage")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingStep:
+    """Settings that change together, and how to say so."""
+
+    what: str
+    fields: tuple[str, ...]
+    why: str
+    """With {old} and {new}, the values of the first field that differs."""
+    why_off: str = ""
+    """The same where a switch goes off, if that wants other words."""
+
+
+_SETTINGS = (
+    SettingStep(
+        "share of the card", ("gpu_memory_utilization",),
+        "the default of --gpu-memory-utilization goes from {old} to {new}",
+    ),
+    SettingStep("precision", ("dtype", "quantization"), "activations and weights go from {old} to {new}"),
+    SettingStep("KV cache precision", ("kv_cache_dtype",), "the KV cache goes from {old} to {new}"),
+    SettingStep(
+        "longest request", ("max_model_len", "auto_fit_len"),
+        "the default of --max-model-len goes from {old} to {new} tokens",
+    ),
+    SettingStep(
+        "sequences at once", ("max_num_seqs",),
+        "the default of --max-num-seqs goes from {old} to {new}, and the profile run samples that many",
+    ),
+    SettingStep(
+        "tokens a step", ("max_num_batched_tokens",),
+        "the default of --max-num-batched-tokens goes from {old} to {new}, and the profile run computes that many",
+    ),
+    SettingStep(
+        "scheduling", ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling", "max_concurrent_batches"),
+        "steps are scheduled otherwise by default",
+    ),
+    SettingStep(
+        "model runner", ("runner",),
+        "the model runner goes from {old} to {new}: other buffers, and a sampler that is profiled otherwise",
+    ),
+    SettingStep(
+        "captured graphs", ("cudagraph_mode", "cudagraph_capture_sizes"),
+        "the default of what is captured as CUDA graphs goes from {old} to {new}",
+    ),
+    SettingStep(
+        "CUDA-graph estimate", ("graph_estimate_applied",),
+        "an estimate of what CUDA graphs will take now comes out of the budget, where they were captured beside it",
+        "no estimate of CUDA graphs comes out of the budget: they are captured beside it",
+    ),
+    SettingStep(
+        "other defaults",
+        ("disable_hybrid_kv_cache_manager", "enable_expert_parallel", "enforce_eager", "num_speculative_tokens",
+         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+         "prefill_context_parallel_size"),
+        "other defaults change",
+    ),
+    SettingStep("flags no longer taken", _GIVEN, "a flag of today's command has no effect there"),
+)  # fmt: skip
+_TITLES = {
+    "budget": "budget", "weights": "weights", "activation": "profile run", "cuda_graph": "CUDA-graph estimate",
+    "non_torch": "non-torch", "neighbours": "other processes on the card",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ByteChange:
+    """What changes, why, and by how many bytes; of `kv_changes`: what the smallest KV cache of all GPUs gains."""
+
+    what: str
+    why: str
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "why": self.why, "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of the budget: what it adds to the KV cache, which is below zero for all but the budget."""
+
+    bytes: int
+    how: str = ""
+    terms: tuple[Term, ...] = ()
+
+
+_Key = tuple[str, str]
+"""A part, and the term of it where its terms are counted one by one."""
+
+
+@dataclass(frozen=True)
+class _Accounting:
+    """Settings somewhere between two releases, and what every stage's budget is made of."""
+
+    settings: EngineSettings
+    stages: tuple[Mapping[_Key, _Part], ...]
+
+    @property
+    def kv_bytes(self) -> int:
+        if self.settings.kv_cache_memory_bytes is not None:
+            return self.settings.kv_cache_memory_bytes
+        return min(sum(part.bytes for part in stage.values()) for stage in self.stages)
+
+    def with_part(self, other: _Accounting, key: _Key) -> _Accounting:
+        """This accounting with one part as in another one."""
+        mixed = []
+        for here, there in zip(self.stages, other.stages, strict=True):
+            stage = {name: part for name, part in here.items() if name != key}
+            mixed.append({**stage, key: there[key]} if key in there else stage)
+        return replace(self, stages=tuple(mixed))
+
+    def part(self, key: _Key) -> _Part | None:
+        """A part where it is largest; None where no stage has it."""
+        return max(
+            (stage[key] for stage in self.stages if key in stage), key=lambda part: abs(part.bytes), default=None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """One step of the walk, from the older release to the newer one."""
+
+    what: str
+    bytes: int
+    older: Any
+    """The part, or the value of the setting; None: there is no such part."""
+    newer: Any
+    step: SettingStep | None = None
+    """None: the accounting changes, not a setting."""
+
+    def told(self, forwards: bool, release: Release) -> ByteChange:
+        """The change as it looks to whoever goes to `release`, forwards or back."""
+        first, last = (self.older, self.newer) if forwards else (self.newer, self.older)
+        bytes_ = self.bytes if forwards else -self.bytes
+        if self.step is None:
+            return ByteChange(self.what, _rule_words(first, last, release), bytes_)
+        words = self.step.why_off if last is False and self.step.why_off else self.step.why
+        return ByteChange(self.what, words.format(old=_value(first), new=_value(last)), bytes_)
+
+
+def kv_changes(old: Plan, new: Plan, *, cold: bool = False) -> tuple[ByteChange, ...]:
+    """What makes the KV cache of one plan larger or smaller than that of the other: the bytes add up to the difference.
+
+    Both plans are of the same model, card and command. `cold`: on a first start, with an empty compile cache.
+    """
+    release = new.target.release
+    forwards = not release.before(old.target.release.version)
+    moves = _walk(old, new, cold) if forwards else _walk(new, old, cold)
+    changes = [move.told(forwards, release) for move in moves if move.bytes]
+    return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
+
+
+def _walk(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
+    if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
+        yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
+        return
+    at, goal = _accounting(old.target, _resolved(old), cold), _resolved(new)
+    ruled = replace(at.settings, **{name: getattr(goal, name) for name in _WITH_RELEASE})
+    end = _accounting(new.target, ruled, cold)
+    for key in dict.fromkeys(key for each in (at, end) for stage in each.stages for key in stage):
+        mixed = at.with_part(end, key)
+        yield _Move(_title(key), mixed.kv_bytes - at.kv_bytes, at.part(key), end.part(key))
+        at = mixed
+    at = end
+    for step in _SETTINGS:
+        changed = [name for name in step.fields if getattr(at.settings, name) != getattr(goal, name)]
+        if not changed:
+            continue
+        older, newer = getattr(at.settings, changed[0]), getattr(goal, changed[0])
+        after = _accounting(
+            new.target, replace(at.settings, **{name: getattr(goal, name) for name in changed}), cold
+        )  # fmt: skip
+        yield _Move(step.what, after.kv_bytes - at.kv_bytes, older, newer, step)
+        at = after
+
+
+def _resolved(plan: Plan) -> EngineSettings:
+    """The settings as the release resolved them, before a length was fitted to the memory."""
+    return resolve(plan.args, plan.target.model, plan.target.gpu, plan.target.release)
+
+
+def _accounting(target: Target, settings: EngineSettings, cold: bool) -> _Accounting:
+    seen = target.seen or Measurements()
+    layouts = (
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=cold)
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    return _Accounting(settings, tuple(_parts(layout) for layout in layouts))
+
+
+def _parts(layout: Layout) -> dict[_Key, _Part]:
+    parts = {("budget", ""): _Part(layout.budget_bytes)}
+    for name in ("weights", "activation", "cuda_graph"):
+        figure = getattr(layout, name)
+        parts[name, ""] = _Part(-figure.bytes, terms=figure.terms)
+    own = layout.non_torch
+    if rest := _beyond_parts(layout):
+        parts["neighbours", ""] = _Part(rest)
+    if sum(term.bytes for term in own.terms) != own.bytes:
+        return {**parts, ("non_torch", ""): _Part(-own.bytes)}
+    return {**parts, **{("non_torch", term.label): _Part(-term.bytes, term.how) for term in own.terms}}
+
+
+def _beyond_parts(layout: Layout) -> int:
+    """What else the release takes from the budget, below zero: memory of other processes, where it charges that too.
+    None where the bytes of the KV cache are given, and nothing is taken from anything."""
+    named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
+    left = layout.budget_bytes - sum(figure.bytes for figure in named)
+    return layout.kv_cache.bytes - left if len(layout.kv_cache.terms) > 1 else 0
+
+
+def _title(key: _Key) -> str:
+    part, label = key
+    return f"{label} ({_TITLES[part]})" if label else _TITLES[part]
+
+
+def _rule_words(first: _Part | None, last: _Part | None, release: Release) -> str:
+    """Why a part is counted otherwise: by the terms of its working that differ."""
+    if first is not None and last is not None:
+        return f"{_difference(first, last)} as vLLM {release} counts"
+    if last is not None:
+        return f"vLLM {release} counts it: {_sized(last)}"
+    if first is not None:
+        return f"vLLM {release} does not count it: {_sized(first)} before"
+    return f"vLLM {release} does not keep the same kind of KV cache for this model"
+
+
+def _difference(first: _Part, last: _Part) -> str:
+    before, after = ({term.label: term.bytes for term in part.terms} for part in (first, last))
+    moved = [
+        f"{label} {human_bytes(before.get(label, 0))} -> {human_bytes(after.get(label, 0))}"
+        for label in dict.fromkeys((*before, *after))
+        if before.get(label, 0) != after.get(label, 0)
+    ]
+    sizes = [human_bytes(abs(part.bytes)) for part in (first, last)]
+    if not moved and sizes[0] == sizes[1]:
+        return "rounded otherwise"
+    return ", ".join(moved) or f"{sizes[0]} -> {sizes[1]}"
+
+
+def _sized(part: _Part) -> str:
+    size = human_bytes(abs(part.bytes))
+    return f"{size}, {part.how}" if part.how else size
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return f"{len(value)} sizes up to {max(value):,}" if value else "no sizes"
+    return str(value)

@@ -1,0 +1,220 @@
+"""What another release does to a server, for a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import columns, command_phrases, wrap, wrap_command
+from legroom.render.plan_parts import headline, short_name
+from legroom.units import GIB, MIB, gib, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+    from legroom.planning.upgrades.kv_changes import ByteChange
+    from legroom.planning.upgrades.pool import PoolChange
+    from legroom.planning.upgrades.upgrade import ReleaseStep, Upgrade
+
+_ALWAYS = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
+"""Figures that are shown whether or not they change."""
+_SAID_BY = {
+    "KV cache, first start": "KV cache", "longest requests at once, first start": "longest requests at once",
+    "tokens of full-length requests": "tokens as vLLM prints them",
+}  # fmt: skip
+"""Figures that often are those of another row."""
+_SMALL_BYTES = MIB
+"""Smaller changes are summed up in one line; `--json` has them all."""
+_WORDS = {"tight": "tight", "does_not_fit": "will not start"}
+
+
+def upgrade_text(made: Upgrade, alerts: Sequence[str] = (), style: Style = PLAIN) -> str:
+    """`alerts`: those of an export for today's release that fall silent."""
+    blocks = (
+        [*_head(made, style)],
+        [*_figures(made)],
+        [*_steps(made.steps, style)],
+        _section("Why the KV cache is not what it was", [*_changes(made, style)], style),
+        _section("Beside the budget", [*_byte_lines(made.outside, style)], style),
+        _section("Before you compare two logs", [*_paragraphs(made.remarks, style)], style),
+        _section("Flags", [*_flags(made, style)], style),
+        _section("Metrics and alerts", [*_metrics(made, alerts, style)], style),
+        _section("Known memory bugs", [*_bugs(made, style)], style),
+        [*_kept(made, style)],
+    )
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _section(title: str, lines: list[str], style: Style) -> list[str]:
+    return [style.paint(title, "bold"), *lines] if lines else []
+
+
+def _head(made: Upgrade, style: Style) -> Iterator[str]:
+    old, new = made.old, made.new
+    model = short_name(old.target.model.name)
+    yield style.paint(f"{model}: vLLM {old.target.release} -> {new.target.release}", "bold")
+    if old.target.release.version == new.target.release.version:
+        yield "Both are the same release to legroom: nothing changes."
+    if made.is_downgrade:
+        yield f"{new.target.release} is the older release: this is a downgrade."
+    yield from wrap(headline(new), style.width)
+    if not old.starts:
+        yield from wrap(f"With {old.target.release} the same command does not start either.", style.width)
+    notes = dict.fromkeys(note for made in (old, new) for note in (made.target.release.note, made.target.gpu.note))
+    yield from (line for note in notes if note for line in wrap(f"note: {note}", style.width, "", "  "))
+
+
+def _figures(made: Upgrade) -> list[str]:
+    rows = [("", str(made.old.target.release), str(made.new.target.release), "")]
+    by_name = {change.what: change for change in made.pool}
+    for change in made.pool:
+        old, new = _figure(change, change.old), _figure(change, change.new)
+        if change.what in _ALWAYS or (old != new and not _repeats(change, by_name)):
+            rows.append((change.what, old, new, _difference(change) if old != new else ""))
+    return [f"  {line}" for line in columns(rows, "<>>>")]
+
+
+def _repeats(change: PoolChange, by_name: Mapping[str, PoolChange]) -> bool:
+    """Whether a row says what another one has said: the first start like the later ones, one way to count tokens."""
+    other = by_name[_SAID_BY.get(change.what, change.what)]
+    rounding = 1 if isinstance(change.old, int) else 0.005
+    same = abs(change.old - other.old) <= rounding and abs(change.new - other.new) <= rounding
+    return other is not change and same
+
+
+def _figure(change: PoolChange, value: float) -> str:
+    if change.is_bytes:
+        return human_bytes(value)
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _difference(change: PoolChange) -> str:
+    if change.is_bytes:
+        return _signed(change.new - change.old)
+    return f"{change.new / change.old - 1:+.1%}" if change.old else ""
+
+
+def _signed(bytes_: float) -> str:
+    return f"{'+' if bytes_ > 0 else '-'}{human_bytes(abs(bytes_))}"
+
+
+def _changes(made: Upgrade, style: Style) -> Iterator[str]:
+    yield from _byte_lines(made.changes, style)
+    given = made.old.settings.kv_cache_memory_bytes
+    if not made.changes and given is not None:
+        yield f"  It is: --kv-cache-memory-bytes sets it to {human_bytes(given)}."
+
+
+def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
+    large = [change for change in changes if abs(change.bytes) >= _SMALL_BYTES]
+    for change in large:
+        yield from wrap(f"{_signed(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
+    rest = sum(change.bytes for change in changes) - sum(change.bytes for change in large)
+    if rest and large:
+        yield f"  {_signed(rest):>10}  smaller changes"
+
+
+def _paragraphs(texts: Sequence[str], style: Style) -> Iterator[str]:
+    for text in texts:
+        yield from wrap(text, style.width, "  ")
+
+
+def _flags(made: Upgrade, style: Style) -> Iterator[str]:
+    for flag in made.flags:
+        instead = f" Instead: {flag.new}." if flag.kind in ("refused", "renamed") and flag.new else ""
+        dot = "" if flag.why.endswith(".") else "."
+        name = "" if flag.why.startswith(flag.flag) else f"{flag.flag}: "
+        yield from wrap(f"{name}{flag.why}{dot}{instead}", style.width, "  ", "    ")
+
+
+def _metrics(made: Upgrade, alerts: Sequence[str], style: Style) -> Iterator[str]:
+    release = made.new.target.release
+    for metric in made.metrics:
+        if metric.instead:
+            yield from wrap(f"{metric.name} is gone in {release}: {metric.instead}", style.width, "  ", "    ")
+    lost = ", ".join(metric.name for metric in made.metrics if not metric.instead)
+    if lost:
+        yield from wrap(f"Gone in {release}, with nothing in their place: {lost}", style.width, "  ", "    ")
+    if alerts:
+        names = ", ".join(alerts)
+        text = f"Of the alerts exported for {made.old.target.release} these would fall silent: {names}. "
+        again = f"Export them anew: legroom export prometheus --vllm {release}"
+        yield from wrap(text + again, style.width, "  ", "    ")
+
+
+def _bugs(made: Upgrade, style: Style) -> Iterator[str]:
+    for title, bugs in (("ends", made.bugs_ended), ("begins", made.bugs_begun)):
+        for bug in bugs:
+            where = "" if bug.memory == "gpu" else " (host memory)"
+            yield from wrap(f"{title}: {bug.title}{where}; {bug.threads}", style.width, "  ", "    ")
+
+
+def _kept(made: Upgrade, style: Style) -> Iterator[str]:
+    kept, old, new = made.kept, made.old, made.new
+    if not old.starts:
+        return
+    yield style.paint(f"The command that keeps today's capacity on {new.target.release}", "bold")
+    phrases = command_phrases(shlex.quote(word) for word in kept.command)
+    yield from (f"    {line}" for line in wrap_command(phrases, style.width - 4))
+    yield from wrap(_kept_words(made), style.width, "  ")
+    if not kept.keeps_requests:
+        yield from wrap("No setting of this release that legroom knows holds as much on this card.", style.width, "  ")
+    yield from (line for loss in kept.gives_up for line in wrap(f"It gives up: {loss}.", style.width, "  "))
+
+
+def _kept_words(made: Upgrade) -> str:
+    kept, old = made.kept, made.old
+    if not kept.plan.starts:
+        return "It does not start."
+    free = f"{gib(kept.plan.layout.headroom_bytes)} free at the peak (today {gib(old.layout.headroom_bytes)})"
+    if old.memory.kv.shape.is_empty:
+        return f"It leaves {free}."
+    pool, today = kept.plan.memory.kv, old.memory.kv
+    changed = kept.flags or any(flag.kind in ("refused", "renamed") for flag in made.flags)
+    unchanged = "It" if changed else "The same command: it"
+    tight = f" It is tight: {kept.plan.reason}." if kept.plan.verdict == "tight" else ""
+    return (
+        f"{unchanged} holds {pool.max_concurrency:.2f} requests of {pool.max_model_len:,} tokens at once (today "
+        f"{today.max_concurrency:.2f}) and leaves {free}.{tight}"
+    )
+
+
+def _steps(steps: Sequence[ReleaseStep], style: Style) -> list[str]:
+    """Release by release, those left out in which nothing changes."""
+    if not steps:
+        return []
+    header = ("vLLM", "KV GiB", "tokens printed", "at once", "free GiB", "what moved")
+    rows = [tuple(style.paint(word, "dim") for word in header)]
+    rows += [_step(step) for step in steps if step.differs]
+    same = sum(not step.differs for step in steps)
+    lines = [f"  {line}" for line in columns(rows, "<>>>><")]
+    if same:
+        lines.append(style.paint(f"  {same} releases between them change none of these figures", "dim"))
+    return lines
+
+
+def _step(step: ReleaseStep) -> tuple[str, ...]:
+    made = step.plan
+    if made is None:
+        return (step.release.version, "", "", "", "", step.refused)
+    kv, layout = made.memory.kv, made.layout
+    return (
+        step.release.version,
+        f"{layout.kv_cache.bytes / GIB:.2f}",
+        f"{max(kv.tokens, 0):,}",
+        f"{kv.max_concurrency:.2f}",
+        f"{layout.headroom_bytes / GIB:.2f}",
+        _moved(step, made),
+    )
+
+
+def _moved(step: ReleaseStep, made: Plan) -> str:
+    """The largest change, how many others there are, and the verdict where it is not the best."""
+    large = [change for change in step.changes if abs(change.bytes) >= _SMALL_BYTES]
+    words = [f"{_signed(change.bytes)} {change.what}" for change in large[:1]]
+    if len(large) > 1:
+        words.append(f"{len(large) - 1} more")
+    if made.verdict != "fits":
+        words.append(_WORDS[made.verdict])
+    return ", ".join(words)
