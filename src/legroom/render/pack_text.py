@@ -14,7 +14,7 @@ from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.planning.packing.changes import PackChange
-    from legroom.planning.packing.pack import CardUse, Packed, PackResult
+    from legroom.planning.packing.pack import Packed, PackedCard, PackResult
 
 _MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
 _MARGIN = "  "
@@ -56,7 +56,7 @@ def _headline(result: PackResult) -> str:
     return f"{servers} on {where}: they start {how}, and after any restart; {left} free at the peak"
 
 
-def _card(use: CardUse, result: PackResult, style: Style) -> Iterator[str]:
+def _card(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
     what = "Slice" if use.card.is_slice else "GPU"
     title = f"{what} {use.card.number}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
     if result.request.shifts:

@@ -26,7 +26,7 @@ _BY_INSTANCE = record.BY_INSTANCE
 NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
-_UNSEEN_KINDS = ("fragmentation", "memory_creep", "plan_drift", "prefix_cache_waste")
+_UNSEEN_KINDS = ("fragmentation", "host_memory_creep", "memory_creep", "plan_drift", "prefix_cache_waste")
 """Incidents of the sidecar that no rule over vLLM's metrics can see."""
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
@@ -195,11 +195,15 @@ def _memory(levels: AlertLevels) -> list[AlertCondition]:
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
     # The value of two hours ago must be there: a start and its warm-up are no leak.
-    growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
+    growing, host = (
+        f"3600 * deriv({series}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{series} offset {window}"
+        for series in (used, "legroom_worker_host_rss_bytes")
+    )
     large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
     pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
     return [
         AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
+        AlertCondition("VllmHostMemoryCreep", host, levels.rate_window_s),
         AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
+from legroom.live.detectors.host_memory_creep import HostMemoryCreep
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
 from legroom.live.detectors.memory_creep import MemoryCreep
 from legroom.live.detectors.no_traffic import NoTraffic
@@ -33,6 +34,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     LongPromptBurst,
     PrefixCacheWaste,
     MemoryCreep,
+    HostMemoryCreep,
     Fragmentation,
     PlanDrift,
     SeveralServers,

@@ -142,6 +142,7 @@ class MemoryPoint:
     memory_used_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
+    host_rss_bytes: int | None = None
 
 
 def _grown(new: float | None, old: float | None, restarted: bool) -> float | None:
@@ -286,12 +287,11 @@ class Window:
         )
 
     def _thin(self, sample: Sample) -> None:
-        if sample.memory_used_bytes is None and sample.reserved_bytes is None:
+        sizes = (sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes, sample.host_rss_bytes)
+        if all(size is None for size in sizes):
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:
-            self.points.append(
-                MemoryPoint(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
-            )
+            self.points.append(MemoryPoint(sample.time_s, *sizes))
 
     @property
     def interval_s(self) -> float | None:

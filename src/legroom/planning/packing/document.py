@@ -8,7 +8,7 @@ from legroom.planning.plan_json import plan_json
 
 if TYPE_CHECKING:
     from legroom.planning.packing.changes import PackChange
-    from legroom.planning.packing.pack import CardUse, Packed, PackResult
+    from legroom.planning.packing.pack import Packed, PackedCard, PackResult
 
 
 def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _server(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _card(use: CardUse) -> dict[str, Any]:
+def _card(use: PackedCard) -> dict[str, Any]:
     return {
         "card": use.card.number,
         "name": use.card.gpu.name,

@@ -63,7 +63,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class PackedCard:
     """What one card holds in its fullest shift."""
 
     card: Card
@@ -96,7 +96,7 @@ class PackResult:
     needs: tuple[ServerNeeds, ...]
     verdict: Verdict
     packed: tuple[Packed, ...] = ()
-    cards: tuple[CardUse, ...] = ()
+    cards: tuple[PackedCard, ...] = ()
     """Every card in the shift in which it is fullest. Where nothing fits, with the least pools on as few cards."""
     order: Literal["any"] | tuple[str, ...] = "any"
     short_bytes: int = 0
@@ -151,16 +151,16 @@ def _fullest(
     needs: Sequence[ServerNeeds],
     placement: Placement,
     pools: Mapping[str, int],
-) -> CardUse:
+) -> PackedCard:
     here = servers_on(card, placement, needs)
     uses = (_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
 
 
-def _use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> CardUse:
+def _use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
-    return CardUse(
+    return PackedCard(
         card,
         shift,
         tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake),
