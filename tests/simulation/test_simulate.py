@@ -4,6 +4,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.simulation.choose import Candidate, choose, grid
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.outcome import Goal
 from legroom.simulation.replay import simulate
@@ -66,7 +67,7 @@ def test_seconds_add_up() -> None:
 def test_the_roofline_can_be_scaled_to_a_measurement() -> None:
     cost = roofline(Hardware(16e9, 131072, 16e9, 3.35e12, 990e12))
     scaled = calibrated(cost, 0.02, 10, 50_000)
-    assert scaled.overhead + scaled.weights + scaled.kv_token * 50_000 == pytest.approx(0.02)
+    assert step_seconds(scaled, 10, 50_000, 10) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
