@@ -77,6 +77,8 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
         return ServerView(window.server, now_s, "unreachable", _silence(window, findings), findings=findings)
     latest = window.latest
     assert latest is not None
+    first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
+    latency_p50_s, latency_p99_s = window.quantiles("e2e_latency", (0.5, 0.99), LATENCY_OVER_S)
     return ServerView(
         server=window.server,
         time_s=now_s,
@@ -90,10 +92,10 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
         hit_rate=window.hit_rate(),
         prompt_tokens_per_s=window.rate("prompt_tokens", RATE_OVER_S),
         generation_tokens_per_s=window.rate("generation_tokens", RATE_OVER_S),
-        first_token_p50_s=window.quantile("ttft", 0.5, LATENCY_OVER_S),
-        first_token_p99_s=window.quantile("ttft", 0.99, LATENCY_OVER_S),
-        latency_p50_s=window.quantile("e2e_latency", 0.5, LATENCY_OVER_S),
-        latency_p99_s=window.quantile("e2e_latency", 0.99, LATENCY_OVER_S),
+        first_token_p50_s=first_token_p50_s,
+        first_token_p99_s=first_token_p99_s,
+        latency_p50_s=latency_p50_s,
+        latency_p99_s=latency_p99_s,
         memory_used_bytes=latest.memory_used_bytes,
         num_blocks=latest.num_blocks,
         avg_blocks_per_request=_blocks_per_request(latest),

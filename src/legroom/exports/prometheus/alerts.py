@@ -37,6 +37,15 @@ _WHERE = (
 )
 """A server with one engine calls it 0."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
+_SUBQUERY_S = 300
+"""How finely a day is looked at."""
+_WANTED_REPLICAS = (
+    "kube_horizontalpodautoscaler_status_desired_replicas",
+    "kube_deployment_spec_replicas",
+    "kube_statefulset_replicas",
+)
+"""How many pods are wanted, by kube-state-metrics (docs/metrics/workload of github.com/kubernetes/kube-state-metrics).
+KEDA scales through a HorizontalPodAutoscaler of its own."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +162,26 @@ def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
     """What no other rule can see: targets that are gone, and servers that show other names than these rules ask for."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
-    fewer = f"{targets} < {levels.missing_ratio:g} * {before}"
+    half = f"{targets} < {levels.missing_ratio:g} * {before}"
+    gone = f"(0 * {before} unless {targets})\nor\n{half}\nor\n({_one_fewer(targets, levels)})"
     renamed = f'up{{job="{job}"}} == 1\nunless on ({_GROUP}, instance)\n{record.RUNNING}'
     return [
-        AlertCondition("VllmTargetsMissing", f"(0 * {before} unless {targets})\nor\n{fewer}", levels.missing_for_s),
+        AlertCondition("VllmTargetsMissing", gone, levels.missing_for_s),
         AlertCondition("VllmMetricsMissing", renamed, levels.missing_for_s),
     ]
+
+
+def _one_fewer(targets: str, levels: AlertLevels) -> str:
+    """Fewer targets than usual in a group whose number stood still for a day: one that is scaled has no usual number.
+
+    The middle and the tenths of the day, not its extremes: a rolling update adds a pod for minutes. Where
+    kube-state-metrics is scraped, a number that was lowered within the hour explains a missing target.
+    """
+    day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
+    low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
+    wanted = f'{{__name__=~"{"|".join(_WANTED_REPLICAS)}"}}'
+    lowered = f"{wanted} < max_over_time({wanted}[{levels.time(_HOUR_S)}])"
+    return f"({targets} < {usual} and {low} == {high})\nunless on (cluster, namespace)\n({lowered})"
 
 
 def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:

@@ -18,7 +18,7 @@ from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
 from legroom.live.metrics.sample import Look
-from legroom.live.metrics.window import Window
+from legroom.live.metrics.window import WINDOW_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 
@@ -52,7 +52,7 @@ class Watcher:
     """One server's window and detectors together."""
 
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
-        self.window = Window(server)
+        self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
         self.detectors = watch_all(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 
