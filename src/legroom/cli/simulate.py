@@ -91,6 +91,7 @@ examples:
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --max-model-len 8192 --autoscale 8
+  legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
 
 exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
 2 the call or the trace is wrong
@@ -119,6 +120,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_scheduler_options(parser)
     _add_choose_options(parser)
     _add_fleet_options(parser)
+    _add_tier_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--timeline", metavar="FILE", help="write every step to a .jsonl or .parquet file")
@@ -195,6 +197,17 @@ def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
 
 
+def _add_tier_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
+    group.add_argument(
+        "--tier",
+        metavar="cpu=SIZE[@RATE]",
+        help="host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; "
+        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N and prompt_only=yes|no may follow after commas",
+    )
+    group.add_argument("--tier-curve", action="store_true", help="replay tiers of several sizes too: hits over size")
+
+
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options into a namespace; TRACE and vLLM's words beside them."""
     own, rest, after = split(parser, words)
@@ -216,6 +229,10 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace(args)
     from legroom.cli.simulate_pool import pool_of
 
+    if args.tier and (args.choose or args.autoscale is not None):
+        raise LegroomError("--tier replays one server with its own flags", "leave out --choose and --autoscale")
+    if args.tier_curve and not args.tier:
+        raise LegroomError("--tier-curve needs a tier", "add --tier cpu=SIZE@RATE")
     pool = pool_of(args, trace)
     for remark in pool.notes:
         note(remark)
@@ -225,6 +242,10 @@ def run(args: argparse.Namespace) -> int:
         from legroom.cli.simulate_fleet import run_fleet
 
         return run_fleet(args, trace, pool)
+    if args.tier:
+        from legroom.cli.simulate_tier import run_tier
+
+        return run_tier(args, trace, pool)
     timeline = _replay(args, trace, pool.settings, pool.cost)
     if args.svg:
         from legroom.render.simulation_text import timeline_svg

@@ -18,6 +18,7 @@ from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
+    from legroom.planning.plan import Plan
     from legroom.simulation.fast.columns import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
@@ -46,6 +47,10 @@ class PoolChoice:
     def gpu(self) -> str:
         """The card as it was named; empty for a number of blocks."""
         return "" if self.meant is None else self.args.gpu or ""
+
+    def plan(self) -> Plan | None:
+        """The plan that the pool is of; None for a number of blocks."""
+        return None if self.meant is None else _plan(self.args, self.meant, {})
 
     def candidates(self) -> list[Candidate]:
         """Every setting that vLLM would take."""
@@ -145,16 +150,20 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     return None
 
 
+def _plan(args: argparse.Namespace, meant: RequestedDeployment, flags: dict[str, Any]) -> Plan:
+    from legroom.cli.deployment import machine
+    from legroom.planning.machine import make_plan
+
+    given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
+    return make_plan(replace(meant.args, **given, **flags), meant.release, machine(args, meant), advice=False)
+
+
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.cli.deployment import machine
-    from legroom.planning.machine import make_plan
     from legroom.simulation.deployment import deployed, hardware
 
-    given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
-    serve = replace(meant.args, **given, **flags)
-    plan = make_plan(serve, meant.release, machine(args, meant), advice=False)
+    plan = _plan(args, meant, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None
@@ -167,10 +176,16 @@ def _planned(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):
-        # Deciding a step ahead changes little and only the step-by-step replay knows it.
-        resolved["async_scheduling"] = False
-        notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
+    if resolved["async_scheduling"] and args.async_scheduling is None:
+        # Deciding a step ahead changes little, only the step-by-step replay knows it, and none with a tier.
+        if args.tier:
+            resolved["async_scheduling"] = False
+            notes.append("simulated without asynchronous scheduling, which is not simulated together with a tier")
+        elif args.choose or len(trace) > MOST_ASYNC:
+            resolved["async_scheduling"] = False
+            notes.append(
+                "simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it"
+            )
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = _as_one_group(trace, resolved)
         notes.append(

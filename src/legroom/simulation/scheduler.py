@@ -99,6 +99,10 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self.running) or bool(len(self.waiting))
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
     def take_stuck(self) -> Request | None:
         """Take the first in line out if nothing runs: a step that could not start it then never will."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
