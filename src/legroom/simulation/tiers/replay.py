@@ -64,7 +64,7 @@ class TierReplay(Reference):
         if self.cost is None:
             # Without a length of steps, each is one unit of time long.
             self.now_s += 1.0
-        elif batch.scheduled:
+        elif batch.scheduled or not self.clocks:
             super()._run(batch)
         else:
             self._wait()
