@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Goodput of the guard's admission against vLLM alone, on vLLM's own scheduler in simulation: many rounds, no server.
 
-    guard_goodput.py [--rounds 3] [--look-ahead 0.1 0.2] [--step-ms 10 1 0.15] [--loads long mixed]
+    guard_goodput.py [--rounds 3] [--look-ahead 0.1 0.2] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
 
 The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
 decodes and a part for each prompt token; the defaults are in the proportions of the tiny model of
@@ -11,15 +11,20 @@ decodes and a part for each prompt token; the defaults are in the proportions of
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from legroom.guard.engine_use import EngineUse
-from legroom.guard.pool import DEAR_RECOMPUTE, Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import DEAR_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.prefixes import PrefixUnit, chain_of_ids
 from legroom.guard.projection import Growth
+from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
 from legroom.simulation.settings import SchedulerSettings
@@ -38,8 +43,15 @@ class BenchPool:
     streams: bool = False
     """Whether the guard sees tokens as they pass, or goes by the clock."""
     recompute: float = DEAR_RECOMPUTE
+    caching: bool = False
+    """Whether the server has a prefix cache."""
+    hop_s: float = 0.0
+    """From the guard's word to the engine, and from an answer's end to the guard."""
+    pace: float = 0.0
+    """Tokens a second of a sequence, as known from before; 0: not known."""
 
 
+OWN_IDS = itertools.count(1 << 20)
 POOL = BenchPool()
 
 
@@ -51,8 +63,13 @@ class Asked:
     output: int
     copies: int = 1
     expected: int = 0
+    prefix: int = 0
+    """Of its prompt, the tokens that it has in common with all others."""
 
-    def need(self) -> Need:
+    def token_ids(self) -> list[int]:
+        return [*range(self.prefix), *islice(OWN_IDS, self.prompt - self.prefix)]
+
+    def need(self, ids: list[int]) -> Need:
         steps = self.expected or self.output
         most = LONGEST - self.prompt if self.expected else self.output
 
@@ -61,9 +78,17 @@ class Asked:
 
         lives = LIVES if self.expected and POOL.recompute < DEAR_RECOMPUTE else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
+        chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
+        shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
         first = cdiv(self.prompt + 1, size) * size - self.prompt
-        growth = Growth(start, blocks(self.prompt + steps), steps, most, lives, first, size)
-        return Need(min(POOL.blocks, blocks(self.prompt + most)), self.copies, growth, self.prompt)
+        growth = Growth(start - shared, blocks(self.prompt + steps) - shared, steps, most, lives, first, size)
+        most_blocks = min(POOL.blocks, blocks(self.prompt + most) - shared)
+        return Need(most_blocks, self.copies, growth, self.prompt, (chain,) if chain else ())
+
+
+def prefixed(rnd: random.Random) -> Asked:
+    prefix = rnd.choice([256, 384])
+    return Asked(prefix + 40, rnd.choice([100, 200]), prefix=prefix)
 
 
 def open_ended(rnd: random.Random) -> Asked:
@@ -78,6 +103,7 @@ LOADS: dict[str, Callable[[random.Random], list[Asked]]] = {
     "several long": lambda rnd: [Asked(50, 300, 4)] * 20,
     "open-ended": lambda rnd: [open_ended(rnd) for _ in range(100)],
     "half prompts": lambda rnd: [Asked(200, 300)] * 100,
+    "prefix": lambda rnd: [prefixed(rnd) for _ in range(60)],
 }
 
 
@@ -92,25 +118,37 @@ class Run:
 def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
-        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=False)
+        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=POOL.caching)
     )
     pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
-    waiting = [(asked, pool.acquire(asked.need(), 0.0)) for asked in load]
+    if POOL.pace:
+        pool.learn_pace(1000, 1000 / POOL.pace)
+    prompts = [asked.token_ids() for asked in load]
+    waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, Asked]] = {}
     left: dict[int, int] = {}
     preemptions = tokens = number = 0
     ends_s: list[float] = []
     tickets = {}
-    while waiting or inside:
-        for asked, ticket in [pair for pair in waiting if pair[1].state is TicketState.ADMITTED]:
-            waiting.remove((asked, ticket))
+    on_the_way: deque[tuple[float, Request]] = deque()
+    ended: deque[tuple[float, Asked, Ticket]] = deque()
+    while waiting or inside or ended:
+        admitted = [entry for entry in waiting if entry[2].state is TicketState.ADMITTED]
+        waiting = [entry for entry in waiting if entry[2].state is not TicketState.ADMITTED]
+        for asked, ids, ticket in admitted:
             number += 1
             tickets[number], left[number] = ticket, asked.copies
             for copy in range(asked.copies):
                 row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output)
                 request = Request(row, number * 64 + copy, LONGEST)
+                # Copies part at the last token: the simulated ones would all sample the same.
+                request.token_ids = [*ids[:-1], next(OWN_IDS)]
                 inside[request] = number, asked
-                scheduler.add(request)
+                on_the_way.append((now_s + POOL.hop_s, request))
+        if not scheduler.running and not scheduler.waiting:
+            now_s = max(now_s, min([entry[0] for entry in (*islice(on_the_way, 1), *islice(ended, 1))], default=now_s))
+        while on_the_way and on_the_way[0][0] <= now_s:
+            scheduler.add(on_the_way.popleft()[1])
         batch = scheduler.schedule()
         preemptions += len(batch.preempted)
         decoding = sum(count == 1 for count in batch.scheduled.values())
@@ -124,16 +162,18 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             tokens += asked.output
             left[which] -= 1
             if not left[which]:
-                ticket = tickets[which]
-                pool.learn_pace(asked.output, now_s - ticket.admitted_s)
-                pool.release(ticket, now_s)
+                ended.append((now_s + POOL.hop_s, asked, tickets[which]))
                 ends_s.append(now_s)
+        while ended and ended[0][0] <= now_s:
+            seen_s, asked, ticket = ended.popleft()
+            pool.learn_pace(asked.output, seen_s - ticket.admitted_s)
+            pool.release(ticket, now_s)
         if now_s >= next_look_s:
             next_look_s = now_s + 0.1
             used = 1 - scheduler.kv.pool.num_free / POOL.blocks
             pool.learn_use(EngineUse(used, len(scheduler.running), len(scheduler.waiting)), now_s)
             pool.admit_waiting(now_s)
-    return Run(tokens / now_s, preemptions, statistics.median(ends_s), max(ends_s))
+    return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
 
 
 def main() -> None:
@@ -146,9 +186,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
     parser.add_argument("--recompute", type=float, default=DEAR_RECOMPUTE, help="steps that a prompt token takes")
+    parser.add_argument("--caching", action="store_true", help="the server has a prefix cache, as is vLLM's default")
+    parser.add_argument("--hop-ms", type=float, default=0.0, help="from the guard to the engine, and back")
+    parser.add_argument("--pace", type=float, default=0.0, help="tokens a second that earlier answers have shown")
     parser.add_argument("--loads", nargs="+", default=list(LOADS))
     args = parser.parse_args()
     POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
+    POOL.caching, POOL.hop_s, POOL.pace = args.caching, args.hop_ms / 1000, args.pace
     policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
     policies |= {
         f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead

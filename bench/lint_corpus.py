@@ -6,11 +6,12 @@ FOLDER holds a folder for each repository (`owner+name`), with its files at thei
 legroom. A judgement is one line of JSON:
 
     {"repo": "owner+name", "path": "deploy/a.yaml", "line": "3f9c2a...", "rule": "flag-removed", "right": true,
-     "held_out": true}
+     "held_out": true, "group": "E", "of": "precision", "why": "..."}
 
 `line` is the start of the SHA-256 of the line without the spaces around it: nothing of the file is kept. `right` says
-whether something is wrong there as the rule says. A judgement with `right` that lint does not report is a miss; so
-recall is of what was looked for, not of what nobody knows. Precision is of errors. A file that has changed since no
+whether something is wrong there as the rule says, `why` for what reason, `of` whether it was an error of lint's or a
+hit of the search for recall. A judgement with `right` that lint does not report is a miss; so recall is of what was
+looked for, not of what nobody knows. Precision is of errors. A file that has changed since no
 longer matches its judgements, and its errors are counted as unjudged.
 """
 

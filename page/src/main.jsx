@@ -4,13 +4,22 @@ import { flushAddress, useAddress } from "./address.js";
 import { CatalogArea } from "./catalog/catalog.jsx";
 import { DiagnoseArea } from "./diagnose/diagnose.jsx";
 import { engine, version } from "./engine.js";
+import { FragmentsArea } from "./fragments/fragments.jsx";
 import { ErrorNote } from "./parts/controls.jsx";
 import { LiveArea } from "./live/live.jsx";
 import { PlanArea } from "./plan/plan.jsx";
 import { applyTheme, keepPreference, preference } from "./preferences.js";
 import { LanguageContext, preferredLanguage, translate, useText } from "./text/language.jsx";
 
-const AREAS = { plan: PlanArea, diagnose: DiagnoseArea, simulate: Later, live: LiveArea, catalog: CatalogArea };
+const AREAS = {
+  plan: PlanArea,
+  diagnose: DiagnoseArea,
+  // Snapshots are read by the served page alone: they are too large for the engine in a browser.
+  ...(engine.edition === "static" ? {} : { fragments: FragmentsArea }),
+  simulate: Later,
+  live: LiveArea,
+  catalog: CatalogArea,
+};
 const THEMES = ["auto", "light", "dark"];
 
 // Simulations bring the charts along: loaded when somebody opens them.

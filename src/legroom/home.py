@@ -31,6 +31,11 @@ def store_path() -> Path:
     return home() / _FILE
 
 
+def cards_path() -> Path:
+    """What `legroom probe` measured of this user's cards."""
+    return home() / "cards.json"
+
+
 def runs_folder(folder: Path | None = None) -> Path:
     """Where every `legroom run` tells other programs of itself: `<port>.json`."""
     return (folder or home()) / "runs"

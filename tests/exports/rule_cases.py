@@ -499,6 +499,19 @@ OWN_CASES = (
         rules_every_minutes=5,
     ),
     case(
+        "host memory that creeps",
+        lasting(own(worker_host_rss_bytes__rank__0=f"{20 * GIB}+3000000x30"), 150),
+        fires="VllmHostMemoryCreep",
+        minutes=150,
+        rules_every_minutes=5,
+    ),
+    case(
+        "host memory that stays",
+        lasting(own(worker_host_rss_bytes__rank__0=f"{20 * GIB}x30"), 150),
+        minutes=150,
+        rules_every_minutes=5,
+    ),
+    case(
         "memory that warms up",
         lasting(own(worker_used_bytes__rank__0=f"_x50 {60 * GIB}+3000000x99"), 150),
         minutes=150,

@@ -148,6 +148,22 @@ def test_the_pod_monitor_selects_what_the_manifests_label():
     assert monitor["podMetricsEndpoints"][0]["port"] in [port["name"] for port in ports]
 
 
+def test_a_service_monitor_is_written_in_place_of_the_pod_monitor_where_asked():
+    (file,) = rules.files(ExportRequest(None, None, {"operator": True, "monitor": "service"}))
+    made = list(yaml.safe_load_all(file.text))
+    assert [document["kind"] for document in made] == ["PrometheusRule", "ServiceMonitor"]
+    for document in made:
+        check(document)
+
+
+def test_the_service_monitor_selects_the_service_of_the_manifests():
+    (file,) = rules.files(ExportRequest(None, None, {"operator": True, "monitor": "service"}))
+    monitor = list(yaml.safe_load_all(file.text))[1]["spec"]
+    service = of_kind("8b-h100", "Service")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
+
+
 def shell_words(document):
     """What vLLM gets: KServe's template reads the args by a shell once more."""
     return shlex.split(" ".join(document["spec"]["template"]["containers"][0]["args"]))

@@ -202,11 +202,30 @@ def test_the_pressure_that_the_dashboard_shows_is_that_of_the_alert_engine_by_en
 
 TARGETS = {
     "all of a namespace's targets are gone": ({"a": "1x80 _x20", "b": "1x80 _x20"}, True),
-    "one of three targets is gone": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, False),
+    "one of three targets is gone": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, True),
+    "one of a fleet whose number changes": (
+        {"a": "1x80 _x20", "b": "1x100", "c": "1x100", "d": "_x10 1x10 _x10 1x70"},
+        False,
+    ),
+    "a rolling update that added a pod for minutes": (
+        {"a": "1x80 _x20", "b": "1x100", "c": "1x100", "d": "_x78 1x22"},
+        False,
+    ),
+    "an autoscaler took one of three": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, False),
+    "a Deployment was scaled from three to two": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, False),
+    "an autoscaler that has wanted three all along": ({"a": "1x80 _x20", "b": "1x100", "c": "1x100"}, True),
     "two of three targets are gone": ({"a": "1x80 _x20", "b": "1x80 _x20", "c": "1x100"}, True),
     "pods that a rolling update replaced": ({"a": "1x80 _x20", "b": "_x80 1x20"}, False),
     "targets that are down, not gone": ({"a": "1x80 0x20", "b": "1x80 0x20"}, False),
 }
+
+
+WANTED = {
+    'kube_horizontalpodautoscaler_status_desired_replicas{namespace="an autoscaler took one of three"}': "3x78 2x22",
+    'kube_deployment_spec_replicas{namespace="a Deployment was scaled from three to two"}': "3x78 2x22",
+    'kube_horizontalpodautoscaler_status_desired_replicas{namespace="an autoscaler that has wanted three all along"}':
+        "3x100",
+}  # fmt: skip
 
 
 def test_targets_that_are_gone_from_discovery_are_missed_by_namespace(promtool, tmp_path):
@@ -216,6 +235,7 @@ def test_targets_that_are_gone_from_discovery_are_missed_by_namespace(promtool, 
         for case, (targets, _) in TARGETS.items()
         for name, values in targets.items()
     ]
+    rows += [{"series": name.replace("{", '{cluster="c1",'), "values": values} for name, values in WANTED.items()]
     expected = [
         {"labels": f'{{cluster="c1", job="vllm", namespace="{case}"}}', "value": 1}
         for case, (_, fires) in TARGETS.items()

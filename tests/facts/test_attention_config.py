@@ -158,3 +158,9 @@ def test_falcon_h1_layers_attend_beside_their_mamba() -> None:
 def test_embedding_models_attend_both_ways() -> None:
     found = mixers(BASE | {"model_type": "bert", "sliding_window": None}, "BertModel")
     assert not any(isinstance(mixer, Attention) and mixer.causal for mixer in found)
+
+
+def test_embedding_gemma_attends_both_ways_and_keeps_no_cache() -> None:
+    text = BASE | {"model_type": "gemma3_text", "use_bidirectional_attention": True}
+    assert not any(mixer.causal for mixer in mixers(text, "Gemma3TextModel") if isinstance(mixer, Attention))
+    assert all(mixer.causal for mixer in mixers(text, "Gemma3ForCausalLM") if isinstance(mixer, Attention))

@@ -65,4 +65,15 @@ def test_the_encoder_of_glm_4_1v_is_counted_from_its_config() -> None:
     }  # fmt: skip
     (found,) = modalities({"model_type": "glm4v", "text_config": {"hidden_size": 4096}, "vision_config": vision})
     assert found.parameters == 892_498_432
-    assert {item.kind: item.tokens for item in found.items} == {"image": 6144, "video": 30000}
+    assert [(item.kind, item.since, item.tokens) for item in found.items] == [
+        ("image", "", 6144),
+        ("video", "", 30000),
+        ("video", "0.26.0", 31974),
+    ]
+
+
+def test_a_video_of_glm_is_given_the_frames_that_make_the_most_tokens() -> None:
+    (found,) = modalities({"model_type": "glm4v", "text_config": {"hidden_size": 4096}, "vision_config": {"depth": 24}})
+    lengths = found.items[-1].lengths
+    assert (lengths[9], lengths[10]) == (29645, 31974)
+    assert max(lengths) == lengths[10]

@@ -80,11 +80,11 @@ class Upstream:
 
 
 @asynccontextmanager
-async def proxied(upstream=None, policy=None, plan=PLAN, token=None, **options):
+async def proxied(upstream=None, policy=None, plan=PLAN, token=None, tls=None, **options):
     """A proxy in front of a server; gives the proxy and its port."""
     upstream = upstream or Upstream()
-    server = await asyncio.start_server(upstream, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await asyncio.start_server(upstream, "127.0.0.1", 0, ssl=tls)
+    address = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     proxy = Proxy(ProxyOptions(upstream_of(address), policy, plan, port=0, token=token, **options))
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(proxy.run(stop, ready.set_result))

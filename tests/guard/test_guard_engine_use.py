@@ -8,8 +8,9 @@ import pytest
 from legroom.guard.admission import Admission
 from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
 from legroom.guard.limits import EngineLimits, limits_of_vllm
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
+from legroom.guard.tickets import Need, TicketState
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0
@@ -123,3 +124,31 @@ def test_lengths_that_an_answer_has_outlived_count_no_more():
 def test_a_request_grows_a_block_at_a_time():
     growth = Growth(1, 2, 40, 40, first_block_steps=28, block_steps=128)
     assert [growth.blocks_at(steps) for steps in (0, 28, 29, 40)] == [1, 1, 2, 2]
+
+
+SHORT = Need(10, 1, Growth(9, 10, 20, 20), 90)
+
+
+def test_requests_on_their_way_make_room_for_as_many_more():
+    slow, quick = (Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE)) for _ in range(2))
+    slow.learn_pace(1000, 1000.0)
+    quick.learn_pace(1000, 10.0)
+    for pool in (slow, quick):
+        for _ in range(40):
+            pool.acquire(SHORT, 0.0)
+    assert quick.running > 1.3 * slow.running
+
+
+def test_what_the_engine_does_not_have_yet_makes_room_when_all_looks_agree():
+    pool = Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE))
+    pool.learn_pace(1000, 1000.0)
+    for _ in range(40):
+        pool.acquire(SHORT, 0.0)
+    before = pool.running
+    for look in range(LOOKS - 1):
+        pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * look)
+        pool.admit_waiting(0.1 * look)
+    assert pool.running == before
+    pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * LOOKS)
+    pool.admit_waiting(0.1 * LOOKS)
+    assert pool.running > before

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from legroom.guard.clients import client_of, weights_by_client
 from legroom.guard.fair_queue import FairQueue
 from legroom.guard.policy import ClientPolicy, parse_policy
-from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import Pool, PoolLimits
+from legroom.guard.tickets import Need, TicketState
 
 KEY = (b"authorization", b"Bearer sk-secret")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from legroom.guard.lengths import AnswerLengths
-from legroom.guard.pool import Need, Pool, PoolLimits, TicketState
+from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth, Outlook, hold_of
+from legroom.guard.tickets import Need, TicketState
 
 _SPEC = importlib.util.spec_from_file_location(
     "guard_goodput", Path(__file__).parents[2] / "bench" / "guard_goodput.py"

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import shutil
+import ssl
+import subprocess
 
 import pytest
 from guard_asgi import until
@@ -396,3 +399,39 @@ def test_any_bytes_are_answered_or_closed_and_the_proxy_lives(data):
             assert proxy.buffered.total_bytes == 0
 
     asyncio.run(test())
+
+
+@pytest.fixture
+def own_certificate(tmp_path):
+    """A server's certificate that nobody but its owner has signed, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=own",
+    ]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    subprocess.run(words, check=True, capture_output=True)
+    return tmp_path / "cert.pem", tmp_path / "key.pem"
+
+
+@pytest.mark.parametrize(("trusted", "status"), [(True, 200), (False, 502)])
+async def test_an_https_server_with_a_certificate_of_your_own_is_served_once_it_is_named(
+    own_certificate, monkeypatch, trusted, status
+):
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*own_certificate)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(own_certificate[0]))
+    async with connected(tls=tls) as (_, client):
+        assert (await client.ask())[0] == status

@@ -431,6 +431,29 @@ async def test_bodies_that_a_stuck_server_does_not_read_are_bounded_and_more_get
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+async def test_a_body_that_the_server_does_not_take_in_time_gets_503_and_is_held_no_longer():
+    class Stuck(Upstream):
+        async def __call__(self, reader, writer):
+            await self.open.wait()
+
+    stuck = Stuck()
+    stuck.open.clear()
+    async with proxied(stuck) as (proxy, port):
+        body = json.dumps({"prompt": [1], "max_tokens": 1, "user": "y" * 20_000_000}).encode()
+        call = asyncio.ensure_future(ask(port, body))
+        await until(lambda: proxy.buffered.total_bytes == len(body))
+        (connection,) = proxy.clients
+        await asyncio.sleep(0.3)  # until the socket's own buffers are full
+        connection.sweep(proxy.now_s)
+        connection.sweep(proxy.now_s + 29)
+        assert not call.done()
+        connection.sweep(proxy.now_s + 60)
+        status, headers, answer = await call
+        assert (status, json.loads(answer)["error"]["code"]) == (503, "upstream_timeout")
+        assert "retry-after" in headers
+        await until(lambda: proxy.buffered.total_bytes == 0 and proxy.admission.pool.running == 0, 5)
+
+
 @pytest.mark.parametrize(("when_down", "status"), [("page", 200), ("503", 503)])
 async def test_the_metrics_page_says_that_the_server_does_not_answer(tmp_path, when_down, status):
     (tmp_path / "policy.toml").write_text(f'[proxy]\nmetrics_when_down = "{when_down}"')

@@ -351,7 +351,7 @@ def test_what_has_nothing_to_do_with_vllm_is_skipped(path, text):
 def test_exit_codes(tmp_path, capsys):
     clean, wrong, broken = tmp_path / "c.sh", tmp_path / "w.sh", tmp_path / "b.yml"
     clean.write_text("vllm serve org/m\n")
-    wrong.write_text("vllm serve org/m --nope\n")
+    wrong.write_text("vllm serve org/m --max-model-lenn 8\n")
     broken.write_text("a: [\n")
     assert main(["lint", str(clean)]) == 0
     assert main(["lint", str(clean), str(wrong)]) == 1

@@ -28,7 +28,7 @@ def judged(text, path="a.yaml"):
 
 
 def test_a_kubeai_model_is_a_server():
-    assert judged(KUBEAI.replace("PROFILE", "nvidia-gpu-l4:1")) == [(REMOVED, "error", 9)]
+    assert judged(KUBEAI.replace("PROFILE", "nvidia-gpu-l4:1")) == [(REMOVED, "warning", 9)]
 
 
 def test_a_kubeai_model_on_other_hardware_runs_a_release_that_nobody_names():
@@ -37,7 +37,7 @@ def test_a_kubeai_model_on_other_hardware_runs_a_release_that_nobody_names():
 
 def test_the_catalog_of_kubeais_chart_is_read_like_its_models():
     text = "catalog:\n  m:\n    engine: VLLM\n    url: hf://org/m\n    args: [--swap-space=8]\n"
-    assert judged(text) == [(REMOVED, "error", 5)]
+    assert judged(text) == [(REMOVED, "warning", 5)]
 
 
 def test_another_engine_of_kubeai_is_left_alone():
@@ -75,12 +75,12 @@ def test_additional_arguments_of_kserve_are_split_as_a_shell_does():
         "    - name: main\n      env:\n      - name: VLLM_ADDITIONAL_ARGS\n"
         """        value: "--swap-space 4 --hf-overrides '{\\"a\\": 1}'"\n"""
     )
-    assert judged(text) == [(REMOVED, "error", 9)]
+    assert judged(text) == [(REMOVED, "warning", 9)]
 
 
 def test_extra_command_arguments_of_opeas_charts_are_vllms_under_its_key():
     text = "vllm:\n  image: {repository: opea/vllm, tag: latest}\n  extraCmdArgs: [--swap-space, '4']\n"
-    assert judged(text) == [(REMOVED, "error", 3)]
+    assert judged(text) == [(REMOVED, "warning", 3)]
 
 
 def test_extra_arguments_of_a_router_in_the_same_chart_are_its_own():
@@ -89,7 +89,7 @@ def test_extra_arguments_of_a_router_in_the_same_chart_are_its_own():
 
 def test_a_recipe_gives_each_feature_its_flags():
     text = "model:\n  min_vllm_version: '0.9'\nfeatures:\n  a:\n    args: ['--max-model-len auto', --swap-space, '4']\n"
-    assert judged(text) == [(REMOVED, "error", 5)]
+    assert judged(text) == [(REMOVED, "warning", 5)]
 
 
 def test_a_template_is_read_without_its_values_and_said_to_be_one():
@@ -125,12 +125,12 @@ def test_flags_in_a_form_that_is_not_read_are_said_to_be_not_understood():
 
 def test_docker_in_a_python_list_keeps_its_own_flags():
     text = 'run(["docker", "run", "--rm", "-d", "vllm/vllm-openai", "--model", "m", "--nope"])\n'
-    assert judged(text, "a.py") == [(UNKNOWN, "error", 1)]
+    assert judged(text, "a.py") == [(UNKNOWN, "warning", 1)]
 
 
 def test_a_python_list_that_is_joined_for_a_shell_may_hold_a_flag_with_its_value():
     text = 'cmd = ["vllm", "serve", "m", "--reasoning-parser deepseek_r1", "--nope"]\nrun(" ".join(cmd))\n'
-    assert judged(text, "a.py") == [(UNKNOWN, "error", 1)]
+    assert judged(text, "a.py") == [(UNKNOWN, "warning", 1)]
 
 
 def test_a_line_of_a_log_that_quotes_a_command_starts_nothing():
@@ -169,11 +169,11 @@ def test_an_image_with_a_tag_of_its_own_hides_its_release():
 
 def test_a_version_that_a_sentence_quotes_installs_nothing():
     text = "Older hosts need `vllm==0.6.3`.\n\n```bash\nvllm serve m --swap-space 4\n```\n"
-    assert judged(text, "a.md") == [(REMOVED, "error", 4)]
+    assert judged(text, "a.md") == [(REMOVED, "warning", 4)]
 
 
 def test_the_beginning_of_a_removed_flag_is_a_removed_flag():
-    assert judged("vllm serve m --disable-log-request\n", "a.sh") == [(REMOVED, "error", 1)]
+    assert judged("vllm serve m --disable-log-request\n", "a.sh") == [(REMOVED, "warning", 1)]
 
 
 def test_a_value_that_is_left_out_is_not_judged():
@@ -182,7 +182,7 @@ def test_a_value_that_is_left_out_is_not_judged():
 
 def test_dashboards_of_google_cloud_ask_in_promql():
     board = {"mosaicLayout": {"tiles": [{"prometheusQuery": "vllm:gpu_cache_usage_perc"}]}}
-    assert judged(json.dumps(board), "d.json") == [("metric-unknown", "error", 1)]
+    assert judged(json.dumps(board), "d.json") == [("metric-unknown", "warning", 1)]
 
 
 def test_a_metric_that_an_autoscaler_asks_for_is_read():
@@ -190,7 +190,7 @@ def test_a_metric_that_an_autoscaler_asks_for_is_read():
         "apiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nspec:\n  metrics:\n  - pods:\n      metric:\n"
         "        name: prometheus.googleapis.com|vllm:gpu_cache_usage_perc|gauge\n"
     )
-    assert judged(text) == [("metric-unknown", "error", 7)]
+    assert judged(text) == [("metric-unknown", "warning", 7)]
 
 
 def test_a_histogram_in_code_may_be_named_without_its_endings():

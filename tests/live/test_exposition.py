@@ -325,3 +325,12 @@ def test_memory_of_the_workers_is_added_up_and_what_they_hold_of_the_host_is_lef
     )
     sample_read = read("\n".join((*rows, "")))
     assert (sample_read.memory_used_bytes, sample_read.reserved_bytes, sample_read.allocated_bytes) == (130, 50, None)
+
+
+def test_host_memory_of_the_workers_is_added_up_whether_or_not_they_have_a_gpu() -> None:
+    rows = (
+        "vllm:num_requests_running 1",
+        'legroom_worker_host_rss_bytes{rank="0",gpu="0"} 60',
+        'legroom_worker_host_rss_bytes{rank="1",gpu="cpu"} 70',
+    )
+    assert read("\n".join((*rows, ""))).host_rss_bytes == 130

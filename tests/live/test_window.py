@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure
 from legroom.live.metrics.window import Window
+from legroom.live.thresholds import DEFAULT
 
 SERVER = "http://host:8000"
 
@@ -125,6 +128,27 @@ def test_memory_is_kept_thin_for_days() -> None:
     for number in range(2000):
         seen.add(Sample(5.0 * number, SERVER, (EngineSample("m", "0"),), memory_used_bytes=number))
     assert len(seen.points) == 34
+
+
+def test_steps_are_kept_for_as_long_as_anyone_looks_back() -> None:
+    for interval_s, kept in ((5.0, 120), (15.0, 40), (60.0, 16)):
+        seen = window(*(sample(interval_s * number, generation_tokens=number) for number in range(300)))
+        assert len(seen.steps) == kept
+
+
+def test_a_longer_threshold_makes_the_window_longer() -> None:
+    patient = Watcher(SERVER, replace(DEFAULT, hit_rate_over_s=900.0))
+    for number in range(300):
+        patient.take(sample(15.0 * number, generation_tokens=number))
+    assert len(patient.window.steps) == 60
+
+
+def test_the_steps_of_a_server_share_the_names_of_its_engines() -> None:
+    names = (("a model", str(number)) for number in (0, 0, 0))
+    seen = window(
+        *(sample(5.0 * number, EngineSample(*"/".join(name).split("/"))) for number, name in enumerate(names))
+    )
+    assert seen.steps[0].engines[0].key is seen.steps[1].engines[0].key
 
 
 def test_samples_next_to_no_time_apart_are_one() -> None:

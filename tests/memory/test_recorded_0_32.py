@@ -31,11 +31,14 @@ def run(name: str) -> dict[str, Any]:
 def planned(name: str, folder: Path) -> Plan:
     """The plan of a recorded start, made from the files it was started with."""
     recorded = run(name)
-    files = next(line["files"] for line in lines() if line.get("name") == recorded["model"])
-    for file, content in files.items():
-        (folder / file).write_text(json.dumps(content))
-    target = Target(load(str(folder)), H200, 1, release("0.32.0"))
-    return plan(target, ServeArgs(model=str(folder), usage="serve", **recorded["args"]))
+    args = json.loads(json.dumps(recorded["args"]).replace("{models}", str(folder)))
+    draft = Path((args.get("speculative_config") or {}).get("model", "")).name
+    for model in filter(None, (recorded["model"], draft)):
+        (folder / model).mkdir()
+        for file, content in next(line["files"] for line in lines() if line.get("name") == model).items():
+            (folder / model / file).write_text(json.dumps(content))
+    home = str(folder / recorded["model"])
+    return plan(Target(load(home), H200, 1, release("0.32.0")), ServeArgs(model=home, usage="serve", **args))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,41 @@ def test_the_kv_cache_is_within_a_quarter_percent_of_what_was_recorded(name: str
     assert planned(name, tmp_path).layout.kv_cache.bytes == pytest.approx(
         run(name)["available_kv_bytes"], rel=2.5e-3
     ), why
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("V-internvl3", "attention over parts of the keys"),
+        ("V-glm-4.1v", "a video of eleven frames, filled up to twelve"),
+        ("V-llama-4-scout", "a rotary embedding in float32"),
+        ("V-granite-vision", "the outputs of all blocks are kept"),
+        ("V-kimi-vl", "a table of rotations that stays"),
+        ("V-minicpm-v-image", "a resampler that attends at the width of the language model"),
+        ("V-phi-4-mm", "a tower that the config does not describe, and a speech encoder"),
+        ("V-pixtral", "Pixtral's tower below the name of LLaVA"),
+        ("V-whisper", "a decoder that keeps six hidden states"),
+        ("T-olmo-2-7b", "code of the Transformers library"),
+        ("P-qwen3-embedding-0.6b", "no sampler, so no tables for one"),
+    ],
+)
+def test_the_kv_cache_is_within_a_thousandth_of_what_was_recorded(name: str, why: str, tmp_path: Path) -> None:
+    assert planned(name, tmp_path).layout.kv_cache.bytes == pytest.approx(run(name)["available_kv_bytes"], rel=1e-3), (
+        why
+    )
+
+
+@pytest.mark.parametrize("name", ["V-internvl3", "V-glm-4.1v", "V-llama-4-scout", "V-minicpm-v-image", "V-phi-4-mm"])
+def test_an_encoder_that_sets_the_peak_is_planned_within_two_percent(name: str, tmp_path: Path) -> None:
+    recorded = run(name)
+    assert recorded["live_at_peak"]["in"] == "encoder"
+    assert planned(name, tmp_path).layout.activation.bytes == pytest.approx(recorded["peak_activation"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["S-eagle", "S-eagle3"])
+def test_the_hidden_states_that_a_draft_head_reads_are_in_the_peak(name: str, tmp_path: Path) -> None:
+    seen = run(name)["peak_activation"]
+    assert planned(name, tmp_path).layout.activation.bytes == pytest.approx(seen, abs=MIB)
 
 
 def test_the_weights_of_a_tower_that_no_item_may_use_are_left_out(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from legroom.black_box import AllocatorState, BlackBox, CardMemory, FailedRequest, StackFrame, WorkerProcess
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, Remedy, heal
 from legroom.run.server_command import read_command
@@ -217,3 +219,17 @@ def test_what_is_logged_after_an_exception_is_none_of_its_words(mend):
 def test_words_of_an_exception_that_stand_on_the_next_line_are_told(mend):
     failed = mend("my.StrangeError: this cannot be:\n  the moon is in the wrong phase\n", "").failed
     assert failed.endswith("It says: this cannot be: the moon is in the wrong phase")
+
+
+def test_the_record_of_a_worker_that_the_log_names_decides(mend, tmp_path):
+    frame = StackFrame("vllm/v1/worker/gpu_model_runner.py", 1, "execute_model")
+    record = BlackBox(
+        1_800_000_000.0, "out_of_memory", WorkerProcess(7, 0, "0.32.0"), FailedRequest(2 << 30, frames=(frame,)),
+        CardMemory("0", None, 80 << 30, 512 << 20), AllocatorState(60 << 30, 78 << 30, largest_free_bytes=600 << 20),
+    )  # fmt: skip
+    path = tmp_path / "legroom-blackbox-1-7-1.json"
+    path.write_text(json.dumps(record.to_json()))
+    log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    remedy = mend(f"{log}legroom black box written to {path}\n", "--max-model-len 4096")
+    assert (remedy.cause, remedy.env) == ("allocator_fragmentation", SEGMENTS)
+    assert "black box of worker 0, pid 7: wanted 2.00 GiB" in remedy.evidence[0]

@@ -16,6 +16,7 @@ from legroom.simulation.replay import simulate
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import synthetic
+from legroom.sweeps.processes import ProcessExecutor
 
 
 def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:
@@ -42,7 +43,7 @@ def _candidates(*seats: int, blocks: int = 400) -> list[Candidate]:
 
 
 def _search(trace: Trace, candidates: list[Candidate], goal: Goal | None = None) -> Choice:
-    return choose(trace, candidates, goal or Goal(), workers=1)
+    return choose(trace, candidates, goal or Goal(), executor=ProcessExecutor(1))
 
 
 def test_a_setting_that_preempts_and_serves_more_is_better_than_one_that_does_not() -> None:
@@ -141,7 +142,7 @@ def test_replicas_share_the_load_and_every_request_is_served_once() -> None:
 def test_of_many_replicas_a_sample_stands_for_all() -> None:
     trace = _arrivals(0.1, 400)
     assert [len(share) for share in trace.shares(40, 4)] == [10] * 4
-    choice = choose(trace, _candidates(1), Goal(), replicas=40, workers=1)
+    choice = choose(trace, _candidates(1), Goal(), replicas=40, executor=ProcessExecutor(1))
     assert choice.best.finished == 400
 
 

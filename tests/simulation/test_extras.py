@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 from legroom.cli.main import main
-from legroom.simulation.choose import Candidate, choose
-from legroom.simulation.outcome import Goal
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.trace import Trace
 
 
 def _write_trace(folder: Path) -> str:
@@ -29,15 +25,3 @@ def test_a_parquet_timeline_holds_the_same_steps_as_json_lines(tmp_path: Path) -
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
     assert [{**row, "scheduled": dict(row["scheduled"])} for row in rows] == lines
-
-
-def test_ray_finds_what_one_process_finds() -> None:
-    ray = pytest.importorskip("ray", reason="--engine ray needs ray")
-    trace = Trace()
-    for i in range(30):
-        trace.add(40, 30, i)
-    tried = [Candidate({"max_num_seqs": n}, SchedulerSettings(60, max_num_seqs=n)) for n in (2, 8, 16)]
-    try:
-        assert choose(trace, tried, Goal(), workers=1, runner="ray") == choose(trace, tried, Goal(), workers=1)
-    finally:
-        ray.shutdown()

@@ -4,12 +4,14 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.simulation.choose import Candidate, choose, grid
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.outcome import Goal
 from legroom.simulation.replay import simulate
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import Hardware, calibrated, roofline
 from legroom.simulation.trace import Trace
+from legroom.sweeps.processes import ProcessExecutor
 
 
 def _trace(*rows: tuple[int, int, int]) -> Trace:
@@ -65,7 +67,7 @@ def test_seconds_add_up() -> None:
 def test_the_roofline_can_be_scaled_to_a_measurement() -> None:
     cost = roofline(Hardware(16e9, 131072, 16e9, 3.35e12, 990e12))
     scaled = calibrated(cost, 0.02, 10, 50_000)
-    assert scaled.overhead + scaled.weights + scaled.kv_token * 50_000 == pytest.approx(0.02)
+    assert step_seconds(scaled, 10, 50_000, 10) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_the_search_takes_the_fastest_setting_without_preemption_where_none_is_a
         Candidate({"max_num_seqs": seats}, SchedulerSettings(20, max_num_seqs=seats, max_model_len=100))
         for seats in (1, 2, 3, 16)
     ]
-    choice = choose(trace, candidates, Goal(most_preemptions=0), workers=1)
+    choice = choose(trace, candidates, Goal(most_preemptions=0), executor=ProcessExecutor(1))
     assert choice.holds
     assert choice.best.flags == {"max_num_seqs": 3}
     assert choice.outcomes[-1].preemptions > 0
@@ -101,7 +103,9 @@ def test_two_processes_find_what_one_finds() -> None:
         Candidate({"max_num_seqs": seats}, SchedulerSettings(20, max_num_seqs=seats, max_model_len=100))
         for seats in (1, 2, 3)
     ]
-    assert choose(trace, candidates, Goal(), workers=2) == choose(trace, candidates, Goal(), workers=1)
+    assert choose(trace, candidates, Goal(), executor=ProcessExecutor(2)) == choose(
+        trace, candidates, Goal(), executor=ProcessExecutor(1)
+    )
 
 
 def test_flags_that_are_given_are_not_searched() -> None:
@@ -119,6 +123,6 @@ def test_an_interrupted_search_keeps_what_it_has() -> None:
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    choice = choose(_trace(*[(0, 40, 30)] * 5), tried, Goal(), workers=1, progress=interrupt)
+    choice = choose(_trace(*[(0, 40, 30)] * 5), tried, Goal(), executor=ProcessExecutor(1), progress=interrupt)
     assert choice.interrupted
     assert [outcome.flags["max_num_seqs"] for outcome in choice.outcomes] == [2, 8]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from legroom.cli.main import main
+from legroom.errors import LegroomError
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
 from legroom.web.endpoints.plans import made_plan
 from legroom.web.schemas import REQUESTS, schemas
@@ -206,3 +209,16 @@ def test_a_request_that_is_nested_without_end_is_refused():
 def test_every_endpoint_has_schemas_for_both_ways():
     assert set(REQUESTS) == set(ENDPOINTS)
     assert {f"{name.capitalize()}Document" for name in ENDPOINTS} | set(REQUESTS.values()) <= set(schemas())
+
+
+def test_a_memory_snapshot_is_answered_with_its_picture():
+    sample = Path(__file__).parents[2] / "docs" / "samples" / "pinned-segments.pickle"
+    document = answer("fragments", {"file": base64.b64encode(sample.read_bytes()).decode()})
+    assert document["would_expandable_segments_help"] is True
+    assert document["svg"].startswith("<svg")
+
+
+@pytest.mark.parametrize("file", ["no base64!", base64.b64encode(pickle.dumps(print)).decode()])
+def test_a_file_that_is_no_snapshot_is_an_input_error(file):
+    with pytest.raises(LegroomError):
+        answer("fragments", {"file": file})

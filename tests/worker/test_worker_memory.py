@@ -15,10 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from legroom.live import gpu_memory
+from legroom.worker import board as worker_board
 from legroom.worker import memory as worker_memory
 from legroom.worker import plugin, telemetry
-from legroom.worker.memory import Board, WorkerMemory
+from legroom.worker.board import Board
+from legroom.worker.memory import WorkerMemory
 from legroom.worker.page import WorkerCollector
+from legroom.worker.recorder import BlackBoxRecorder
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
 
@@ -61,13 +64,15 @@ def test_a_worker_tells_of_the_card_it_holds_memory_of(monkeypatch):
         gpu_memory.GpuMemory(7, "a", f"GPU-{UUID}", 9999, 6000),
     )
     monkeypatch.setattr(gpu_memory, "devices", lambda: seen)
-    assert worker_memory.read() == (WorkerMemory(1, "7", 6000, 5000, 4000),)
+    (memory,) = worker_memory.read()
+    assert memory == WorkerMemory(1, "7", 6000, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
 def test_without_nvml_the_allocator_still_speaks(monkeypatch):
     in_worker(monkeypatch, cuda=cards(5000, allocated=4000))
     monkeypatch.setattr(gpu_memory, "devices", tuple)
-    assert worker_memory.read() == (WorkerMemory(0, "0", None, 5000, 4000),)
+    (memory,) = worker_memory.read()
+    assert memory == WorkerMemory(0, "0", None, 5000, 4000, host_rss_bytes=memory.host_rss_bytes)
 
 
 def shown(board):
@@ -108,15 +113,15 @@ def test_the_dead_the_late_and_the_broken_are_left_out(tmp_path):
 def test_a_board_that_the_server_took_away_ends_the_reports(tmp_path, monkeypatch):
     in_worker(monkeypatch)
     board = Board(tmp_path / "gone")
-    telemetry.report(board, every_s=0)
+    telemetry.report(board, BlackBoxRecorder(), every_s=0)
     assert not board.folder.exists()
 
 
 def test_boards_of_killed_servers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_memory.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_board.tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    old, other = tmp_path / f"{worker_memory.PREFIX}{gone.pid}-x", tmp_path / f"{worker_memory.PREFIX}{os.getppid()}-y"
+    old, other = tmp_path / f"{worker_board.PREFIX}{gone.pid}-x", tmp_path / f"{worker_board.PREFIX}{os.getppid()}-y"
     old.mkdir()
     other.mkdir()
     new = Board.create()

@@ -8,6 +8,7 @@ export const en = {
   print: "Print",
   "area.plan": "Plan",
   "area.diagnose": "Diagnose",
+  "area.fragments": "Fragments",
   "area.simulate": "Simulate",
   "area.live": "Live",
   "area.catalog": "Catalog",
@@ -287,6 +288,14 @@ export const en = {
   "live.incidents": "Incidents",
   "live.no_incidents": "None since this page was opened.",
 
+  "fragments.title": "Reserved and not used",
+  "fragments.what":
+    "Open a torch memory snapshot, a black box or the text of memory_summary(). It is read as plain data; nothing in it is run.",
+  "fragments.open": "Open a file",
+  "fragments.compare": "Open a later one",
+  "fragments.big": "The file has more than 32 MiB: legroom fragments on the command line reads it.",
+  "fragments.busy": "Reading…",
+  "fragments.picture": "The segments of PyTorch's allocator, block by block",
   "catalog.title": "Causes",
   "catalog.search": "Search",
   "catalog.placeholder": "words, a cause, or a line of a log",

@@ -19,6 +19,7 @@ _TERMS = {
     "weights_bytes": "weights",
     "activation_bytes": "activation peak",
     "non_torch_bytes": "non-torch memory",
+    "profiled_non_torch_bytes": "beside the other terms",
     "graph_estimate_bytes": "CUDA-graph estimate",
     "graph_bytes": "CUDA graphs",
 }

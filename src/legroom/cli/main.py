@@ -19,8 +19,9 @@ _INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
-    "diagnose": "scan", "gate": "gate", "guard": "guard", "incident": "watch", "incidents": "watch", "mcp": "mcp",
-    "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui", "verify": "run", "watch": "watch",
+    "diagnose": "scan", "fragments": "watch", "gate": "gate", "guard": "guard", "incident": "watch",
+    "incidents": "watch", "mcp": "mcp", "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui",
+    "verify": "run", "watch": "watch",
 }  # fmt: skip
 """The extra that brings what a command needs beyond a plain install."""
 _PACKAGES = {
@@ -50,11 +51,13 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("size", "which GPUs, and how many, hold this model?"),
         CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
         CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
+        CommandEntry("probe", "ask this machine's own GPU, once: later plans use what it answers"),
         CommandEntry("models", "the models that are known without a network, searchable"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),
     "when it fails": (
         CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work"),
+        CommandEntry("fragments", "reserved and not used: which memory, why, and what would have helped"),
         CommandEntry("explain", "the long story of one cause, or find one in the catalog"),
         CommandEntry("catalog", "check, export or extend the error catalog"),
     ),

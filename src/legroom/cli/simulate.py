@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
+from legroom.cli.sweeps import add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.simulation.timeline import ScheduledStep
 
@@ -92,6 +93,7 @@ examples:
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --max-model-len 8192 --autoscale 8
   legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
+  legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
 exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
 2 the call or the trace is wrong
@@ -179,9 +181,12 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="no setting with more (default: any number, for what they cost)",
     )
-    group.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
+    add_sweep_options(group, "one per core")
     group.add_argument(
-        "--engine", choices=("processes", "ray"), default="processes", help="what runs the replays (default: processes)"
+        "--engine",
+        choices=("processes", "ray"),
+        default="processes",
+        help="ray without --ray: the cluster that Ray finds, or one started for this (default: processes)",
     )
 
 
@@ -298,7 +303,8 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     goal = Goal(args.slo_first_token, args.slo_latency, args.allow_preemptions)
     candidates = pool.candidates()
     try:
-        choice = choose(trace, candidates, goal, workers=args.workers, runner=args.engine, progress=bar)
+        executor = executor_of(args, on_ray=args.engine == "ray")
+        choice = choose(trace, candidates, goal, executor=executor, progress=bar)
         fleets: list[HoldingFleet] = []
         if not (choice.holds or choice.interrupted):
             try:

@@ -203,8 +203,8 @@ def _planned(
             cost = calibrated(cost, args.measured_step_ms / 1000, args.measured_running, args.measured_tokens)
         elif cost.experts:
             notes.append(
-                "seconds of models with experts are too short (measured runs took two to five times as long); "
-                "--measured-step-ms scales them"
+                "seconds of models with experts come from steps of one such model on an H200, and earlier runs that "
+                "compiled kernels took two to five times as long; --measured-step-ms scales them to this server"
             )
     return _settings(args, trace, resolved), cost, notes
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import count_of, refuse, server_env, split
-from legroom.cli.output import note, print_json
+from legroom.cli.output import ProgressBar, note, print_json
+from legroom.cli.sweeps import add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ examples:
   legroom size llama-3.1-8b --context 4k --concurrency 16
   legroom size Qwen/Qwen3-32B --context 32k --concurrency 8 --gpu h100,l40s --max-gpus 4
   legroom size llama-3.1-8b llama-3.1-70b --context 8k --concurrency 32 --matrix
+  legroom size llama-3.1-8b llama-3.1-70b deepseek-v3 --gpu all --matrix --ray auto
   legroom size llama-3.1-70b --context 8k --concurrency 4 --kv-cache-dtype fp8 --json
 
 exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something needed was unreachable
@@ -51,6 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
                        help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
+    add_sweep_options(parser.add_argument_group("what works it out"), "1; one per core with --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -87,7 +90,12 @@ def run(args: argparse.Namespace) -> int:
     wish, cards = _wish(args), named_gpus(args.gpu)
     for remark in dict.fromkeys(card.note for card in cards if card.note and args.gpu != "all"):
         note(f"note: {remark}")
-    report = SizeReport(tuple(size_models(models, used, serve_args, wish, cards)), wish, used)
+    executor, bar = executor_of(args, workers=None if args.matrix else 1), ProgressBar("sizing")
+    try:
+        rows = size_models(models, used, serve_args, wish, cards, executor, bar)
+    finally:
+        bar.clear()
+    report = SizeReport(tuple(rows), wish, used)
     if args.json:
         print_json(report.json())
     else:

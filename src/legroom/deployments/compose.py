@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,7 +96,11 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
     known = {key: word.text for key, word in env.items()} | folder.variables
     image = expand(service.text("image"), known)
     entry, given = (
-        tuple(word.with_text(expand(word.text, known)) for word in compose_words(service.get(key)))
+        tuple(
+            expanded
+            for word in compose_words(service.get(key))
+            for expanded in _expanded(word, service.get(key), known)
+        )
         for key in ("entrypoint", "command")
     )
     shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
@@ -110,6 +114,13 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
             start_limit=_health_limit(service), stop_limit=_stop_limit(service), read_as=f"compose service {name}",
         ),
     )  # fmt: skip
+
+
+def _expanded(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
+    """A word with its variables put in. Compose does that before it splits a text: one word may become several."""
+    text = expand(word.text, known)
+    is_split = node is not None and node.scalar is not None and word.raw.startswith("$")
+    return tuple(map(word.with_text, text.split())) if is_split else (word.with_text(text),)
 
 
 def compose_words(node: Node | None) -> tuple[Word, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.scan import Word
 from legroom.errors import LegroomError
-from legroom.facts.flags import flag_name
-from legroom.facts.releases import known_releases
+from legroom.facts.flags import flag_name, flags_of
+from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
 
@@ -23,7 +23,8 @@ _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post
 """A version that says whose it is, also in the name before the tag: `server-vllm0.7.0:latest`."""
 _COMPANION = re.compile(
     r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
-    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui)([-_]|$)"
+    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
+    r"tuner|agent|top|chat|manager)([-_]|$)"
 )
 _PROJECT = "vllm-project/"
 """An organization with many projects: that its name stands before an image says nothing of what is in it."""
@@ -124,6 +125,8 @@ def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], of
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
     if names_program or not _can_be_model(first) or not (serves_vllm(image) or _takes_vllm_flags(image, given)):
         return given
+    if not is_published_by_vllm(image) and _takes_only_others(arguments):
+        return given
     return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
 
 
@@ -131,6 +134,18 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
     names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     is_flag = bool(given) and given[0].text.startswith("--")
     return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_ONLY_VLLMS)
+
+
+def is_published_by_vllm(image: str) -> bool:
+    """Whether an image is one of vLLM's own, or a mirror of one under the same name."""
+    name = image.lower().removeprefix("docker.io/")
+    return name == "vllm" or name.startswith("vllm/") or "vllm-openai" in name
+
+
+def _takes_only_others(given: tuple[Word, ...]) -> bool:
+    """Whether flags are given and the newest vLLM has none of them: then "vllm" in the image's name means little."""
+    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
+    return bool(names) and names.isdisjoint(flags_of(latest()))
 
 
 def serves_vllm(image: str) -> bool:
@@ -179,6 +194,12 @@ _FORKS = re.compile(
     r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
+
+
+def follows_newest(image: str) -> bool:
+    """Whether an image is vLLM's own under a tag that moves with its releases: `vllm/vllm-openai:latest`."""
+    name, _, tag = image.removeprefix("docker.io/").partition(":")
+    return name.startswith("vllm/") and not _FORKS.search(image) and bool(_MOVING_TAGS.fullmatch(tag))
 
 
 def hides_release(image: str) -> bool:

@@ -57,6 +57,12 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
             yield part
 
 
+def named_releases(text: str) -> frozenset[str]:
+    """Every release of vLLM that a text pins, or that an image in it names."""
+    images = filter(None, (image_release(image.rstrip(".")) for image in _IMAGE.findall(text)))
+    return frozenset((*_PINNED.findall(text), *images))
+
+
 def document_kind(document: Node) -> DocumentKind:
     if any(group.get("rules") is not None for group in rule_groups(document)):
         return "rules"

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
+from legroom.black_box import BlackBox
 from legroom.diagnosis.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
+from legroom.diagnosis.recorded_memory import torch_oom
 from legroom.facts.releases import logged_release
 from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
@@ -32,6 +34,10 @@ class Case:
     platform: HostTraits
     source: str = ""
     lines: int = 0
+    black_box: BlackBox | None = None
+    """The record that a worker of this run left, where one was found."""
+    black_box_line: int = 1
+    """The line that names it, or that it is."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
@@ -106,7 +112,9 @@ class Case:
 
     @cached_property
     def oom(self) -> TorchOom | None:
-        """The first sized out-of-memory error, the most complete text of it."""
+        """The first sized out-of-memory error, the most complete text of it; exact where there is a record."""
+        if self.black_box is not None and (recorded := torch_oom(self.black_box, self.black_box_line)):
+            return recorded
         parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_oom(evidence))]
         if not parsed:
             return None

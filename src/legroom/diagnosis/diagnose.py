@@ -6,11 +6,22 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
+from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, engine_of, platform_of
 from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
 from legroom.diagnosis.lines import unwrapped
 from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
+from legroom.diagnosis.record_reading import (
+    as_log,
+    first_pieces,
+    named_records,
+    records_beside,
+    whole_record,
+    with_record,
+)
+from legroom.diagnosis.recorded_memory import record_evidence
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
@@ -120,11 +131,40 @@ class LogReading:
 
 
 def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | None = None) -> LogReading:
+    """A log, with the black boxes that it names or that lie beside it; or one black box by itself."""
+    is_record, pieces = first_pieces(pieces)
+    if is_record:
+        return _read_record(whole_record(pieces, source), source, hints)
     scanner = Scanner()
     gathered = gather(scanner.passages(unwrapped(pieces)))
     cases = runs_of(gathered, source, scanner.lines)
+    if hints is None or hints.local_models:
+        cases = tuple(_with_record_of(case, source) for case in cases)
     runs = tuple(diagnose_run(case, hints) for case in reversed(cases))
     return LogReading(source, scanner.lines, scanner.bytes, _informative_first(runs))
+
+
+def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
+    text = as_log(record)
+    gathered = gather(Scanner().passages(unwrapped([text]))) if text else Gathered()
+    # A record is one line of JSON: that is where a reader looks for what it says.
+    evidence = [replace(item, line=1, text=item.text.strip()) for item in gathered.evidence]
+    evidence.append(record_evidence(record, 1))
+    case = with_record(_case(evidence, Startup(), source, 1), record)
+    return LogReading(source, 1, len(text), (diagnose_run(case, hints),))
+
+
+def _with_record_of(case: Case, source: str) -> Case:
+    """The case with the first record of its run: later ones are of what the first failure left behind."""
+    if not case.is_oom:
+        return case
+    records = [(record, item.line) for item, record in named_records(case.evidence)]
+    if not records:
+        pids = frozenset(item.pid for item in case.evidence if item.pid)
+        failure = case.first_failure
+        records = [(record, failure.line if failure else 1) for record in records_beside(Path(source), pids)]
+    failed = [pair for pair in records if pair[0].trigger == "out_of_memory"]
+    return with_record(case, *min(failed, key=lambda pair: pair[0].time_s)) if failed else case
 
 
 def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:

@@ -56,6 +56,23 @@ def bar(segments: Sequence[Segment], width: int, style: Style) -> str:
     return "".join(swatch(segment, style, count) for segment, count in zip(segments, counts, strict=True))
 
 
+def strip(runs: Sequence[tuple[str, int]], width: int) -> list[str]:
+    """`width` cells in the order of the runs, each of the kind that takes the most of it: for runs beyond counting."""
+    whole = sum(amount for _, amount in runs)
+    if whole <= 0 or width <= 0:
+        return []
+    shares: list[dict[str, float]] = [{} for _ in range(width)]
+    position = 0.0
+    for kind, amount in runs:
+        end = position + amount * width / whole
+        for cell in range(int(position), min(width, int(end) + 1)):
+            overlap = min(end, cell + 1) - max(position, cell)
+            if overlap > 0:
+                shares[cell][kind] = shares[cell].get(kind, 0.0) + overlap
+        position = end
+    return [max(share, key=lambda kind: share[kind]) if share else runs[-1][0] for share in shares]
+
+
 def labels(segments: Sequence[Segment], width: int) -> str:
     """Each part's name above its cells, where it has the room."""
     line, counts = "", share_out([segment.amount for segment in segments], width)

@@ -34,6 +34,18 @@ _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
+class CardMeasurements:
+    """What `legroom probe` measured on a user's own card, as far as a plan's release and ranks go with it."""
+
+    context_bytes: int | None = None
+    """Held by a process before it allocates anything."""
+    modules_bytes: int | None = None
+    """What vLLM takes beside torch's memory, by its own accounting, without the buffers of a model."""
+    with_communication: bool = False
+    """The modules were measured with as many ranks as the plan has, so what connects the ranks is in them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU model, or an anonymous card of a given size."""
 
@@ -64,6 +76,7 @@ class Gpu:
     """What the reader should know of how this name was read, if anything."""
     larger: str = ""
     """The larger card that the name could have meant too."""
+    measured: CardMeasurements | None = None
 
     def __post_init__(self) -> None:
         if not self.total_low_bytes:

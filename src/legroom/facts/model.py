@@ -96,6 +96,8 @@ class MediaItem:
     """Made no larger than the longest request."""
     pixels_per_token: int = 0
     """> 0: the processor's max_pixels sets the size."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of the item with one frame, two, three ...: made with as many as gives the most within a request."""
     since: str = ""
     until: str = ""
 
@@ -111,8 +113,12 @@ class LiveTensors:
     """Hidden states that are split by heads over the tensor-parallel ranks."""
     inner: float = 0
     """Feed-forward widths, split over the ranks."""
+    text: float = 0
+    """Hidden states as wide as the language model's."""
     extra_bytes: int = 0
     """Rotary tables, masks and the like."""
+    splits_keys: bool = False
+    """It is inside the attention kernel, which may sum up over parts of the keys."""
     since: str = ""
     until: str = ""
 
@@ -153,6 +159,10 @@ class Modality:
     chunked_since: str = ""
     buffer_levels: int = 0
     """Features of a whole batch that the model keeps a buffer for (DeepStack), built with the encoder."""
+    attending_patches: int = 0
+    """Patches that attend to each other, where pictures are cut into tiles; 0: those of a whole item."""
+    table_bytes: int = 0
+    """Tables that the first run makes and keeps, whatever it encodes."""
     spread: float = 0.3
     """How far the peak may be off, as a ratio: small where it was measured, large where it is only assumed."""
 

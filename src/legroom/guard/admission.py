@@ -28,10 +28,11 @@ from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, Need, Pool, PoolLimits, Ticket, TicketState
+from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
+from legroom.guard.tickets import Need, Ticket, TicketState
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
@@ -133,7 +134,8 @@ class Admission:
         self, kind: Kind, body: bytes, document: dict[str, Any], client: str
     ) -> GuardedRequest | Refusal:
         """A request held against the policy's bounds."""
-        demand = demand_of(kind, document)
+        unit = self.limits.prefix_unit
+        demand = demand_of(kind, document, unit)
         changes: tuple[Change, ...] = ()
         if kind is not Kind.TEXT:
             refusal = refusal_of(demand, self.policy, self.limits)
@@ -143,7 +145,7 @@ class Admission:
             if changes:
                 apply(changes, demand.kind, document)
                 body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
-                demand = demand_of(kind, document)
+                demand = demand_of(kind, document, unit)
                 for change in changes:
                     self.meters.capped[change.counted] += 1
         return GuardedRequest(body, demand, bool(changes), client)

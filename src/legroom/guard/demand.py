@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from legroom.guard.media import Media
 from legroom.guard.paths import Kind, kind_of_body
+from legroom.guard.prefixes import PrefixUnit
 from legroom.guard.prompts import APART, MOST_PROMPTS, Prompt, Walk, prompts_of
 
 _LARGE_BYTES = 1 << 20
@@ -68,6 +69,8 @@ _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
 _CUTS = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
 """Keys that have the server drop part of a prompt."""
+_APART_BY = ("model", "cache_salt", "reasoning_effort", "chat_template_kwargs")
+"""Requests that differ in one of these share no blocks: adapters, salts, and what templates write at the start."""
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 _RARE = frozenset((*APART, *_CUTS, *_LOGPROBS))
 """Most requests have none of these keys, and one look tells."""
@@ -111,17 +114,22 @@ class Demand(NamedTuple):
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
-def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
+def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) -> Demand:
+    """`unit`: how the server cuts the beginnings that it shares among requests; None: it shares none."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
     if kind is Kind.GENERATE and isinstance(body.get("sampling_params"), dict):
         sampling = body["sampling_params"]
-    walk = Walk()
+    usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
+    prompt_logprobs = 0 if usual else _prompt_logprobs(kind, sampling)
+    cut = not usual and any(body.get(key) for key in _CUTS)
+    if unit is not None and (cut or prompt_logprobs or kind not in OUTPUT_KEYS or "kv_transfer_params" in body):
+        unit = None  # vLLM computes such prompts anew, or their beginning is not the one in the request
+    walk = Walk(unit, 0 if unit is None else hash((kind, *[str(body.get(key)) for key in _APART_BY])))
     prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
     output, key = _output(kind, sampling)
     model = body.get("model")
-    usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
     return Demand(
         kind=kind,
         model=model if isinstance(model, str) else "",
@@ -130,13 +138,13 @@ def demand_of(kind: Kind, body: dict[str, Any]) -> Demand:
         output_key=key,
         sequences=_sequences(sampling),
         logprobs=0 if usual else max(_logprobs(sampling.get("logprobs")), _logprobs(sampling.get("top_logprobs"))),
-        prompt_logprobs=0 if usual else _prompt_logprobs(kind, sampling),
+        prompt_logprobs=prompt_logprobs,
         media=tuple(walk.media),
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
         apart=not usual and any(body.get(key) for key in APART),
-        cut=not usual and any(body.get(key) for key in _CUTS),
+        cut=cut,
     )
 
 

@@ -23,6 +23,8 @@ LIFE_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Where an answer may end, each as likely as the others: of answers, how many stay within."""
 STALE_AFTER = 16
 """Answers until what was worked out from a page is worked out again, unless one is longer than all of it."""
+MOST_MAX_TOKENS = 64
+"""Values of max_tokens that this was worked out for."""
 MOST_PAGES = 1024
 """Models and clients of models that something was learnt about. A page takes about 4 kB."""
 
@@ -37,13 +39,15 @@ class LikelyLengths(NamedTuple):
 
 
 class _LearntLengths:
-    __slots__ = ("age", "likely", "open_tokens", "shares")
+    __slots__ = ("age", "in_tokens", "likely", "open_tokens", "shares")
 
     def __init__(self) -> None:
         self.open_tokens = Quantile()
         self.shares = Quantile()
         self.likely: dict[int, LikelyLengths] = {}
         """Worked out by the longest answer there can be; 0: in shares of max_tokens."""
+        self.in_tokens: dict[int, LikelyLengths] = {}
+        """The shares for one max_tokens or another, until they are worked out again."""
         self.age = 0
         """Answers since then."""
 
@@ -59,6 +63,7 @@ class _LearntLengths:
         )
         if longer or self.age >= STALE_AFTER:
             self.likely.clear()
+            self.in_tokens.clear()
             self.age = 0
 
 
@@ -91,8 +96,13 @@ class AnswerLengths:
             page.likely[key] = likely
         if max_tokens is None:
             return likely
-        tokens = [max(1, math.ceil(max_tokens * share / WHOLE)) for share in (likely.expected, *likely.lives)]
-        return LikelyLengths(tokens[0], tuple(tokens[1:]))
+        in_tokens = page.in_tokens.get(max_tokens)
+        if in_tokens is None:
+            if len(page.in_tokens) >= MOST_MAX_TOKENS:
+                page.in_tokens.clear()
+            tokens = [max(1, math.ceil(max_tokens * share / WHOLE)) for share in (likely.expected, *likely.lives)]
+            in_tokens = page.in_tokens[max_tokens] = LikelyLengths(tokens[0], tuple(tokens[1:]))
+        return in_tokens
 
     def _within(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
         value = most

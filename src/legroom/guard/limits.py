@@ -20,6 +20,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
+from legroom.guard.prefixes import PrefixUnit
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass
 from legroom.units import cdiv
@@ -35,6 +36,9 @@ SLOTS_PER_DRAFT = 2
 
 FIRST_WITH_QUEUE_BOUNDS = "0.29.0"
 """vLLM bounds its own queue from this release on."""
+
+
+_OF_FLAGS = ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media", "prefix_caching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class EngineLimits:
     max_num_queued_reqs: int | None = None
     """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
     max_num_queued_tokens: int | None = None
+    prefix_caching: bool | None = None
     on_cpu: bool = False
     """The engine computes on processor cores, where a prompt takes as long as an answer. Only vLLM's own configuration
     tells: neither the metrics page nor /version does, so a proxy takes every server for one with an accelerator."""
@@ -80,6 +85,18 @@ class EngineLimits:
     def rank_blocks(self) -> int:
         """Blocks that one engine hands out."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
+
+    @property
+    def prefix_unit(self) -> PrefixUnit | None:
+        """How prompts are cut to find those that begin alike; None where the server may hold these apart: without
+        prefix caching, in data-parallel engines, and with further groups of layers, whose part is not known here.
+        """
+        size = self.block_size
+        if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
+            return None
+        if self.full_request_blocks and self.full_request_blocks != cdiv(self.max_model_len or 0, size):
+            return None
+        return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
         """What this process may admit at once: all ranks' blocks, over the processes that share them. None where
@@ -110,11 +127,7 @@ class EngineLimits:
 
     def over(self, other: EngineLimits) -> EngineLimits:
         """These limits, with what they leave open taken from `other`."""
-        missing = {
-            name: getattr(other, name)
-            for name in ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media")
-            if getattr(self, name) is None
-        }
+        missing = {name: getattr(other, name) for name in _OF_FLAGS if getattr(self, name) is None}
         if not self.known and other.known:
             pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
             missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
@@ -151,6 +164,7 @@ def limits_of_plan(plan: PlanDocument) -> EngineLimits:
         max_num_seqs=int(args["max_num_seqs"]),
         ranks=_whole(args.get("data_parallel_size")) or 1,
         extra_tokens=SLOTS_PER_DRAFT * (_whole(args.get("num_speculative_tokens")) or 0),
+        prefix_caching=_yes_or_no(args.get("enable_prefix_caching")),
         source=plan.source,
     )
     if not limits.known:
@@ -185,7 +199,8 @@ def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
     blocks = _of_one(_whole(row.get("num_gpu_blocks")), engines)
     size = _whole(row.get("effective_attention_block_size")) or _whole(row.get("block_size"))
     full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
-    return EngineLimits(blocks, size, full, length, ranks=engines, source="the metrics page")
+    caching = _yes_or_no(row.get("enable_prefix_caching"))
+    return EngineLimits(blocks, size, full, length, ranks=engines, prefix_caching=caching, source="the metrics page")
 
 
 def _of_one(blocks: int | None, engines: int) -> int | None:
@@ -230,6 +245,7 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         media=_media(model),
         max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
+        prefix_caching=_yes_or_no(getattr(cache, "enable_prefix_caching", None)),
         on_cpu=getattr(getattr(config, "device_config", None), "device_type", None) == "cpu",
         source="vLLM's own configuration",
     )
@@ -274,6 +290,11 @@ def _media(model: Any) -> Mapping[str, int] | None:
         return {name: int(limit(name)) for name in ("image", "audio", "video")}
     except Exception:
         return None
+
+
+def _yes_or_no(value: Any) -> bool | None:
+    """A flag, or its label on a metrics page."""
+    return value if isinstance(value, bool) else {"True": True, "False": False}.get(str(value))
 
 
 def _whole(value: Any) -> int | None:

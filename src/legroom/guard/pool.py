@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from enum import Enum
-from typing import NamedTuple
 
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
-from legroom.guard.projection import Growth, Holding, Outlook, hold_of
+from legroom.guard.prefixes import PrefixLedger
+from legroom.guard.projection import Growth, Outlook, hold_of
 from legroom.guard.supply import Supply
+from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.records import dataclass
 
 UNKNOWN_RETRY_S = 2
@@ -29,18 +28,6 @@ DEAR_RECOMPUTE = 0.008
 as bench/guard_goodput.py takes them."""
 CHEAP_RECOMPUTE = 0.001
 """On accelerators, whose steps wait for the memory. Assumed, not measured."""
-
-
-class TicketState(Enum):
-    """Where a request stands."""
-
-    WAITING = "waiting"
-    ADMITTED = "admitted"
-    FULL = "full"
-    """The queue holds as many as it may."""
-    NEVER = "never"
-    """It needs more than the whole pool."""
-    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,55 +51,6 @@ class PoolLimits:
         return self.recompute_steps >= DEAR_RECOMPUTE
 
 
-class Need(NamedTuple):
-    """What one request takes at its fullest."""
-
-    blocks: int
-    seats: int = 1
-    growth: Growth | None = None
-    """How it gets there; None: it holds all of it from the start."""
-    prompt_tokens: int = 0
-    """What being preempted costs it, beside the tokens it has made by then."""
-
-    @property
-    def average_blocks(self) -> float:
-        """What it holds over its life."""
-        return self.blocks if self.growth is None else (self.growth.start_blocks + self.growth.end_blocks) / 2
-
-
-class Ticket:
-    __slots__ = ("admitted_s", "asked_s", "client", "in_lane", "need", "on_admitted", "outlook",
-                 "state", "steps_seen")  # fmt: skip
-
-    def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
-        self.need = need
-        self.asked_s = asked_s
-        self.client = client
-        self.admitted_s = asked_s
-        self.steps_seen = 0
-        """Tokens of each sequence that passed by, where the answer is a stream."""
-        self.outlook: list[float] | None = None
-        """What it was taken to hold later on, while it runs."""
-        self.in_lane = False
-        self.state = TicketState.WAITING
-        self.on_admitted: Callable[[], None] | None = None
-
-    @property
-    def cost(self) -> float:
-        """Its part of the pool, over the time it is held."""
-        growth = self.need.growth
-        return self.need.average_blocks * (max(1, growth.steps) if growth is not None else 1)
-
-    def hold(self, now_s: float, steps_per_s: float) -> Holding:
-        """What it holds, by the tokens that passed or by how long it runs."""
-        growth = self.need.growth
-        if growth is None:
-            return Holding(Growth(self.need.blocks, self.need.blocks, 1, 1), 0.0, (math.inf,))
-        if self.steps_seen:
-            return hold_of(growth, self.steps_seen, counted=True)
-        return hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
-
-
 LOOK_AHEAD_A_REQUEST = 1 / 200
 """The look ahead, as a share of a newcomer's life, for each request like it that the pool holds. To look further always
 preempts less; with few large requests it leaves the pool idle until the largest ends, with many somebody always ends.
@@ -124,14 +62,22 @@ that began together grow together, and nothing but this keeps the look ahead fro
 find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
 LANE_LOOK_AHEAD = 0.5
 """The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
+ROUND_TRIP_S = 0.1
+"""From an answer's last token to the first step of the request that takes its place: two hops, two event loops and the
+engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
+USUAL_STEPS_PER_S, CPU_STEPS_PER_S = 100.0, 25.0
+"""The pace until an answer has shown it."""
+MOST_IN_TRANSIT = 0.5
+"""Of those that run."""
 LEAD_S = 0.1
 """From admission to a request's first step: two hops and the engine's own queue."""
-OUTLOOK_S = 0.05
-"""How long the outlook stands; those who come and go are followed at once."""
+OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
+"""How long the outlook stands, at least and for each that runs; those who come and go are followed at once. Making one
+takes some 10 microseconds for each: a fiftieth of the time."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
 LOOKS = 4
-"""At the engine, that must agree that less is in use than expected."""
+"""At the engine, that must agree that less is in use than expected, or that requests are on their way."""
 SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
@@ -144,7 +90,6 @@ class Pool:
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
-        self.held_blocks = 0
         self.held_seats = 0
         self.lane_admitted = 0
         self.weights: dict[str, float] = {}
@@ -153,7 +98,11 @@ class Pool:
         """Tokens a second that a running sequence gets, by the answers so far."""
         self._pace_steps, self._pace_s = 0.0, 0.0
         self._used_shares: deque[float] = deque(maxlen=LOOKS)
+        self._away_shares: deque[float] = deque(maxlen=LOOKS)
+        """Requests that were let in and are not in the engine, over those that are."""
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
+        self._needed_blocks = 0
+        self._prefixes = PrefixLedger()
         self._lane_blocks = 0
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
@@ -162,6 +111,11 @@ class Pool:
         self._small_until_s = -math.inf
         self._blocks = Supply(now_s)
         self._seats = Supply(now_s)
+
+    @property
+    def held_blocks(self) -> int:
+        """What all that run may grow to; a beginning that several prompts have is held once."""
+        return self._needed_blocks - math.floor(self._prefixes.saved_blocks + 1e-6)
 
     @property
     def running(self) -> int:
@@ -208,13 +162,14 @@ class Pool:
         state, ticket.state = ticket.state, TicketState.GONE
         if state is TicketState.ADMITTED:
             del self._running[id(ticket)]
-            self.held_blocks -= ticket.need.blocks
+            self._needed_blocks -= ticket.need.blocks
+            self._prefixes.remove(ticket)
             self.held_seats -= ticket.need.seats
             self._lane_blocks -= ticket.need.blocks if ticket.in_lane else 0
             self._blocks.rate.add(ticket.need.blocks, now_s)
             self._seats.rate.add(ticket.need.seats, now_s)
             if ticket.outlook is not None:
-                self._outlook.remove(ticket.outlook, ticket.need.average_blocks)
+                self._outlook.remove(ticket.outlook, ticket.outlook_average)
         elif state is TicketState.WAITING:
             self._queue.remove(ticket)
             self._dequeued(ticket.need)
@@ -241,9 +196,12 @@ class Pool:
         blocks = self.limits.blocks
         if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
             return
+        inside = max(1.0, use.running + use.waiting)
+        # Of a request with several sequences some may have ended: these are not on their way.
+        self._away_shares.append((len(self._running) - inside) / inside if len(self._running) == self.held_seats else 0)
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
-        expected = self._outlook_at(now_s).totals[0]
+        expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
         if expected > 0:
             self._used_shares.append(use.kv_share * blocks / expected)
 
@@ -294,17 +252,29 @@ class Pool:
         if limit.blocks is None:
             return True
         blocks = limit.blocks - (self._lane_size() - self._lane_blocks)
-        if self.held_blocks + need.blocks <= blocks:
+        shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
+        if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
             return True
+        need = need.without(shared)
         if limit.look_ahead is None or need.growth is None:
             return False
-        room = blocks / self.use_ratio
+        room = blocks / self.use_ratio - self._prefixes.shared_blocks
+        room += self._in_transit(need.growth) * need.average_blocks
         steps = self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks
         if limit.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
             return False
         return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
+
+    def _in_transit(self, growth: Growth) -> int:
+        """Of the requests that are counted as running, how many are likely on their way to the engine, or their answers
+        on their way back: they hold nothing there.
+        """
+        pace = self.steps_per_s or (CPU_STEPS_PER_S if self.limits.recompute_is_dear else USUAL_STEPS_PER_S)
+        away = min(self._away_shares) if len(self._away_shares) == LOOKS else 0.0
+        share = min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / max(1, growth.steps), away))
+        return int(share * len(self._running))
 
     def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
         """For how long a newcomer must find room.
@@ -325,7 +295,8 @@ class Pool:
         return min(growth.steps, max(share * growth.steps, even))
 
     def _is_fresh(self, now_s: float) -> bool:
-        return 0 <= now_s - self._outlook.made_s <= OUTLOOK_S
+        stands_s = max(OUTLOOK_S, OUTLOOK_S_A_REQUEST * len(self._running))
+        return 0 <= now_s - self._outlook.made_s <= stands_s
 
     def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
         if self._is_fresh(now_s) and steps <= self._outlook.steps:
@@ -333,8 +304,8 @@ class Pool:
         holds = [ticket.hold(now_s, self.steps_per_s) for ticket in self._running.values()]
         outlook = Outlook(now_s, self.steps_per_s * LEAD_S, max(steps, self._outlook.steps), holds)
         for ticket, hold in zip(self._running.values(), holds, strict=True):
-            ticket.outlook = outlook.of(hold)
-            outlook.add(ticket.outlook, ticket.need.average_blocks)
+            ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks
+            outlook.add(ticket.outlook, ticket.outlook_average)
         self._outlook = outlook
         return outlook
 
@@ -359,11 +330,13 @@ class Pool:
         ticket.state = TicketState.ADMITTED
         ticket.admitted_s = now_s
         self._running[id(ticket)] = ticket
-        self.held_blocks += ticket.need.blocks
+        self._needed_blocks += ticket.need.blocks
+        self._prefixes.add(ticket)
         self.held_seats += ticket.need.seats
         if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
             ticket.outlook = self._outlook.of_newcomer(ticket.hold(now_s, 0.0))
-            self._outlook.add(ticket.outlook, ticket.need.average_blocks)
+            ticket.outlook_average = ticket.own_need.average_blocks
+            self._outlook.add(ticket.outlook, ticket.outlook_average)
         if ticket.on_admitted is not None:
             ticket.on_admitted()
 

@@ -12,7 +12,7 @@ will hold is the average over those that it has not outlived.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,8 +27,8 @@ MOST_MOMENTS = 12
 class Growth(NamedTuple):
     """How a request's hold grows."""
 
-    start_blocks: int
-    end_blocks: int
+    start_blocks: float
+    end_blocks: float
     steps: int
     """Tokens that each of its sequences is expected to generate."""
     most_steps: int
@@ -39,6 +39,11 @@ class Growth(NamedTuple):
     """Steps until it takes its first further block, as its prompt left part of one free."""
     block_steps: int = 0
     """Steps from one further block to the next; 0: it grows evenly."""
+
+    def without(self, blocks: float) -> Growth:
+        """The same without blocks of its prompt that others hold, too."""
+        less = min(blocks, self.start_blocks)
+        return self._replace(start_blocks=self.start_blocks - less, end_blocks=self.end_blocks - less)
 
     def blocks_at(self, steps: float) -> float:
         """Blocks that it holds after so many steps."""
@@ -56,6 +61,7 @@ class Holding(NamedTuple):
     growth: Growth
     done_steps: float
     steps_left: tuple[float, ...]
+    """The fewest first."""
 
     @property
     def blocks(self) -> float:
@@ -67,6 +73,26 @@ class Holding(NamedTuple):
         left = self.steps_left
         staying = sum([life >= steps for life in left]) if len(left) > 1 else left[0] >= steps
         return self.growth.blocks_at(self.done_steps + steps) * staying / len(left) if staying else 0.0
+
+    def at(self, moments: Sequence[float]) -> list[float]:
+        """`after` each of these, in order. All that run are asked this again and again: it is written to be quick."""
+        growth, left, done = self.growth, self.steps_left, self.done_steps
+        start, size, first = growth.start_blocks, growth.block_steps, growth.first_block_steps
+        if not size:
+            return [self.after(moment) for moment in moments]
+        blocks_at_end = math.ceil((growth.steps - first) / size)
+        each = (growth.end_blocks - start) / blocks_at_end if blocks_at_end > 0 else 0.0
+        last, lives, done = left[-1], len(left), done - first
+        # A block is taken for every `size` steps begun: rounding up is rounding down of the negative.
+        blocks = [
+            (start + each * -(-(done + moment) // size) if done + moment > 0 else start) if moment <= last else 0.0
+            for moment in moments
+        ]
+        if left[0] == last:
+            return blocks
+        return [
+            part * (lives - bisect_left(left, moment)) / lives for part, moment in zip(blocks, moments, strict=True)
+        ]
 
 
 def hold_of(growth: Growth, done_steps: float, counted: bool) -> Holding:
@@ -107,10 +133,10 @@ class Outlook:
 
     def of(self, hold: Holding) -> list[float]:
         """One request's part."""
-        return [hold.after(self.lead_steps + moment) for moment in self.moments]
+        return hold.at([self.lead_steps + moment for moment in self.moments])
 
     def of_newcomer(self, hold: Holding) -> list[float]:
-        return [hold.after(moment) for moment in self.moments]
+        return hold.at(self.moments)
 
     def add(self, blocks: Sequence[float], average: float) -> None:
         self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from legroom.guard.media import Media, beside_media, media_of
 from legroom.guard.paths import Kind
+from legroom.guard.prefixes import MOST_KEYS_A_REQUEST, PrefixChain, PrefixUnit, chain_of_ids, chain_of_text
 
 MOST_PROMPTS = 1 << 16
 """Prompts that are read of one request; one with more is refused."""
@@ -23,6 +24,8 @@ APART = ("functions", "system", "instructions", "documents", "text", "response_f
 _BESIDE = ("tools", "chat_template_kwargs", *APART)
 """Where a conversation's prompt stands besides its messages; the first two are known to the server's tokenizer."""
 _ANY_BESIDE = frozenset(_BESIDE)
+
+_TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 
 _FIRST = ("text_1", "queries", "query", "data_1")
 _SECOND = ("text_2", "documents", "items", "data_2")
@@ -39,6 +42,8 @@ class Prompt(NamedTuple):
     messages: int = 0
     open_ended: bool = False
     """Part of it is not in the request (an earlier response, embeddings): it may be as long as the model takes."""
+    chain: PrefixChain | None = None
+    """How it begins, where the server shares that among requests."""
 
     @property
     def exact(self) -> bool:
@@ -54,11 +59,29 @@ class Prompt(NamedTuple):
 class Walk:
     """What reading a body has found, and how much more of it is looked at."""
 
-    __slots__ = ("left", "media")
+    __slots__ = ("_keys_left", "_seed", "_unit", "left", "media")
 
-    def __init__(self) -> None:
+    def __init__(self, unit: PrefixUnit | None = None, seed: int = 0) -> None:
         self.media: list[Media] = []
         self.left = MOST_WALKED
+        self._unit = unit
+        self._seed = seed
+        self._keys_left = MOST_KEYS_A_REQUEST if unit is not None else 0
+
+    @property
+    def chains(self) -> bool:
+        """Whether it is to be noted how prompts begin."""
+        return self._keys_left > 0
+
+    def chain_of(self, prompt: str | list[Any]) -> PrefixChain | None:
+        if self._unit is None or self._keys_left <= 0:
+            return None
+        if isinstance(prompt, str):
+            chain = chain_of_text(prompt, self._unit, self._seed, self._keys_left)
+        else:
+            chain = chain_of_ids(prompt, self._unit, self._seed, self._keys_left)
+        self._keys_left -= len(chain.keys) if chain is not None else 0
+        return chain
 
 
 def prompts_of(kind: Kind, body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
@@ -94,16 +117,16 @@ def prompts_of(kind: Kind, body: dict[str, Any], walk: Walk) -> Iterator[Prompt]
 def _texts_or_ids(value: Any, walk: Walk) -> Iterator[Prompt]:
     """A text, token ids, or a list of either."""
     if isinstance(value, str):
-        yield _text(value)
+        yield _text(value, walk)
     elif isinstance(value, list) and value:
         if isinstance(value[0], int):
-            yield Prompt(tokens=len(value))
+            yield Prompt(tokens=len(value), chain=walk.chain_of(value))
             return
         for item in value:
             if isinstance(item, str):
-                yield _text(item)
+                yield _text(item, walk)
             elif isinstance(item, list):
-                yield Prompt(tokens=len(item))
+                yield Prompt(tokens=len(item), chain=walk.chain_of(item))
             else:
                 yield _measured(item, walk, 1)
 
@@ -163,23 +186,57 @@ def _decisions(body: dict[str, Any], walk: Walk) -> Iterator[Prompt]:
         yield Prompt(0, about.text_bytes + own.text_bytes, about.ascii_only and own.ascii_only, 1)
 
 
-def _text(text: str) -> Prompt:
+def _text(text: str, walk: Walk | None = None) -> Prompt:
     ascii_only = text.isascii()
     size = len(text) if ascii_only else len(text.encode("utf-8", "surrogatepass"))
-    return Prompt(0, size, ascii_only) if size else Prompt(tokens=1)
+    if not size:
+        return Prompt(tokens=1)
+    return Prompt(0, size, ascii_only, chain=walk.chain_of(text) if walk is not None else None)
 
 
 def _conversation(body: dict[str, Any], messages: Any, walk: Walk) -> Prompt:
     turns = messages if isinstance(messages, list) else []
     talk = _measured(turns, walk, max(1, len(turns)))
     more = Prompt() if _ANY_BESIDE.isdisjoint(body) else _beside(body, _BESIDE)
+    open_ended = talk.open_ended or bool(body.get("chat_template"))  # a template of the client's own may write anything
     return Prompt(
         0,
         talk.text_bytes + more.text_bytes,
         talk.ascii_only and more.ascii_only,
         talk.messages,
-        talk.open_ended or bool(body.get("chat_template")),  # a template of the client's own may write anything
+        open_ended,
+        walk.chain_of(_beginning(body, turns)) if walk.chains and not open_ended else None,
     )
+
+
+def _beginning(body: dict[str, Any], turns: list[Any]) -> str:
+    """A conversation's text in its order, as templates write it: tools and documents, then the turns, up to the first
+    that is not text.
+    """
+    beside = [body[key] for key in _BESIDE if body.get(key)]
+    pieces = [json.dumps(beside, ensure_ascii=False)] if beside else []
+    for turn in turns:
+        text = _turn_text(turn)
+        if text is None:
+            break
+        pieces.append(text)
+    return "\0".join(pieces)
+
+
+def _turn_text(turn: Any) -> str | None:
+    """None: there is more in it than text."""
+    if not isinstance(turn, dict):
+        return turn if isinstance(turn, str) else None
+    content, calls = turn.get("content"), turn.get("tool_calls")
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") in _TEXT_PARTS]
+        texts = [text for part in parts if isinstance(text := part.get("text"), str)]
+        if len(texts) < len(content):
+            return None
+        content = "".join(texts)
+    if content is not None and not isinstance(content, str):
+        return None
+    return f"{turn.get('role')}\0{content}{json.dumps(calls, ensure_ascii=False) if calls else ''}"
 
 
 def _beside(body: dict[str, Any], keys: tuple[str, ...]) -> Prompt:

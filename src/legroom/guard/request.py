@@ -9,9 +9,10 @@ from legroom.guard.demand import Demand
 from legroom.guard.lengths import LikelyLengths
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.pool import Need, Ticket
+from legroom.guard.prefixes import LETTERS_A_TOKEN, PrefixChain
 from legroom.guard.projection import Growth
 from legroom.guard.prompts import Prompt
+from legroom.guard.tickets import Need, Ticket
 from legroom.guard.tokens import FEWEST, ModelTokens
 
 OUTPUT_SHARE = 0.99
@@ -33,17 +34,22 @@ class Weight(NamedTuple):
     """What it holds when its answers begin."""
     most_steps: int = 0
     """Tokens that each answer may have."""
+    chains: tuple[PrefixChain, ...] = ()
+    """How its prompts begin."""
+    blocks_a_unit: float = 1.0
+    """Of these."""
 
 
 def weight_of(
     demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens, exact_tokens: int | None = None
 ) -> Weight:
-    """Weigh a request: each prompt with its answer, rounded up to blocks, times its copies. Prefixes that requests
-    share are counted for each, as the cache may have dropped them.
+    """Weigh a request: each prompt with its answer, rounded up to blocks, times its copies, which share the prompt's
+    full blocks where the server has a prefix cache. What it shares with other requests is the pool's to know.
     """
     longest_len = limits.max_model_len or 0
     output = _output_tokens(demand, limits, policy, learnt)
-    blocks = tokens = certain = longest = start = 0
+    blocks = tokens = certain = longest = start = shared = 0
+    unit = limits.prefix_unit if demand.sequences > 1 and not demand.prompt_logprobs else None
     share = media_tokens(demand, limits, learnt)
     for prompt in demand.prompts or (Prompt(tokens=1),):
         size, sure, here = _prompt_tokens(prompt, limits, learnt, share)
@@ -55,11 +61,23 @@ def weight_of(
         tokens += whole
         blocks += limits.blocks(whole)
         start += limits.blocks(min(size + 1, whole))
+        if unit is not None:
+            shared += max(0, min(size, whole) - unit.own_tokens) // unit.block_size
         certain = max(certain, limits.blocks(surely))
         longest = max(longest, here)
     copies = demand.sequences
     seats = max(1, len(demand.prompts)) * copies
-    return Weight(blocks * copies, tokens * copies, seats, longest, certain, start * copies, output.reserved)
+    saved = shared * (copies - 1)
+    chains = tuple([prompt.chain for prompt in demand.prompts if prompt.chain is not None])
+    rate = 1.0
+    if chains and not chains[0].exact:
+        text = demand.prompts[0]
+        tokens_a_byte = learnt.ratio(text.ascii_only) if exact_tokens is None else exact_tokens / text.text_bytes
+        rate = LETTERS_A_TOKEN * min(1.0, tokens_a_byte)
+    return Weight(
+        blocks * copies - saved, tokens * copies, seats, longest, certain, start * copies - saved, output.reserved,
+        chains, rate,
+    )  # fmt: skip
 
 
 def need_of(
@@ -73,8 +91,11 @@ def need_of(
     fewer = 1 if answer is None else 2
     most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
     most_seats = weight.seats if seats is None or weight.seats <= seats else max(1, seats // fewer)
+    whole = most_blocks == weight.blocks
     if answer is None or not weight.most_steps:
-        return Need(most_blocks, most_seats)
+        # Strictly, only what is counted is counted on.
+        exact = weight.chains if whole and all(chain.exact for chain in weight.chains) else ()
+        return Need(most_blocks, most_seats, chains=exact)
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
@@ -83,7 +104,8 @@ def need_of(
         max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps,
         answer.lives, -weight.prompt_tokens % block_size if alone else 0, block_size if alone else 0,
     )  # fmt: skip
-    return Need(most_blocks, most_seats, growth, weight.prompt_tokens)
+    chains = weight.chains if whole else ()
+    return Need(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_a_unit)
 
 
 class _Output(NamedTuple):

@@ -169,12 +169,13 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
+    spoken_of = {finding.place.path for finding in findings}
     return Report(
         release.version,
         files,
         tuple(findings),
         tuple(dict.fromkeys(not_read)),
-        tuple(skipped),
+        tuple(file for file in skipped if file.path not in spoken_of),
         len(silenced),
     )
 

@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from legroom.deployments.kinds import Kind
 from legroom.deployments.read import document_kind, read_file
 from legroom.deployments.subjects import FilePart, Subject
-from legroom.deployments.text import Place, Unread
+from legroom.deployments.text import Place, Text, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.dashboard import read_dashboard
 from legroom.lint.expressions import Expression, queries, read_rules, read_series, samples
+from legroom.lint.mentions import Mention, mentions
 from legroom.lint.report import Skipped
 
 _MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
@@ -46,7 +48,7 @@ class UnclaimedFlags:
 class LintedPart:
     """What rules look at in one part of a file."""
 
-    subjects: tuple[Subject | Expression | UnclaimedFlags, ...] = ()
+    subjects: tuple[Subject | Expression | UnclaimedFlags | Mention, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     """Series that the part itself records, each with its expression."""
     is_known: bool = False
@@ -57,8 +59,10 @@ class LintedPart:
 
 def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
     """Everything in a file, part by part; what cannot be read is among it."""
-    kind, nothing, is_empty = "", "", True
+    kind: Kind | None = None
+    nothing, is_empty = "", True
     read_lines: set[int] = set()
+    judged: list[Subject | Expression] = []
     for part in read_file(path, text, release):
         unread = part.unread
         try:
@@ -70,6 +74,7 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
         read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
+            judged += (subject for subject in linted.subjects if not isinstance(subject, UnclaimedFlags | Mention))
             yield linted
         # That a part of a file is broken is worth saying only where it is plain what it was meant to be.
         if unread is not None and (part.is_whole or _MEANT.search(part.source.text)):
@@ -78,7 +83,9 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
     if kind in _FLAGS_STAND_IN and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
         is_empty = False
         yield LintedPart((unclaimed,))
-    nothing = nothing or _NOTHING.get(kind, "")
+    if "vllm" in text.lower():
+        yield LintedPart(tuple(mentions(kind or "document", Text(path, text), judged)))
+    nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from legroom.facts.flags import flag_history
 from legroom.facts.metrics import all_exposed_names, exposed_names
-from legroom.facts.releases import Release, latest
+from legroom.facts.releases import Release, known_releases, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
 from legroom.vllm.command_line import plain_name
@@ -78,9 +79,43 @@ class Context:
         named = server.named_release if self.asked is None else None
         return known_release(named) if named else self.release
 
+    @property
+    def is_told_release(self) -> bool:
+        """Whether somebody said for which release to judge; else the newest is only assumed."""
+        return self.asked is not None or self.plan is not None
+
+    def knows_release(self, server: StartedServer) -> bool:
+        """Whether it is sure which release a server runs: one was asked for or pinned, or the tag is the newest's."""
+        if self.is_told_release or server.named_release:
+            return True
+        from legroom.deployments.containers import follows_newest  # noqa: PLC0415 - not for a plain command line
+
+        return follows_newest(server.image) and not server.launcher and not _is_other_hardware(server)
+
+    def runs_known_build(self, server: StartedServer) -> bool:
+        """Whether every flag that a server takes is on record: vLLM's own build of a release that legroom knows."""
+        if self.is_told_release:
+            return True
+        from legroom.deployments.containers import is_published_by_vllm  # noqa: PLC0415 - not for a plain command line
+
+        if not server.named_release or server.launcher or known_release(server.named_release).note:
+            return False
+        return "vllm" not in server.image.lower() or is_published_by_vllm(server.image)
+
+    def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
+        """Whether every release that has a flag sees the same problem with it."""
+        history = flag_history(flag)
+        texts = tuple(word.text for word in server.words)
+        releases = map(known_release, known_releases()) if history else ()
+        return all(
+            any(problem.flag == flag and problem.kind == kind for problem in _parsed(texts, release).problems)
+            for release in releases
+            if history and any(not release.before(first) and not release.after(last) for first, last in history.spans)
+        )
+
     def hides_release(self, server: StartedServer) -> bool:
         """Whether it runs a release that nobody names: a fork's image, a tag of somebody's own, another launcher."""
-        if self.asked is not None or self.plan is not None or server.named_release:
+        if self.is_told_release or server.named_release:
             return False
         from legroom.deployments.containers import hides_release  # noqa: PLC0415 - not for a plain command line
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,8 +33,7 @@ class GpuMemory:
 def devices() -> tuple[GpuMemory, ...]:
     """Every GPU of this machine; () without a driver."""
     try:
-        import pynvml  # noqa: PLC0415 - loads the driver's library
-
+        pynvml = _nvml()
         pynvml.nvmlInit()
     except Exception:
         return ()  # no package, or any of NVML's own errors: no driver, another version's, no permission
@@ -47,6 +48,12 @@ def devices() -> tuple[GpuMemory, ...]:
         return ()
     finally:
         _shut_down(pynvml)
+
+
+def _nvml() -> Any:
+    """Loads the driver's library. Inside vLLM its own copy of the bindings is there, whatever else is installed."""
+    own = sys.modules.get("vllm.third_party.pynvml")
+    return own if own is not None else importlib.import_module("pynvml")
 
 
 def _shut_down(pynvml: Any) -> None:

@@ -258,6 +258,19 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
     )
 
 
+def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """What gives it back, and the caches that may be what grows."""
+    per_h = finding.numbers.get("bytes_per_h", 0.0)
+    yield ProposedRemedy(
+        f"the workers take {human_bytes(int(per_h))} more of the host every hour; a restart gives it back",
+        steps=(
+            "compare with what the host or the container's limit leaves: free -h, or memory.max of its cgroup",
+            f"restart before that is used up, drained: {_RESTARTING}",
+            "where images or audio are served: --mm-processor-cache-gb 0, and see whether it still grows",
+        ),
+    )
+
+
 def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     unused = human_bytes(int(finding.numbers.get("held_bytes", 0)))
     if planned is not None:
@@ -324,6 +337,7 @@ def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 _BY_KIND = {
     "crash_loop": _start_up, "unreachable": _start_up, "pool_pressure": _burst, "preemption_thrash": _burst,
     "queue_backlog": _burst, "long_prompt_burst": _long_prompts, "memory_creep": _creep,
+    "host_memory_creep": _host_creep,
     "fragmentation": _fragmentation, "prefix_cache_waste": _prefix_cache, "plan_drift": _drift,
     "stuck_engine": _stuck, "no_traffic": _idle,
 }  # fmt: skip

@@ -142,6 +142,14 @@ class Thresholds:
     forecast_farthest_s: float = 3600.0
     """Load does not keep a trend for longer than an hour."""
 
+    @property
+    def longest_over_s(self) -> float:
+        """How far back the steps of a server are asked for."""
+        return max(
+            self.preemption_over_s, self.hit_rate_over_s, self.long_prompt_over_s + self.long_prompt_before_s,
+            self.stuck_first_s, self.forecast_over_s,
+        )  # fmt: skip
+
     def changed(self, settings: dict[str, Any]) -> Thresholds:
         """These thresholds with some of them set from a file; a name or type that is none is said."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.forecast import Forecast, forecast
+from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
@@ -41,6 +42,11 @@ class ServerView:
     forecast: Forecast | None = None
     findings: tuple[DetectorFinding, ...] = ()
     notes: tuple[str, ...] = ()
+    avg_blocks_per_request: float | None = None
+    """Of the pool, for each request that runs now."""
+    room_for_requests: int | None = None
+    """How many more like those the pool's free blocks hold, whatever the batch's own limit: no metric shows that."""
+    host_rss_bytes: int | None = None
 
     @property
     def has_incident(self) -> bool:
@@ -71,6 +77,8 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
         return ServerView(window.server, now_s, "unreachable", _silence(window, findings), findings=findings)
     latest = window.latest
     assert latest is not None
+    first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
+    latency_p50_s, latency_p99_s = window.quantiles("e2e_latency", (0.5, 0.99), LATENCY_OVER_S)
     return ServerView(
         server=window.server,
         time_s=now_s,
@@ -84,16 +92,40 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
         hit_rate=window.hit_rate(),
         prompt_tokens_per_s=window.rate("prompt_tokens", RATE_OVER_S),
         generation_tokens_per_s=window.rate("generation_tokens", RATE_OVER_S),
-        first_token_p50_s=window.quantile("ttft", 0.5, LATENCY_OVER_S),
-        first_token_p99_s=window.quantile("ttft", 0.99, LATENCY_OVER_S),
-        latency_p50_s=window.quantile("e2e_latency", 0.5, LATENCY_OVER_S),
-        latency_p99_s=window.quantile("e2e_latency", 0.99, LATENCY_OVER_S),
+        first_token_p50_s=first_token_p50_s,
+        first_token_p99_s=first_token_p99_s,
+        latency_p50_s=latency_p50_s,
+        latency_p99_s=latency_p99_s,
         memory_used_bytes=latest.memory_used_bytes,
         num_blocks=latest.num_blocks,
+        avg_blocks_per_request=_blocks_per_request(latest),
+        room_for_requests=_room_for_requests(latest),
+        host_rss_bytes=latest.host_rss_bytes,
         forecast=ahead,
         findings=findings,
         notes=latest.notes,
     )
+
+
+def _blocks_per_request(sample: Sample) -> float | None:
+    """Over all engines; None where nothing runs, or the pool or its use is not shown."""
+    busy = [engine for engine in sample.engines if engine.running and engine.kv_use is not None and engine.num_blocks]
+    used = sum(_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
+    return used / sum(engine.running or 0.0 for engine in busy) if used else None
+
+
+def _room_for_requests(sample: Sample) -> int | None:
+    """A request lives in one engine, so what is left in several is not added up before it is divided."""
+    each = _blocks_per_request(sample)
+    pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
+    if each is None or not pools:
+        return None
+    return sum(int(_blocks(engine) * (1.0 - (engine.kv_use or 0.0)) / each + 1e-6) for engine in pools)
+
+
+def _blocks(engine: EngineSample) -> int:
+    """Those that requests can have: one is vLLM's null block."""
+    return max((engine.num_blocks or 0) - 1, 0)
 
 
 def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:

@@ -85,8 +85,8 @@ GRAPHS = (
     "graph_estimate_applied",
 )  # fmt: skip
 """What is captured and how: no part of the weights, the KV cache or the profile run."""
-PROFILE_RUN = Inputs(*BUDGET, *GRAPHS, "kv_cache_dtype")
-"""The profile run has no KV cache and captures nothing."""
+PROFILE_RUN = Inputs(*BUDGET, *GRAPHS)
+"""The profile run captures nothing. Its KV cache is empty, but decides which kernel expands a latent."""
 _EVERYTHING_ELSE = Inputs(*BUDGET, "max_cudagraph_capture_size")  # the capture sizes say what became of it
 
 

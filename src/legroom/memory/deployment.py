@@ -38,6 +38,8 @@ class Measurements:
     graph_estimate_bytes: int | None = None
     graph_bytes: int | None = None
     source: str = ""
+    profiled_non_torch_bytes: int | None = None
+    """All that the profile of this very deployment charged beside the other terms: buffers of the runner are in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,11 @@ def stage_layout(
     budget = budget_bytes(gpu, settings)
     of = band_class(model, settings, gpu)
     weights = banded("weights", _seen(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
+    beside = seen.non_torch_bytes if seen.profiled_non_torch_bytes is None else seen.profiled_non_torch_bytes
     rules = {
         "activation": _seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
         "cuda_graph": _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
-        "non_torch": _seen(seen.non_torch_bytes, non_torch(model, settings, gpu, stage), seen),
+        "non_torch": _seen(beside, non_torch(model, settings, gpu, stage), seen),
     }
     parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
     left = kv_band((weights, *rules.values()), of, settings, gpu)

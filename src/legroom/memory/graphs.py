@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from legroom.facts.attention import Mixer
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import FeedForward, Model
-    from legroom.memory.weights.torch_allocator import AllocatorBlock
+    from legroom.memory.weights.torch_allocator import TensorBlock
     from legroom.vllm.args import EngineSettings
 
 _SAMPLES = 2
@@ -234,8 +234,8 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
 
 
 def _add_and_normalize(
-    allocator: TorchAllocator, added: AllocatorBlock, residual: AllocatorBlock, hidden: int
-) -> tuple[AllocatorBlock, AllocatorBlock]:
+    allocator: TorchAllocator, added: TensorBlock, residual: TensorBlock, hidden: int
+) -> tuple[TensorBlock, TensorBlock]:
     summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     allocator.free(added)
     allocator.free(residual)

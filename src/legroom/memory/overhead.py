@@ -8,7 +8,7 @@ from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import HOPPER
 from legroom.facts.releases import release as known_release
-from legroom.figures import Figure, Term, estimated
+from legroom.figures import Figure, Term, estimated, measured
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 def cuda_context(gpu: Gpu) -> Figure:
     """What a process holds on the card before it allocates anything."""
+    if gpu.measured is not None and gpu.measured.context_bytes is not None:
+        return measured(gpu.measured.context_bytes, "CUDA context", "measured by legroom probe")
     fit = constants()["context"]
     capability = ".".join(str(part) for part in gpu.compute_capability)
     size = int(fit["mib_by_capability"].get(capability, fit["mib_unknown"]) * MIB)
@@ -102,8 +104,12 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
     base = int(row["hopper_mib" if _like_hopper(gpu) else "other_mib"] * MIB)
-    terms = [Term("modules and handles", base, f"as measured on releases from {row['since']}")]
+    source = f"as measured on releases from {row['since']}"
     wire = communication_bytes(settings, gpu)
+    if gpu.measured is not None and gpu.measured.modules_bytes is not None:
+        base, source = gpu.measured.modules_bytes, "measured by legroom probe"
+        wire = 0 if gpu.measured.with_communication else wire
+    terms = [Term("modules and handles", base, source)]
     if wire:
         terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
@@ -147,7 +153,7 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     charged = activation(model, settings, gpu, pp_rank)
     kept = expert_scratch(model, settings, gpu).kept_elements * width + cublas_workspace(gpu)
     kept += sampling(model, settings, gpu).kept_bytes
-    buffers = runner_buffers(model, settings)
+    buffers = runner_buffers(model, settings, gpu)
     if counts_runner_buffers(settings):
         buffers -= sampler_tables(model, settings)
     cached = cached_bytes(model, settings, gpu, pp_rank)

@@ -6,25 +6,26 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.attention import attending, latent, recurrent
 from legroom.facts.fit import constants
+from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.cache import cached_by_model
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
+from legroom.memory.kv.block_size import attention_backend
 from legroom.units import KIB, MIB, cdiv
-from legroom.vllm.traits import builds_encoders
+from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling
 
 if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.vllm.args import EngineSettings
 
 _LARGEST_PREFILL_TOKENS = 64 * 1024
-_LATENT_BLOCK_TOKENS = 64
-"""What FlashMLA prefers."""
 
 
-def runner_buffers(model: Model, settings: EngineSettings) -> int:
+def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return sampler_tables(model, settings) + _block_tables(model, settings) + _latent_workspace(model, settings)
+    return sampler_tables(model, settings) + _block_tables(model, settings) + _latent_workspace(model, settings, gpu)
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
@@ -34,6 +35,8 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
     if settings.runner != "V2":
         return inputs
+    if is_pooling(settings.given, model):
+        return inputs if _embeds_inputs(model, settings) else 0
     mask = cdiv(model.vocab_size, 8)
     # The grammar's mask has a row for every token that a sequence may verify at once.
     masks = (2 + settings.num_speculative_tokens) * mask
@@ -55,9 +58,18 @@ def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
 def segment_rests(model: Model, settings: EngineSettings) -> int:
     """What torch reserved and did not hand out when the profile run is over: more with a tower's many small tensors."""
     fit = constants()["segment_rests"]
+    return int(fit[_shape_of_rests(model, settings)] * MIB)
+
+
+def _shape_of_rests(model: Model, settings: EngineSettings) -> str:
     if settings.quantization == "mxfp4":
-        return int(fit["mxfp4_mib"] * MIB)
-    return int(fit["encoder_mib" if _embeds_inputs(model, settings) else "mib"] * MIB)
+        return "mxfp4_mib"
+    if is_encoder_decoder(model):
+        return "encoder_decoder_mib"
+    if _embeds_inputs(model, settings):
+        return "encoder_mib"
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
+    return "experts_mib" if experts else "mib"
 
 
 def _block_tables(model: Model, settings: EngineSettings) -> int:
@@ -72,16 +84,16 @@ def _block_tables(model: Model, settings: EngineSettings) -> int:
     return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * INT32_BYTES
 
 
-def _latent_workspace(model: Model, settings: EngineSettings) -> int:
+def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """MLA gathers the latents of cached context here before it expands them (chunked prefill)."""
     widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
     if not widths:
         return 0
-    return latent_workspace_tokens(settings) * max(widths) * 2
+    return latent_workspace_tokens(model, settings, gpu) * max(widths) * 2
 
 
-def latent_workspace_tokens(settings: EngineSettings) -> int:
+def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Tokens of cached context that chunked prefill expands at once: eight full requests or four blocks a sequence."""
-    block_size = settings.block_size or _LATENT_BLOCK_TOKENS
+    block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block
     asked = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
     return max(min(asked, _LARGEST_PREFILL_TOKENS), settings.max_num_seqs * block_size)

@@ -45,6 +45,7 @@ TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "weights_bytes": _WEIGHTS,
     "activation_bytes": (*_PROFILE, "max_model_len"),
     "non_torch_bytes": _PARALLEL,
+    "profiled_non_torch_bytes": (*_PROFILE, "max_model_len"),
     "graph_estimate_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
     "graph_bytes": (*_PROFILE, "cudagraph_mode", "cudagraph_capture_sizes"),
 }

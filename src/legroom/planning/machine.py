@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.gpus import with_total
-from legroom.home import store_path
+from legroom.home import cards_path, store_path
 from legroom.planning.notes import bug_notes, remarks
 from legroom.planning.plan import Plan, Target, plan_on_named_card
 from legroom.records import dataclass
@@ -50,7 +50,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
-    card = known_gpu(machine.gpu)
+    card = with_probe(known_gpu(machine.gpu), release, args)
     card = (
         with_measured_total(card)
         if machine.memory is None
@@ -74,6 +74,15 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
         host_limit_bytes=parse_bytes(machine.host_memory, "--host-memory") if machine.host_memory else None,
         gpus_given=machine.gpus is not None,
     )
+
+
+def with_probe(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
+    """The card with what `legroom probe` measured of it on this machine, where it did."""
+    if not cards_path().exists():
+        return card
+    from legroom.planning.card_store import measured_card, read_cards  # noqa: PLC0415
+
+    return measured_card(card, read_cards().cards, release, max(args.gpus_needed, 1))
 
 
 def with_measured_total(card: Gpu) -> Gpu:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from legroom.planning.plan_document import layout_json
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
+from legroom.sweeps.processes import ProcessExecutor
 from legroom.vllm.resolve import resolve
 from legroom.vllm.served_model import served_model
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
+    from legroom.sweeps.executor import SweepExecutor
     from legroom.vllm.args import ServeArgs
 
 
@@ -81,15 +84,45 @@ def named_gpus(names: Sequence[str] | str | None) -> list[Gpu]:
     return [known_gpu(name) for name in chosen]
 
 
+@dataclass(frozen=True)
+class SizingTask:
+    """What every cell of a sizing table is worked out from."""
+
+    models: tuple[Model, ...]
+    release: Release
+    args: tuple[ServeArgs, ...]
+    """Those of each model."""
+    wish: Wish
+
+
 def size_models(
-    models: Sequence[str], release: Release, args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]
-) -> Iterator[ModelFit]:
-    """Every model on every GPU, as they are worked out."""
-    for name in models:
-        asked = replace(args, model=name)
-        model = served_model(asked)
-        for fit in size(model, release, asked, wish, gpus):
-            yield ModelFit(model.name, fit)
+    models: Sequence[str],
+    release: Release,
+    args: ServeArgs,
+    wish: Wish,
+    gpus: Sequence[Gpu],
+    executor: SweepExecutor | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> list[ModelFit]:
+    """Every model on every GPU: model after model, in the order of the GPUs."""
+    asked = tuple(replace(args, model=name) for name in models)
+    # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
+    task = SizingTask(tuple(map(served_model, asked)), release, asked, wish)
+    cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
+    rows: dict[int, ModelFit] = {}
+    with closing((executor or ProcessExecutor(1)).run(fit_cell, task, cells)) as results:
+        for number, row in results:
+            rows[number] = row
+            if progress:
+                progress(len(rows) / len(cells))
+    return [rows[number] for number in sorted(rows)]
+
+
+def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> ModelFit:
+    """One model, by its number, on one GPU."""
+    number, gpu = cell
+    model = task.models[number]
+    return ModelFit(model.name, _smallest(Target(model, gpu, 1, task.release), task.args[number], task.wish))
 
 
 def size_json(rows: Sequence[ModelFit], wish: Wish, release: Release) -> dict[str, Any]:

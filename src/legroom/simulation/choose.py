@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import ceil
-from typing import Any, Literal
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.columns import StepCost
@@ -17,6 +16,8 @@ from legroom.simulation.outcome import Goal, ReplayOutcome, outcome_of
 from legroom.simulation.replay import ReplayEngine, simulate
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import Trace
+from legroom.sweeps.executor import SweepExecutor
+from legroom.sweeps.processes import ProcessExecutor
 
 SEARCHED: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (8, 16, 32, 64, 128, 256, 512),
@@ -93,7 +94,6 @@ class ReplayTask:
     goal: Goal
     replicas: int = 1
     """Servers that share the load, a request each in turn."""
-    engine: ReplayEngine = "auto"
 
 
 def choose(
@@ -102,36 +102,44 @@ def choose(
     goal: Goal,
     *,
     replicas: int = 1,
-    workers: int | None = None,
-    runner: Literal["processes", "ray"] = "processes",
+    executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Choice:
     """Replay every candidate and pick the one with the most goodput among those that meet the goal, or among all."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
     task = replay_task(trace, goal, replicas)
-    run = _on_ray if runner == "ray" else _on_processes
-    outcomes: list[ReplayOutcome] = []
+    by_number: dict[int, ReplayOutcome] = {}
     try:
-        for outcome in run(task, candidates, workers):
-            outcomes.append(outcome)
-            if progress:
-                progress(len(outcomes) / len(candidates))
+        with closing((executor or ProcessExecutor()).run(try_one, task, candidates)) as results:
+            for number, outcome in results:
+                by_number[number] = outcome
+                if progress:
+                    progress(len(by_number) / len(candidates))
     except KeyboardInterrupt:
-        if not outcomes:
+        if not by_number:
             raise
+    # In the candidates' order, so that of equals the same is chosen however the sweep was divided.
+    tried = sorted(by_number)
+    outcomes = [by_number[number] for number in tried]
     best = best_of(outcomes, goal, task.trace.arrives_at_once)
     interrupted = len(outcomes) < len(candidates)
     sustained = None
     if goal.is_met(best) and not interrupted:
-        sustained = is_sustained(task, candidates[outcomes.index(best)], best)
+        sustained = is_sustained(task, candidates[tried[outcomes.index(best)]], best)
     return Choice(best, goal.is_met(best), frontier(outcomes), outcomes, goal, trace.in_seconds, interrupted, sustained)
 
 
 def replay_task(trace: Trace, goal: Goal, replicas: int = 1) -> ReplayTask:
-    """Compiled code is used where it lies ready: a search makes it pay at any length."""
-    engine: ReplayEngine = "compiled" if numba_is_installed() and is_compiled_before() else "auto"
-    return ReplayTask(trace.checked(), goal, replicas, engine)
+    """What every candidate of a search is put through."""
+    return ReplayTask(trace.checked(), goal, replicas)
+
+
+@cache
+def _engine() -> ReplayEngine:
+    """Compiled code is used where it lies ready, which each machine of a sweep finds out for itself: a search makes it
+    pay at any length."""
+    return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
 
 
 def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
@@ -178,7 +186,7 @@ def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting. Half a replay is no outcome."""
     timelines = []
     for part in task.trace.shares(task.replicas, _MOST_SHARES):
-        timelines.append(simulate(part, candidate.settings, cost=candidate.cost, engine=task.engine))
+        timelines.append(simulate(part, candidate.settings, cost=candidate.cost, engine=_engine()))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
@@ -195,38 +203,3 @@ def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome)
         return None
     times = min(_MOST_ROUNDS, ceil(needed / duration))
     return try_one(replace(task, trace=trace.repeated(times)), candidate).keeps_up
-
-
-_shared: dict[str, ReplayTask] = {}
-
-
-def _remember(task: ReplayTask) -> None:
-    # Ctrl-C reaches every process of the terminal: the one that collects the outcomes decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _shared["task"] = task
-
-
-def _try_shared(candidate: Candidate) -> ReplayOutcome:
-    return try_one(_shared["task"], candidate)
-
-
-def _on_processes(task: ReplayTask, candidates: Sequence[Candidate], workers: int | None) -> Iterator[ReplayOutcome]:
-    workers = min(workers or os.cpu_count() or 1, len(candidates))
-    if workers == 1:
-        yield from (try_one(task, candidate) for candidate in candidates)
-        return
-    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(task,)) as pool:
-        yield from pool.map(_try_shared, candidates)
-
-
-def _on_ray(task: ReplayTask, candidates: Sequence[Candidate], workers: int | None) -> Iterator[ReplayOutcome]:
-    try:
-        import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
-    except ImportError:
-        raise LegroomError("--engine ray needs the package ray", "pip install 'legroom[ray]'") from None
-    if not ray.is_initialized():
-        ray.init(num_cpus=workers, log_to_driver=False)
-    shared = ray.put(task)
-    remote = ray.remote(try_one)
-    for pending in [remote.remote(shared, candidate) for candidate in candidates]:
-        yield ray.get(pending)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.model import Experts
+from legroom.facts.model import Experts, Quantization
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.settings import LayerGroup
@@ -134,17 +134,28 @@ def hardware(plan: Plan) -> Hardware:
             # Logits are computed for the last token of a prompt alone.
             if part not in ("embeddings", "lm_head"):
                 flops += 2.0 * stored_module.module.elements
-    is_fp8 = (settings.quantization or "").startswith("fp8") and gpu.fp8_flops > 0
+    is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
     return Hardware(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=float(plan.memory.kv.bytes_per_token),
         flops_per_token=flops,
         bandwidth_bytes_s=gpu.bandwidth_bytes_s,
         flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
+        is_fp8=is_fp8,
         expert_bytes=expert_bytes,
         expert_share=expert_share,
         flops_per_pair=_flops_per_pair(plan) / settings.tensor_parallel_size,
+        attention_flops_s=gpu.bf16_flops,
+        layers=len(model.layers),
+        captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
     )
+
+
+def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
+    """Whether weights and activations are both 8-bit floats, in the checkpoint or since loading."""
+    if checkpoint is None:
+        return (method or "").startswith("fp8")
+    return checkpoint.weight_bits == 8 and checkpoint.number == "float"
 
 
 def _expert_share(plan: Plan) -> float:

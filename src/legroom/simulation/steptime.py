@@ -1,8 +1,10 @@
-"""How long a step takes: a roofline, fitted to runs on one card.
+"""How long a step takes: a roofline and the host's share, fitted to steps measured on one card.
 
 A step reads the weights (of the experts those that its tokens choose) and the KV of every token held, and computes each
-scheduled token; the slower of the two decides, and the host adds its share. In steps the simulation is exact; in
-seconds it is as good as the fit of `step_fit.json`, whose runs and residuals `bench/simulate_fit.py` wrote.
+scheduled token; the slower of the two decides. Every layer adds the latency of its kernels, and a step is never quicker
+than the host can start it: from one CUDA graph, from a graph for each piece between the attention layers, or kernel by
+kernel. In steps the simulation is exact; in seconds it is as good as the fit of `step_fit.json`, whose measurements and
+residuals `bench/simulate_fit.py` wrote.
 """
 
 from __future__ import annotations
@@ -13,16 +15,32 @@ from functools import cache
 from importlib import resources
 
 from legroom.errors import LegroomError
+from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.columns import StepCost
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What of a card's figures its kernels reach, and what the host adds to a step."""
+    """What of a card's figures its kernels reach, and what layers, requests and the host add to a step."""
 
     bandwidth_ratio: float
+    kv_bandwidth_ratio: float
+    expert_bandwidth_ratio: float
     flops_ratio: float
+    fp8_flops_ratio: float
+    attention_ratio: float
+    """Of the card's 16-bit rate, in the attention of prompts."""
+    layer_s: float
+    request_s: float
     host_s: float
+    """Of a step that is one CUDA graph; `host_request_s` more for every request."""
+    host_request_s: float
+    launch_layer_s: float
+    """A layer whose kernels the host starts one by one."""
+    captured_launch_layer_s: float
+    """A layer of which all but the attention is in a CUDA graph."""
+    expert_launch_factor: float
+    """How much longer the host takes for a layer of experts."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +53,19 @@ class Hardware:
     flops_per_token: float
     bandwidth_bytes_s: float
     flops_s: float
+    """At the precision that the linear layers compute in."""
+    is_fp8: bool = False
     expert_bytes: float = 0.0
     """All routed experts."""
     expert_share: float = 1.0
     """Of the routed experts, those that one token chooses."""
     flops_per_pair: float = 0.0
     """Attention of one token to one other, over all layers that attend to everything."""
+    attention_flops_s: float = 0.0
+    """At the precision of attention; 0: the same as the linear layers."""
+    layers: int = 0
+    captured_tokens: int = 0
+    """The largest CUDA graph; 0 without graphs."""
 
 
 @cache
@@ -56,16 +81,25 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
         )
-    bandwidth = hardware.bandwidth_bytes_s * reached.bandwidth_ratio
-    flops = hardware.flops_s * reached.flops_ratio
+    bandwidth, flops = hardware.bandwidth_bytes_s, hardware.flops_s
+    rate = flops * (reached.fp8_flops_ratio if hardware.is_fp8 else reached.flops_ratio)
+    attention = (hardware.attention_flops_s or flops) * reached.attention_ratio
+    factor = reached.expert_launch_factor if hardware.expert_bytes else 1.0
+    launch = reached.launch_layer_s * hardware.layers * factor
     return StepCost(
-        overhead=reached.host_s,
-        token=hardware.flops_per_token / flops if flops > 0 else 0.0,
-        weights=hardware.weights_bytes / bandwidth,
-        kv_token=hardware.kv_bytes_per_token / bandwidth,
-        experts=hardware.expert_bytes / bandwidth,
+        overhead=reached.layer_s * hardware.layers,
+        token=hardware.flops_per_token / rate if rate > 0 else 0.0,
+        weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
+        kv_token=hardware.kv_bytes_per_token / (bandwidth * reached.kv_bandwidth_ratio),
+        experts=hardware.expert_bytes / (bandwidth * reached.expert_bandwidth_ratio),
         idle=1.0 - hardware.expert_share,
-        pair=hardware.flops_per_pair / flops if flops > 0 else 0.0,
+        pair=hardware.flops_per_pair / attention if attention > 0 else 0.0,
+        request=reached.request_s,
+        host=reached.host_s if hardware.captured_tokens else launch,
+        host_request=reached.host_request_s,
+        launch=launch,
+        launch_captured=reached.captured_launch_layer_s * hardware.layers * factor,
+        captured=float(hardware.captured_tokens),
     )
 
 
@@ -82,9 +116,8 @@ def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_he
     vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     `vllm:num_requests_running`, and the KV usage times the pool's tokens.
     """
-    read = cost.weights + cost.experts * (1.0 - cost.idle**running) + cost.kv_token * tokens_held
-    predicted = cost.overhead + max(cost.token * running, read)
+    predicted = step_seconds(cost, running, tokens_held, running)  # type: ignore[no-untyped-call]
     if measured_step_s <= 0 or predicted <= 0:
         raise LegroomError("cannot calibrate on a step that takes no time", "measure while the server is busy")
     factor = measured_step_s / predicted
-    return StepCost(*(part * factor for part in cost))._replace(idle=cost.idle)
+    return StepCost(*(part * factor for part in cost))._replace(idle=cost.idle, captured=cost.captured)

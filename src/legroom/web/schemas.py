@@ -14,7 +14,7 @@ from legroom.explain.catalog_files import problems
 
 REQUESTS = {
     "plan": "PlanRequest", "math": "PlanRequest", "size": "SizeRequest", "read": "ReadRequest",
-    "lint": "LintRequest",
+    "lint": "LintRequest", "fragments": "FragmentsRequest",
     "diagnose": "DiagnoseRequest", "simulate": "SimulateRequest", "models": "EmptyRequest", "gpus": "EmptyRequest",
     "releases": "EmptyRequest", "flags": "FlagsRequest", "catalog": "CatalogRequest", "entry": "EntryRequest",
     "hub": "HubRequest",

@@ -12,7 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.worker.memory import Board, read
+from legroom.worker import hooks
+from legroom.worker.board import Board
+from legroom.worker.memory import read
+from legroom.worker.recorder import BlackBoxRecorder
 
 if TYPE_CHECKING:
     from legroom.worker.page import SharedGauges
@@ -33,9 +36,18 @@ def join() -> None:
         os.environ[BOARD] = str(board.folder)
         atexit.register(_remove, board, os.getpid())
         _start(lambda: _show_when_there_is_a_page(board))
+    recorder = BlackBoxRecorder()
+    hooks.attach_to_allocator(recorder)
+    hooks.listen_to_log(recorder)
+    hooks.listen_to_signal(board)
     # A process that is forked has loaded its plugins already, so nobody calls this again in it.
-    os.register_at_fork(after_in_child=lambda: _start(lambda: report(board)))
-    _start(lambda: report(board))
+    os.register_at_fork(after_in_child=lambda: _begin(board, recorder))
+    _begin(board, recorder)
+
+
+def _begin(board: Board, recorder: BlackBoxRecorder) -> None:
+    recorder.begin()
+    _start(lambda: report(board, recorder))
 
 
 def _remove(board: Board, owner: int) -> None:
@@ -63,14 +75,19 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
     page.show(board)
 
 
-def report(board: Board, every_s: float = EVERY_S) -> None:
+def report(board: Board, recorder: BlackBoxRecorder, every_s: float = EVERY_S) -> None:
     """What this process holds, again and again from when it is a worker, until the server takes the board away."""
+    asked_s = board.asked_s()
     while not (memory := read()):
         time.sleep(every_s)
     to = _shared_gauges() if SHARED_PAGE in os.environ else board
     while to.write(memory):
+        recorder.keep(memory)
         time.sleep(every_s)
         memory = read()
+        if (now_asked_s := board.asked_s()) > asked_s:
+            asked_s = now_asked_s
+            recorder.asked()
 
 
 def _shared_gauges() -> SharedGauges:

@@ -37,7 +37,7 @@ def test_causes_and_entries_are_those_of_the_catalog() -> None:
 
 def test_a_restart_is_said_to_help_only_where_it_can() -> None:
     helped = {kind.kind for kind in DETECTORS if kind.restart_helps}
-    assert helped == {"stuck_engine", "unreachable", "memory_creep", "fragmentation"}
+    assert helped == {"stuck_engine", "unreachable", "memory_creep", "host_memory_creep", "fragmentation"}
 
 
 NUMBER = st.none() | st.floats(0, 1e6) | st.just(0.0)
@@ -59,6 +59,7 @@ LOOK = st.builds(
     st.lists(ENGINE, max_size=3, unique_by=lambda engine: engine.key).map(tuple),
     memory_used_bytes=st.none() | st.integers(0, 10**12),
     reserved_bytes=st.none() | st.integers(0, 10**12),
+    host_rss_bytes=st.none() | st.integers(0, 10**12),
     allocated_bytes=st.none() | st.integers(0, 10**12),
 ) | st.builds(ScrapeFailure, TIME, st.just("s"), st.sampled_from(["refused", "timeout", "auth"]), st.just("no"))
 PLAN = PlanDocument(kv=PlannedKv(num_blocks=100, block_size=16), gpu=PlannedGpu(total_bytes=10**10, count=1))

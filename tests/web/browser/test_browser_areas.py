@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +183,13 @@ def test_200_servers_do_not_freeze_the_page(served, open_page, keep_screenshot):
     assert time.monotonic() - started < 2
     assert page.evaluate("window.longest") < 1_000
     keep_screenshot(page)
+
+
+def test_a_snapshot_is_drawn_and_a_later_one_names_the_leak(served, open_page):
+    samples = Path(__file__).parents[3] / "docs" / "samples"
+    page = open_page(f"{served.url}#/fragments")
+    page.get_by_label("Open a file").set_input_files(samples / "leak-before.pickle")
+    page.wait_for_selector("img.segments")
+    assert page.evaluate("document.querySelector('img.segments').naturalWidth") > 0
+    page.get_by_label("Open a later one").set_input_files(samples / "leak-after.pickle")
+    page.get_by_role("heading", name="keep_multimodal_input").wait_for()

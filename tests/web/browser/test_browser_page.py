@@ -21,6 +21,7 @@ AREAS = {
     "plan": ("#/plan?model=llama-3.1-8b&gpu=l4", ".fix"),
     "compare": ("#/plan?model=llama-3.1-8b&gpu=h100&b.model=llama-3.1-8b&b.gpu=l4", ".differences"),
     "diagnose": ("#/diagnose", ".log-input"),
+    "fragments": ("#/fragments", ".drop"),
     "simulate": ("#/simulate", ".load"),
     "live": ("#/live", ".panel, .live-head"),
     "catalog": ("#/catalog/LR203", "article.entry"),

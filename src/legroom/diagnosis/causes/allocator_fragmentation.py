@@ -8,12 +8,15 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.recorded_memory import in_pieces
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
     """The arithmetic of torch's own numbers; a clear place or a large non-torch share outranks it."""
+    if case.black_box is not None and (recorded := in_pieces(case.black_box, case.black_box_line)):
+        return recorded
     oom = case.oom
     if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:
         return None

@@ -10,12 +10,15 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.recorded_memory import held_by_others
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
     """Somebody else's bytes: printed by the start-up check, by torch, or left over when vLLM's own are taken off."""
+    if case.black_box is not None and (recorded := held_by_others(case.black_box, case.black_box_line)):
+        return recorded
     for look in (
         _start_check,
         _moved_while_profiling,

@@ -10,12 +10,15 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.evidence import Evidence, sizes_bytes
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.recorded_memory import RecordedGrowth, leak_growth, leaking, span_words
 from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
     """The same process, later, with more; never less."""
+    if case.black_box is not None and (recorded := leaking(case.black_box, case.black_box_line)):
+        return recorded
     series: dict[str, list[tuple[int, Evidence]]] = {}
     for item in case.all("ps_row", "resident_metric"):
         value = item.facts.get("rss_count")
@@ -57,6 +60,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if _residue(planner.case):
         yield from _after_sleep()
         return
+    record = planner.case.black_box
+    if record is not None and (growth := leak_growth(record)):
+        yield _planned_restart(growth)
     if planner.case.has("ps_row"):
         yield planner.change(
             "eager_or_fewer_graphs",
@@ -83,6 +89,21 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         "Until it is fixed: a limit with room, and a restart at a quiet hour.",
         steps=("set a memory limit and restart before it is reached",),
         confidence=0.3,
+    )
+
+
+def _planned_restart(growth: RecordedGrowth) -> Fix:
+    """The room that was used up lasts as long again after a restart."""
+    every = span_words(growth.seconds)
+    return Fix(
+        "sequence_starts_or_wait",
+        f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load: a "
+        "restart gives all of it back, and it lasts as long again.",
+        steps=(
+            f"until the leak is fixed: restart, drained, at least every {every} of such load",
+            "keep the records of two moments: legroom fragments shows which part grew between them",
+        ),
+        confidence=0.6,
     )
 
 

@@ -26,7 +26,7 @@ _BY_INSTANCE = record.BY_INSTANCE
 NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
-_UNSEEN_KINDS = ("fragmentation", "memory_creep", "plan_drift", "prefix_cache_waste")
+_UNSEEN_KINDS = ("fragmentation", "host_memory_creep", "memory_creep", "plan_drift", "prefix_cache_waste")
 """Incidents of the sidecar that no rule over vLLM's metrics can see."""
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'
@@ -37,6 +37,15 @@ _WHERE = (
 )
 """A server with one engine calls it 0."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
+_SUBQUERY_S = 300
+"""How finely a day is looked at."""
+_WANTED_REPLICAS = (
+    "kube_horizontalpodautoscaler_status_desired_replicas",
+    "kube_deployment_spec_replicas",
+    "kube_statefulset_replicas",
+)
+"""How many pods are wanted, by kube-state-metrics (docs/metrics/workload of github.com/kubernetes/kube-state-metrics).
+KEDA scales through a HorizontalPodAutoscaler of its own."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +162,26 @@ def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
     """What no other rule can see: targets that are gone, and servers that show other names than these rules ask for."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
-    fewer = f"{targets} < {levels.missing_ratio:g} * {before}"
+    half = f"{targets} < {levels.missing_ratio:g} * {before}"
+    gone = f"(0 * {before} unless {targets})\nor\n{half}\nor\n({_one_fewer(targets, levels)})"
     renamed = f'up{{job="{job}"}} == 1\nunless on ({_GROUP}, instance)\n{record.RUNNING}'
     return [
-        AlertCondition("VllmTargetsMissing", f"(0 * {before} unless {targets})\nor\n{fewer}", levels.missing_for_s),
+        AlertCondition("VllmTargetsMissing", gone, levels.missing_for_s),
         AlertCondition("VllmMetricsMissing", renamed, levels.missing_for_s),
     ]
+
+
+def _one_fewer(targets: str, levels: AlertLevels) -> str:
+    """Fewer targets than usual in a group whose number stood still for a day: one that is scaled has no usual number.
+
+    The middle and the tenths of the day, not its extremes: a rolling update adds a pod for minutes. Where
+    kube-state-metrics is scraped, a number that was lowered within the hour explains a missing target.
+    """
+    day = f"({targets})[{levels.time(_DAY_S)}:{levels.time(_SUBQUERY_S)}] offset {levels.time(_HOUR_S)}"
+    low, usual, high = (f"quantile_over_time({share:g}, {day})" for share in (0.1, 0.5, 0.9))
+    wanted = f'{{__name__=~"{"|".join(_WANTED_REPLICAS)}"}}'
+    lowered = f"{wanted} < max_over_time({wanted}[{levels.time(_HOUR_S)}])"
+    return f"({targets} < {usual} and {low} == {high})\nunless on (cluster, namespace)\n({lowered})"
 
 
 def _slow(role: str, target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
@@ -195,11 +218,15 @@ def _memory(levels: AlertLevels) -> list[AlertCondition]:
     window = levels.time(detect.creep_least_hours * 3600)
     used, reserved = 'legroom_worker_used_bytes{gpu!="cpu"}', "legroom_worker_reserved_bytes"
     # The value of two hours ago must be there: a start and its warm-up are no leak.
-    growing = f"3600 * deriv({used}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{used} offset {window}"
+    growing, host = (
+        f"3600 * deriv({series}[{window}]) >= {detect.creep_bytes_per_h:.0f}\nand\n{series} offset {window}"
+        for series in (used, "legroom_worker_host_rss_bytes")
+    )
     large = f"{reserved} - legroom_worker_allocated_bytes >= {detect.fragmentation_bytes}"
     pieces = f"{fragmentation()} >= {detect.fragmentation_ratio:g}\nand\n{large}"
     return [
         AlertCondition("VllmMemoryCreep", growing, levels.rate_window_s),
+        AlertCondition("VllmHostMemoryCreep", host, levels.rate_window_s),
         AlertCondition("VllmAllocatorFragmentation", pieces, detect.fragmentation_hold.seconds),
     ]
 

@@ -15,27 +15,24 @@ if TYPE_CHECKING:
 
 _API = "monitoring.coreos.com/v1"
 _NAME = "legroom-vllm"
-_POD_LABEL = "app.kubernetes.io/name"
-"""Its value becomes the job: `legroom export kubernetes` labels every server with `vllm`."""
+_JOB_LABEL = "app.kubernetes.io/name"
+"""Its value becomes the job: `legroom export kubernetes` labels every pod and Service with `vllm`."""
+_MONITORS = {"pod": ("PodMonitor", "podMetricsEndpoints"), "service": ("ServiceMonitor", "endpoints")}
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SCRAPE_S = 15
 
 
 def operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
-    """A PrometheusRule with the groups, and a PodMonitor for pods with the label that names the job."""
+    """A PrometheusRule with the groups, and a monitor of the pods or Services with the label that names the job."""
     about = _metadata(request.options)
     rules = {"apiVersion": _API, "kind": "PrometheusRule", "metadata": about, "spec": {"groups": list(groups)}}
-    monitor = {
-        "apiVersion": _API,
-        "kind": "PodMonitor",
-        "metadata": about,
-        "spec": {
-            "jobLabel": _POD_LABEL,
-            "selector": {"matchLabels": {_POD_LABEL: job}},
-            "podMetricsEndpoints": [_endpoint(request)],
-        },
+    kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
+    spec = {
+        "jobLabel": _JOB_LABEL,
+        "selector": {"matchLabels": {_JOB_LABEL: job}},
+        endpoints: [_endpoint(request)],
     }
-    return [rules, monitor]
+    return [rules, {"apiVersion": _API, "kind": kind, "metadata": about, "spec": spec}]
 
 
 def _endpoint(request: ExportRequest) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def add_options(parser: Any) -> None:
                         help='servers that work off a backlog, full by design: job="vllm-batch"')  # fmt: skip
     parser.add_argument("--operator", action="store_true",
                         help="a PrometheusRule and a PodMonitor for the Prometheus operator instead")  # fmt: skip
+    parser.add_argument("--monitor", choices=("pod", "service"), default="pod",
+                        help="with --operator: a PodMonitor, or a ServiceMonitor in its place")  # fmt: skip
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
     parser.add_argument("--operator-label", action="append", metavar="KEY=VALUE", default=None,
                         help="what the operator selects them by, such as release=kube-prometheus-stack")  # fmt: skip

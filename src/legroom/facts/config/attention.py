@@ -267,7 +267,8 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
 
 def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
     """Embedding models that attend both ways keep no KV cache at all."""
-    return architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
+    both_ways = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
+    return both_ways or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
 
 
 def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:

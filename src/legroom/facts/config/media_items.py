@@ -6,6 +6,7 @@ they lie beside its config, else they are the family's usual ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ class _Grid:
 
     def items(self, kind: str, spec: Config) -> list[MediaItem]:
         dates: dict[str, Any] = {name: str(spec[name]) for name in ("since", "until") if name in spec}
+        if "frames_up_to" in spec:
+            return [self._sampled(kind, spec, dates)]
         if "max_pixels" in spec:
             return [self._by_pixels(kind, spec, dates)]
         if "steps" in spec:
@@ -75,6 +78,12 @@ class _Grid:
         return MediaItem(
             kind, inflated, tokens * self.merge**2, outputs, pixels_per_token=unit, within_length=within, **dates
         )
+
+    def _sampled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
+        """GLM-V: a video of the number of frames that makes the most tokens within the longest request."""
+        video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
+        lengths = _video_lengths(video, image, self.patch * self.merge, int(spec["frames_up_to"]))
+        return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
 
     def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
         """A video of as many frames as fit. `steps`: what one step of frames is made of."""
@@ -132,6 +141,26 @@ class _Grid:
             if isinstance(value, int) and value >= self.patch**2:
                 return value
         return 0
+
+
+_FRAMES_PER_STEP = 2
+
+
+def _video_lengths(video_pixels: int, image_pixels: int, unit: int, most_frames: int) -> tuple[int, ...]:
+    """Tokens of a video as large as the largest picture, by its number of frames, as GLM-V's processor resizes it.
+
+    The size is chosen for the frames given, and then an odd number of them is filled up: so a video of 11 frames has
+    more tokens than the processor's limit of pixels holds.
+    """
+    side = math.floor(math.sqrt(image_pixels / _FRAMES_PER_STEP) / unit) * unit
+    lengths = []
+    for frames in range(1, most_frames + 1):
+        sized_for = max(frames, _FRAMES_PER_STEP)
+        height = side
+        if round(sized_for / _FRAMES_PER_STEP) * _FRAMES_PER_STEP * side**2 > video_pixels:
+            height = max(unit, math.floor(math.sqrt(video_pixels / sized_for) / unit) * unit)
+        lengths.append(-(-frames // _FRAMES_PER_STEP) * (height // unit) ** 2)
+    return tuple(lengths)
 
 
 def _listed(spec: Any) -> Sequence[Config]:

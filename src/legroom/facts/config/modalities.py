@@ -109,6 +109,7 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
     items = media_items(row, config, patch=patch, merge=merge, image_size=_field(row, vision, "image_size", 24 * patch))
     largest = max(items, key=lambda item: item.tokens)
     frames = _field(row, vision, "temporal_patch_size", 1)
+    class_token = 1 if "class_token" in style else 0
     return Modality(
         str(row.get("kind", "image")),
         hidden,
@@ -128,6 +129,8 @@ def _tower(row: Mapping[str, Any], vision: Config, config: Config, width: int, e
         int(row.get("chunk_bytes_per_patch", 0)),
         str(row.get("chunked_since", "")),
         _tapped_blocks(vision),
+        (_field(row, vision, "image_size", 24 * patch) // patch) ** 2 + class_token if row.get("tiled") else 0,
+        int(row.get("table_bytes", 0)),
         float(row.get("spread", 0.3)),
     )
 
@@ -222,6 +225,36 @@ def _blocks(style: set[str], hidden: int, inner: int, layers: int, attention: tu
     if "unsplit" in style:
         return [Linear(w.name, w.outputs, w.inputs, w.bias, "", w.count) for w in out]
     return out
+
+
+def _resampler(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """MiniCPM-V: learned queries attend to all patches of a slice, at the language model's width."""
+    return [
+        Linear("resampler.query", int(config.get("query_num") or 64), width),
+        Linear("resampler.kv_proj", width, hidden),
+        Linear("resampler.attn", width, width, True, count=4),
+        Linear("resampler.norms", width, bias=True, count=3),
+        Linear("resampler.proj", width, width),
+    ]
+
+
+def _phi4mm(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """The projector, separators of tiles, and the speech encoder, which is loaded beside the tower."""
+    return [
+        Linear("separators", 2 * hidden),
+        Linear("linear_1", width, hidden, True),
+        Linear("linear_2", width, width, True),
+        Linear("speech", int(row["speech_parameters"])),
+    ]
+
+
+def _deepseek_vl2(row: Mapping[str, Any], vision: Config, config: Config, hidden: int, width: int) -> list[Linear]:
+    """Two by two patches joined, then two linears; a row for line ends and one between the views."""
+    return [
+        Linear("linear_1", width, 4 * hidden, True),
+        Linear("linear_2", width, width, True),
+        Linear("separators", 2 * width),
+    ]
 
 
 Projector = Callable[[Mapping[str, Any], Config, Config, int, int], list[Linear]]
@@ -353,5 +386,5 @@ _PROJECTORS: dict[str, Projector] = {
     "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
     "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
     "llama4": _llama4, "glm": _glm, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
-    "linear": _linear,
+    "linear": _linear, "resampler": _resampler, "phi4mm": _phi4mm, "deepseek_vl2": _deepseek_vl2,
 }  # fmt: skip

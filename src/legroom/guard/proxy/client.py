@@ -95,7 +95,7 @@ class ClientConnection(asyncio.Protocol):
 
     def head_read(self, request: HttpRequest) -> None:
         """The head of a request is whole; its body is to come."""
-        self.deadline_s = self._proxy.now_s + self._proxy.admission.policy.queue.body_timeout_s
+        self.deadline_s = self._proxy.now_s + self._body_s
         if request.expects and not self._is_busy():
             self._call_for_body(request)
 
@@ -333,11 +333,18 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
         elif exchange is not None and exchange.deadline_s and not exchange.status and now_s > exchange.deadline_s:
             exchange.timed_out()
+        elif exchange is not None and not exchange.status and exchange.is_stuck(now_s, self._body_s):
+            exchange.stuck()
         elif self.deadline_s and now_s > self.deadline_s and not self._is_busy():
             if self._reader.request is None:
                 self.transport.close()
             else:
-                self.refuse_unread(refusals.body_timeout(self._proxy.admission.policy.queue.body_timeout_s))
+                self.refuse_unread(refusals.body_timeout(self._body_s))
+
+    @property
+    def _body_s(self) -> float:
+        """How long a body may take, from the client and to the server."""
+        return self._proxy.admission.policy.queue.body_timeout_s
 
     def stop(self) -> None:
         """The proxy stops: let an idle client go, and tell one that has sent half a request to come back."""

@@ -59,8 +59,8 @@ class AnswerReceiver(Protocol):
 class Exchange:
     """Ties a client's connection to a server's until the answer ended, and gives the place in the pool back."""
 
-    __slots__ = ("admission", "body", "client", "deadline_s", "guarded", "head", "method", "over", "retried", "sent",
-                 "server", "status")  # fmt: skip
+    __slots__ = ("_took_s", "_untaken_bytes", "admission", "body", "client", "deadline_s", "guarded", "head", "method",
+                 "over", "retried", "sent", "server", "status")  # fmt: skip
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Exchange:
         self.server: ServerConnection | None = None
         self.status = 0
         self.deadline_s = 0.0
+        self._untaken_bytes, self._took_s = 0, 0.0
         self.retried = self.sent = self.over = False
 
     def on_head(self, status: int, headers: Headers) -> Headers:
@@ -129,15 +130,29 @@ class Exchange:
             server.transport.abort()
         self._end(finished=False)
 
+    def is_stuck(self, now_s: float, most_s: float) -> bool:
+        """Whether the server took nothing of the body for so long. Asked now and then."""
+        untaken_bytes = self.server.unsent_bytes if self.server is not None else 0
+        if not untaken_bytes or untaken_bytes != self._untaken_bytes:
+            self._untaken_bytes, self._took_s = untaken_bytes, now_s
+        return now_s - self._took_s > most_s
+
+    def stuck(self) -> None:
+        """The server does not take the request: it has not seen it, so the client may send it again."""
+        text = "The server behind the guard does not take the request's body."
+        self._give_up(Refusal(503, "upstream_timeout", text, SERVER, None, self.admission.policy.queue.drain_retry_s))
+
     def timed_out(self) -> None:
         """The server did not begin to answer in time."""
+        self._give_up(Refusal(504, "upstream_timeout", "The server did not begin to answer in time.", SERVER))
+
+    def _give_up(self, refusal: Refusal) -> None:
         server, self.server = self.server, None
         if server is not None:
             server.exchange = None
             server.transport.abort()
         self._end(finished=False)
-        text = "The server did not begin to answer in time."
-        self.client.refuse(self.admission.refuse(Refusal(504, "upstream_timeout", text, SERVER)))
+        self.client.refuse(self.admission.refuse(refusal))
 
     def _end(self, finished: bool) -> None:
         self.over = True
@@ -194,6 +209,10 @@ class ServerConnection(asyncio.Protocol):
     def has_unsent(self) -> bool:
         """Whether the server has yet to take some of the body."""
         return bool(self._unsent)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self._unsent)
 
     def pause_writing(self) -> None:
         """The server takes no more for now."""

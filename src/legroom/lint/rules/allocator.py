@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
-from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 
 BREAKS = Rule(
     "allocator-breaks",
@@ -61,7 +61,8 @@ def _expandable(subject: StartedServer, context: Context, place: Any) -> Iterato
         and not flag_word(subject, "--enable-sleep-mode", "--enable-cumem-allocator")
     ):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
-        yield finding(BREAKS, place, message, "leave expandable_segments out")
+        severity: Severity | None = None if context.knows_release(subject) else "warning"
+        yield finding(BREAKS, place, message, "leave expandable_segments out", severity=severity)
     if ways > 1 and flag_word(subject, "--disable-custom-all-reduce") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
         if release.within("0.21.0", "0.28.0"):

@@ -8,6 +8,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.releases import Release
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RULE = Rule(
@@ -17,7 +18,7 @@ RULE = Rule(
     "vLLM starts as if it were not set: what it was meant to do does not happen (LR907).",
 )
 RULES = (RULE,)
-_FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
+FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
@@ -37,8 +38,12 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             continue
         if any(not release.before(first) and not release.after(last) for first, last in history):
             continue
-        first, last = history[0][0], history[-1][1]
-        message = f"vLLM reads {name} from {first} to {last}, {release} does not"
-        flag = _FLAG_INSTEAD.get(name, "")
+        message = no_longer_read(name, history, release)
+        flag = FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
         yield finding(RULE, subject.place_of(word), message, suggestion, len(name))
+
+
+def no_longer_read(name: str, history: tuple[tuple[str, str], ...], release: Release) -> str:
+    """What to say of a variable of other releases."""
+    return f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"

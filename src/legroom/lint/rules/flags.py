@@ -10,6 +10,7 @@ from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 from legroom.vllm.command_line import plain_name
+from legroom.vllm.problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
@@ -39,6 +40,10 @@ _VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\.\.\.|…")
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program, which has flags of its own."""
 _OF_ANOTHER_RELEASE = frozenset({"removed", "renamed", "not_yet"})
+_OF_A_FORK = frozenset({"unknown", "bad_choice"})
+"""What a fork, a plugin or a release newer than the facts may well take."""
+_SLIP = 0.92
+"""How much of a flag is right when a letter or two are not."""
 _MOST_STRAYS = 2
 """More words that belong to no flag are a sentence in a document, not a slip."""
 
@@ -50,12 +55,13 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     seen = set()
     problems = context.parsed(subject).problems
     other = next((name for word in subject.words if (name := _EXTENSIONS.get(word.text))), "")
-    is_unsure = context.hides_release(subject)
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
         is_stray = not problem.flag.startswith("-")
         if is_stray and (strays > _MOST_STRAYS or subject.runs in ("config", "python")):
             continue  # in a config file it is the value of a key that is named already
+        if is_stray and problem.flag.strip("'").startswith(("[", "(")):
+            continue  # `vllm serve MODEL [options]`: how a document says that more may follow
         if problem.kind == "bad_choice" and subject.runs == "python":
             continue  # the parser of the command line holds values against choices, LLM(...) does not
         if other and problem.kind in ("unknown", "bad_value"):
@@ -84,13 +90,41 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             severity = "warning"  # that the file is vLLM's own is only likely
         if problem.kind in _OF_ANOTHER_RELEASE and subject.runs == "python" and not subject.named_release:
             severity = "warning"  # code often asks for the version first, and has a call for each
-        if is_unsure and problem.kind in _OF_ANOTHER_RELEASE:
-            message += f" (which release {_what_runs(subject)} holds is not known)"
+        if _depends_on_release(subject, context, problem):
+            if problem.kind != "unknown" and not context.knows_release(subject):
+                message += f" ({_why_unsure(subject, context)})"
             severity = "warning"
         yield finding(rule, place, message, suggestion, len(problem.flag), severity)
     if other:
         yield finding(OTHER, subject.place, f"flags of {other} are not judged: {other} reads this command line itself")
     yield from _share(subject, context)
+
+
+def _depends_on_release(subject: StartedServer, context: Context, problem: FlagProblem) -> bool:
+    """Whether some release that the server may well run has nothing against it."""
+    if problem.kind in _OF_ANOTHER_RELEASE:
+        return not context.knows_release(subject)
+    if problem.kind in _OF_A_FORK:
+        return not context.runs_known_build(subject) and not (problem.kind == "unknown" and _is_slip(subject, problem))
+    return not context.knows_release(subject) and not context.is_refused_by_all(subject, problem.flag, problem.kind)
+
+
+def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
+    """Whether a flag that no release has can only be a slip of the pen."""
+    if subject.launcher or subject.image:
+        return False
+    import difflib  # noqa: PLC0415 - only where a flag was wrong
+
+    meant = problem.instead.partition(" ")[0]
+    if problem.flag.count("-") != meant.count("-"):
+        return False  # a word more is another flag: a fork's --gpu-memory-utilization-gb
+    return difflib.SequenceMatcher(None, problem.flag, meant, autojunk=False).ratio() >= _SLIP
+
+
+def _why_unsure(subject: StartedServer, context: Context) -> str:
+    if context.hides_release(subject):
+        return f"which release {_what_runs(subject)} holds is not known"
+    return f"the file names no release, and {context.release} is assumed"
 
 
 def _what_runs(subject: StartedServer) -> str:

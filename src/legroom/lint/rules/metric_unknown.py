@@ -26,6 +26,9 @@ FOREIGN = Rule(
     "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
 )
 RULES = (RULE, FOREIGN)
+_ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
+_SLIP = 0.94
+"""How much of a name is right when one or two letters are not."""
 _IN_CODE = ("text", "family", "prose")
 """Where a family's name (a counter without `_total`, a histogram without `_bucket`) is as good as a series'."""
 
@@ -57,14 +60,32 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             continue  # code that knows both names
         if subject.owner in _IN_CODE and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
-        rule = RULE if instead or _spans(name, subject.owner) else FOREIGN
+        spans = spans_of(name, subject.owner)
+        rule = RULE if instead or spans else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
         suggestion = f"write {instead}" if instead else _without(name)
-        message = f"{name} {_why(_spans(name, subject.owner), context)}"
+        message = f"{name} {why(spans, context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
+        if rule is RULE and severity is None and not (is_slip(name, instead) if not spans else context.is_told_release):
+            severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
+
+
+def is_slip(name: str, instead: str) -> bool:
+    """Whether a name that no release has can only be a slip for another: the colon, the ending, a letter or two.
+
+    What merely resembles a series may well be shown by a router or an exporter beside vLLM.
+    """
+    if name.replace("vllm_", "vllm:", 1) in all_exposed_names():
+        return True
+
+    import difflib  # noqa: PLC0415 - only where a name was wrong
+
+    plain, right = (_ENDING.sub("", text.replace(":", "_", 1)) for text in (name, instead))
+    alike = difflib.SequenceMatcher(None, plain, right, autojunk=False).ratio()
+    return plain == right or (name.startswith("vllm:") and alike >= _SLIP)
 
 
 def _family(metric: Metric) -> str:
@@ -80,14 +101,16 @@ def _without(name: str) -> str:
     )
 
 
-def _spans(name: str, owner: Owner) -> tuple[tuple[str, str], ...]:
+def spans_of(name: str, owner: Owner) -> tuple[tuple[str, str], ...]:
     """The releases that show a series, or in code a family of series."""
     endings = ("", "_total", "_bucket") if owner in _IN_CODE else ("",)
     return next((spans for ending in endings if (spans := releases_of(name + ending))), ())
 
 
-def _why(spans: tuple[tuple[str, str], ...], context: Context) -> str:
+def why(spans: tuple[tuple[str, str], ...], context: Context) -> str:
+    """What to say of a series that a release does not show."""
     if not spans:
         return "is shown by no vLLM release"
     releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
-    return f"is shown by vLLM {releases}, not by {context.release}"
+    assumed = "" if context.is_told_release else ", which is assumed"
+    return f"is shown by vLLM {releases}, not by {context.release}{assumed}"

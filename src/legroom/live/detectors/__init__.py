@@ -5,6 +5,7 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
+from legroom.live.detectors.host_memory_creep import HostMemoryCreep
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
 from legroom.live.detectors.memory_creep import MemoryCreep
 from legroom.live.detectors.no_traffic import NoTraffic
@@ -17,7 +18,7 @@ from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
 from legroom.live.metrics.sample import Look
-from legroom.live.metrics.window import Window
+from legroom.live.metrics.window import WINDOW_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
 
@@ -33,6 +34,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     LongPromptBurst,
     PrefixCacheWaste,
     MemoryCreep,
+    HostMemoryCreep,
     Fragmentation,
     PlanDrift,
     SeveralServers,
@@ -50,7 +52,7 @@ class Watcher:
     """One server's window and detectors together."""
 
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
-        self.window = Window(server)
+        self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
         self.detectors = watch_all(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 

@@ -25,18 +25,18 @@ class LongPromptBurst(Detector):
         if not window.is_answering or not window.steps:
             return None
         recent = window.recent(levels.long_prompt_over_s)
-        before = [step for step in window.steps if step.time_s < recent[0].time_s]
         tokens, prompts = _prompts(recent)
-        if tokens is None or sum(step.seconds for step in before) < levels.long_prompt_before_s:
+        if tokens is None or not _is_preceded(window, recent[0], levels.long_prompt_before_s):
             return None
         mean = tokens / prompts if prompts else 0.0
         # A prompt goes to one engine.
         pool = max((engine.pool_tokens or 0 for engine in window.steps[-1].engines), default=0)
-        old_tokens, old_prompts = _prompts(before)
-        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
-        is_unusual = usual is None or mean >= levels.long_prompt_times * usual
-        if prompts < levels.long_prompt_least or not (is_long and is_unusual):
+        if prompts < levels.long_prompt_least or not is_long:
+            return Condition(False, True)
+        old_tokens, old_prompts = _prompts([step for step in window.steps if step.time_s < recent[0].time_s])
+        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
+        if usual is not None and mean < levels.long_prompt_times * usual:
             return Condition(False, True)
         of_one = " of an engine" if len(window.steps[-1].engines) > 1 else ""
         than = f", {mean / usual:.1f} times the usual {usual:,.0f}" if usual else ""
@@ -46,6 +46,17 @@ class LongPromptBurst(Detector):
         )
         numbers = {"prompts": prompts, "mean_prompt_tokens": mean, "pool_tokens": float(pool)}
         return Condition(True, False, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
+
+
+def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
+    """Whether steps before `first` cover so many seconds."""
+    covered_s = 0.0
+    for step in window.backwards():
+        if step.time_s < first.time_s:
+            covered_s += step.seconds
+        if covered_s >= seconds:
+            return True
+    return False
 
 
 def _prompts(steps: list[WindowStep]) -> tuple[float | None, float]:

@@ -50,13 +50,15 @@ class MemoryCreep(Detector):
             self._seen, self._last = state, self._slope(points)
         return self._last
 
-    def _slope(self, points: list[MemoryPoint]) -> Condition | None:
-        levels = self.levels
+    def series(self, points: list[MemoryPoint]) -> tuple[list[tuple[float, float]], str]:
+        """The figure that is judged, and what it is of."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
-        series, what = (
-            (reserved, "reserved by the workers") if len(reserved) >= len(used) else (used, "used on the GPUs")
-        )
+        return (reserved, "reserved by the workers") if len(reserved) >= len(used) else (used, "used on the GPUs")
+
+    def _slope(self, points: list[MemoryPoint]) -> Condition | None:
+        levels = self.levels
+        series, what = self.series(points)
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _LEAST_POINTS:
             return None
@@ -71,13 +73,14 @@ class MemoryCreep(Detector):
             f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
         )
         numbers = {"bytes_per_h": per_h, "hours": hours, "bytes": series[-1][1]}
-        left_h = self._hours_left(line, series[-1][1])
+        left_h = self.hours_left(line, series[-1][1])
         if left_h is not None:
             numbers["hours_left"] = left_h
             reason += f"; at this slope the card is full in {left_h:.0f} h"
         return Condition(True, False, reason, numbers)
 
-    def _hours_left(self, line: Trend, bytes_now: float) -> float | None:
+    def hours_left(self, line: Trend, bytes_now: float) -> float | None:
+        """Until what there is of this memory is used up; None where that is not known."""
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
 

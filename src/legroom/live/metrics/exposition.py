@@ -161,7 +161,8 @@ class _Reading:
             if labels.named.get("sleep_state") != "awake" and value > 0:
                 self.engine(labels.key)["asleep"] = True
         elif part == "worker":
-            if labels.named.get("gpu") != "cpu":  # what a worker without a GPU holds is the host's
+            # What a worker without a GPU uses is the host's, which has a figure of its own.
+            if labels.named.get("gpu") != "cpu" or field == "host_rss_bytes":
                 self.server[field] = self.server.get(field, 0.0) + value
         else:
             self.server[field] = value

@@ -16,8 +16,9 @@ _COUNTERS = {"preemptions": "preemptions", "prefix_queries": "prefix_queries", "
 HISTOGRAMS = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e_latency",
               "queue_time": "queue_time", "request_prompt_tokens": "request_prompt_tokens"}  # fmt: skip
 WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_reserved_bytes": "reserved_bytes",
-          "legroom_worker_used_bytes": "memory_used_bytes"}  # fmt: skip
-"""What a telemetry plugin inside vLLM's workers exposes, one series a GPU."""
+          "legroom_worker_used_bytes": "memory_used_bytes",
+          "legroom_worker_host_rss_bytes": "host_rss_bytes"}  # fmt: skip
+"""What a telemetry plugin inside vLLM's workers exposes, one series a GPU or worker."""
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
 """Ray and some collectors rewrite the colon; the measures are the same."""
 _ANY_NUMBER = frozenset({b"gauge", b"counter", b"untyped", b"unknown", b"info"})

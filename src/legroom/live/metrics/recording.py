@@ -36,7 +36,8 @@ _PLAIN = {
     "prompt_tokens_recomputed": "recomputed_tokens",
 }  # fmt: skip
 _HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
-_SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes": "legroom_worker_reserved_bytes"}
+_SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes": "legroom_worker_reserved_bytes",
+           "host_rss_bytes": "legroom_worker_host_rss_bytes"}  # fmt: skip
 
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:

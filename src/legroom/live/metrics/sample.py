@@ -147,6 +147,8 @@ class Sample:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""
+    host_rss_bytes: int | None = None
+    """What the workers' processes hold of the host's memory, where telemetry of theirs is exposed."""
     notes: tuple[str, ...] = ()
     """What was wrong with the answer, where it could still be read."""
 

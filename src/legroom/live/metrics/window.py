@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,10 @@ from legroom.records import dataclass
 
 MOST_STEPS = 120
 """Ten minutes at five seconds, about a quarter of a megabyte. What needs days keeps a thinned line of its own."""
+WINDOW_S = 600.0
+"""The longest that anyone looks back: at a Prometheus' 15 s that is 40 steps. A fleet's memory is these steps."""
+_LEAST_STEPS = 16
+"""However far apart: a trend and the time before it need that many (`forecast_least_steps`, and a few)."""
 SHORTEST_STEP_S = 1e-3
 """Samples closer together than this are one: over next to no time any growth is an endless rate. Clocks that are put
 right a little do that, and so does a source that tells the same sample twice; no watcher looks this often."""
@@ -130,6 +134,8 @@ class WindowStep:
 
     def total(self, field: str) -> float | None:
         """The sum over the engines; None where none shows it."""
+        if len(self.engines) == 1:  # nearly always, and asked hundreds of times a look
+            return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
         return sum(known) if known else None
 
@@ -142,6 +148,7 @@ class MemoryPoint:
     memory_used_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
+    host_rss_bytes: int | None = None
 
 
 def _grown(new: float | None, old: float | None, restarted: bool) -> float | None:
@@ -152,7 +159,10 @@ def _grown(new: float | None, old: float | None, restarted: bool) -> float | Non
     return max(new - old, 0.0) if old is not None else None
 
 
-def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> EngineStep:
+def _engine_step(
+    new: EngineSample, old: EngineSample, seconds: float, key: tuple[str, str] | None = None
+) -> EngineStep:
+    """`key` is the engine's from the step before, so that all steps share one."""
     pairs = ((getattr(new, name), getattr(old, name)) for name in _RESTART_COUNTERS)
     restarted = any(now is not None and before is not None and now < before for now, before in pairs)
     values: dict[str, Any] = {name: _grown(getattr(new, name), getattr(old, name), restarted) for name in COUNTERS}
@@ -161,7 +171,7 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
         since = histogram if restarted or histogram is None else histogram.since(getattr(old, name))
         values[name] = since if since is not None and since.count > 0 else None
     return EngineStep(
-        key=new.key, seconds=seconds, restarted=restarted, asleep=new.asleep,
+        key=key or new.key, seconds=seconds, restarted=restarted, asleep=new.asleep,
         kv_use=new.kv_use, kv_use_before=old.kv_use, running=new.running, running_before=old.running,
         waiting=new.waiting, waiting_before=old.waiting, waiting_for_capacity=new.waiting_for_capacity,
         waiting_for_capacity_before=old.waiting_for_capacity,
@@ -173,8 +183,9 @@ def _engine_step(new: EngineSample, old: EngineSample, seconds: float) -> Engine
 class Window:
     """What is remembered of one server. Feed it looks in the order they were made."""
 
-    def __init__(self, server: str, most_steps: int = MOST_STEPS) -> None:
+    def __init__(self, server: str, most_steps: int = MOST_STEPS, window_s: float = WINDOW_S) -> None:
         self.server = server
+        self._window_s = window_s
         self.latest: Sample | None = None
         """The last sample; older than the last look where the server does not answer."""
         self.steps: deque[WindowStep] = deque(maxlen=most_steps)
@@ -213,6 +224,7 @@ class Window:
             self.steps.clear()  # what lies before a gap does not continue into what comes after
         else:
             self.steps.append(step)
+            self._drop_old()
         if self._has_started_anew(look, step):
             self.restarts.append(look.time_s)
         if self._is_another(look):
@@ -220,6 +232,11 @@ class Window:
         self.failures.clear()
         self.latest = look
         self._thin(look)
+
+    def _drop_old(self) -> None:
+        steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
+        while len(steps) > _LEAST_STEPS and steps[0].time_s <= from_s:
+            steps.popleft()
 
     def _repeats_latest(self, look: Look) -> bool:
         """What it grew by then counts for the step that ends with the next sample."""
@@ -246,8 +263,11 @@ class Window:
         if not SHORTEST_STEP_S <= seconds <= self._longest_s:
             return None
         old = {engine.key: engine for engine in before.engines}
+        keys = {engine.key: engine.key for engine in self.steps[-1].engines} if self.steps else {}
         engines = tuple(
-            _engine_step(engine, old[engine.key], seconds) for engine in sample.engines if engine.key in old
+            _engine_step(engine, old[key], seconds, keys.get(key))
+            for engine in sample.engines
+            if (key := engine.key) in old
         )
         return (
             WindowStep(sample.time_s, seconds, engines, any(engine.restarted for engine in engines))
@@ -286,12 +306,11 @@ class Window:
         )
 
     def _thin(self, sample: Sample) -> None:
-        if sample.memory_used_bytes is None and sample.reserved_bytes is None:
+        sizes = (sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes, sample.host_rss_bytes)
+        if all(size is None for size in sizes):
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:
-            self.points.append(
-                MemoryPoint(sample.time_s, sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes)
-            )
+            self.points.append(MemoryPoint(sample.time_s, *sizes))
 
     @property
     def interval_s(self) -> float | None:
@@ -327,9 +346,12 @@ class Window:
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
         """A counter's growth a second over the last `seconds`."""
-        steps = [step for step in self.recent(seconds) if step.total(field) is not None]
-        spent = sum(step.seconds for step in steps)
-        return sum(step.total(field) or 0.0 for step in steps) / spent if spent > 0 else None
+        grown = spent_s = 0.0
+        for step in self.recent(seconds):
+            growth = step.total(field)
+            if growth is not None:
+                grown, spent_s = grown + growth, spent_s + step.seconds
+        return grown / spent_s if spent_s > 0 else None
 
     def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
         """What a histogram observed over the last `seconds`, all engines together."""
@@ -343,8 +365,12 @@ class Window:
 
     def quantile(self, field: str, share: float, seconds: float = 60.0) -> float | None:
         """A latency's quantile over the last `seconds`; None where nothing was observed."""
+        return self.quantiles(field, (share,), seconds)[0]
+
+    def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
+        """Several of the same."""
         seen = self.histogram(field, seconds)
-        return seen.quantile(share) if seen is not None else None
+        return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
         """Share of looked-up tokens found in the prefix cache; the V0 gauge where there are no counters."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.facts.model import LiveTensors, MediaItem
 from legroom.facts.releases import release as known_release
+from legroom.memory.activation.split_keys import split_key_bytes
 from legroom.memory.cache import PROFILE_RUN, cached
 from legroom.memory.dtypes import dtype_bytes
 from legroom.records import dataclass
@@ -106,6 +107,10 @@ def _sized(item: MediaItem, tower: Modality, settings: EngineSettings, allowed: 
     if item.within_length and tokens > settings.max_model_len:
         patches, outputs = (size * settings.max_model_len // tokens for size in (patches, outputs))
         tokens = settings.max_model_len
+    if item.lengths:
+        fitting = [length for length in item.lengths if length <= settings.max_model_len]
+        patches = patches // tokens * max(fitting, default=item.lengths[0])
+        tokens = outputs = max(fitting, default=item.lengths[0])
     share = _smaller(item, patches, options)
     return ProfiledItem(item.kind, tokens, int(patches * share), int(outputs * share), tower)
 
@@ -216,7 +221,7 @@ def _profile(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Encode
     rows = _kept_rows(largest, budget, settings)
     padded = rows != largest.outputs
     handed = largest.tower.feature_levels * model.hidden_size
-    kept = (count * rows + (largest.outputs if padded else 0)) * handed * width
+    kept = (count * rows + (largest.outputs if padded else 0)) * handed * width + largest.tower.table_bytes
     how = f"{count} {largest.kind} items x {rows} tokens x {handed} x {width} bytes"
     if settings.runner != "V2":
         # Local variables of the V1 runner's profile run keep its inputs, and the last output that was padded.
@@ -255,9 +260,26 @@ def _tower_peak(
     tower = batch.item.tower
     moments = [m for m in tower.moments or _PLAIN if not _outdated(m, settings)]
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
-    live, where = max((_live_bytes(moment, tower, batch.ranks, width), moment.where) for moment in moments)
+    partial = _partial_sum_bytes(batch, settings, gpu) if gpu else 0
+    live, where = max(
+        (
+            _live_bytes(moment, tower, batch.ranks, width, model.hidden_size) + partial * moment.splits_keys,
+            moment.where,
+        )
+        for moment in moments
+    )
     pixels = batch.patches * _pixel_bytes(tower, settings, width)
-    return at_once * live + pixels + _tapped_bytes(batch, model, settings, width), where
+    return at_once * live + pixels + tower.table_bytes + _tapped_bytes(batch, model, settings, width), where
+
+
+def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
+    """For every patch, where the tower's attention kernel cuts its keys into parts."""
+    tower = batch.item.tower
+    if not tower.attending_patches:
+        return 0
+    heads, head_dim = cdiv(tower.heads, batch.ranks), tower.hidden_size // tower.heads
+    sequences = batch.patches // tower.attending_patches
+    return split_key_bytes(tower.attending_patches, sequences, heads, head_dim, settings, gpu)
 
 
 _FLASH_ON_RDNA = "0.15.0"
@@ -286,10 +308,11 @@ def _outdated(moment: LiveTensors, settings: EngineSettings) -> bool:
     return early or (bool(moment.until) and release.at_least(moment.until))
 
 
-def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int) -> int:
+def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, text: int) -> int:
     split = 1 if not any(weight.split for weight in tower.weights) and tower.weights else ranks
     inner = cdiv(tower.intermediate_size, split)
     elements = moment.hidden * tower.hidden_size + moment.heads * tower.hidden_size / split + moment.inner * inner
+    elements += moment.text * text
     return int(elements * width) + moment.extra_bytes
 
 

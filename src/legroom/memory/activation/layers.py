@@ -47,6 +47,8 @@ class Execution:
     """8-bit activations with a scale for every 128 values."""
     fused_product: bool = False
     """Without torch.compile too, the feed-forward product is written in 8 bits at once."""
+    float32_rotary: bool = False
+    """Without torch.compile, queries and keys are rotated in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,9 @@ def _attention(mixer: Attention, at: Widths) -> LayerPeak:
     normed = query + key if mixer.qk_norm else 0
     if normed and at.model_type.startswith(tuple(constants()["eager"]["normed_values"])):
         normed += value
+    if at.execution.float32_rotary:
+        elements = 2 * at.hidden + projected + normed + 2 * query + 6 * key
+        return LayerPeak("attention", elements, "2 x hidden + qkv + normed q, k + q, k rotated in float32")
     quantized = output // 2 + output // 64 if at.execution.blockwise_activations else 0
     elements = 3 * at.hidden + projected + normed + 2 * gate + output + quantized
     return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")

@@ -18,7 +18,9 @@ from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import dtype_bytes
 from legroom.memory.runner_buffers import latent_workspace_tokens
 from legroom.memory.stages import stage_range
+from legroom.memory.weights.draft import EAGLE3_STATES
 from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int
 
 def _forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
     passing = expert_scratch(model, settings, gpu).passing_elements
-    width = element_bytes(settings)
-    peaks = (_peak_bytes(m, model, settings, passing, width) for m in _stage_peaks(model, settings, pp_rank))
+    peaks = (_peak_bytes(m, model, settings, gpu, passing) for m in _stage_peaks(model, settings, pp_rank))
     return max(peaks, default=0)
 
 
@@ -157,6 +158,12 @@ def _fuses_product(model: Model, settings: EngineSettings) -> bool:
     return static and in_release and model.model_type in fused["families"]
 
 
+def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
+    """Whether the family runs on code of the Transformers library that rotates queries and keys in float32."""
+    since = constants()["eager"]["float32_rotary"].get(model.model_type)
+    return bool(since) and known_release(settings.release).at_least(since)
+
+
 def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
     execution = Execution(
         settings.tensor_parallel_size,
@@ -164,6 +171,7 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
         _quantizes_activations(model),
         bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
         _fuses_product(model, settings),
+        _rotates_in_float32(model, settings),
     )
     indices = stage_range(len(model.layers), settings, pp_rank)
     return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
@@ -176,32 +184,45 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
     best = 0
     best_terms: tuple[Term, ...] = ()
     for moment in _stage_peaks(model, settings, pp_rank):
-        live = _peak_bytes(moment, model, settings, scratch.passing_elements, width)
+        live = _peak_bytes(moment, model, settings, gpu, scratch.passing_elements)
         kept = scratch.kept_elements * width if moment.after_experts else 0
         if live + kept > best:
             best = live + kept
             label = f"{tokens} tokens x {width} bytes x ({moment.how})"
             best_terms = (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
             best_terms += (Term(moment.where, live, label),)
+    if best and (states := _states_for_draft(settings)):
+        waiting = states * tokens * model.hidden_size * width
+        best, best_terms = (
+            best + waiting,
+            (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
+        )
     # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
     cublas = 0 if _never_calls_cublas(model) else cublas_workspace(gpu)
     return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
 
 
-def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, passing: int, width: int) -> int:
+def _states_for_draft(settings: EngineSettings) -> int:
+    """Hidden states of the model that an EAGLE head reads. Compiled runs were not measured: what it must read, then."""
+    method = draft_method(settings.given.speculative_config)
+    states: int = constants()["eager"]["draft_states"].get(method, 0)
+    return min(states, EAGLE3_STATES) if is_compiled(settings) else states
+
+
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
     elements = moment.elements * settings.max_num_batched_tokens
     if moment.where == "experts":
         elements += passing
     if moment.where == "latent attention":
-        elements += _expanded_prefill(model, settings)
-    return elements * width
+        elements += _expanded_prefill(model, settings, gpu)
+    return elements * element_bytes(settings)
 
 
-def _expanded_prefill(model: Model, settings: EngineSettings) -> int:
+def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Keys and values that chunked prefill expands from the latent; the profile run allocates the worst case (0.8+)."""
     if known_release(settings.release).before("0.8.0"):
         return 0
-    tokens = latent_workspace_tokens(settings)
+    tokens = latent_workspace_tokens(model, settings, gpu)
     kinds = cached_by_model(layer_kinds, model)
     mixers = latent(layer.mixer for layer, _ in kinds)
     ranks = settings.tensor_parallel_size

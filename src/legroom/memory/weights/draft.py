@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings
 
 _EAGLE_VOCABULARY = 32000
-_EAGLE3_STATES = 3
+EAGLE3_STATES = 3
 """Hidden states of the model that an EAGLE-3 head sees at once."""
 
 
@@ -41,7 +41,7 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else model.layers[-1:]
-    states = _EAGLE3_STATES if method == "eagle3" else 2
+    states = EAGLE3_STATES if method == "eagle3" else 2
     yield Module("draft", "fc", hidden, states * model.hidden_size)
     for layer in layers:
         yield from _layer(hidden, layer, shape, ranks)

@@ -16,7 +16,7 @@ from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.model import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, Storage, StorageContext, kernels_unmeasured
-from legroom.memory.weights.torch_allocator import AllocatorBlock, TorchAllocator
+from legroom.memory.weights.torch_allocator import TensorBlock, TorchAllocator
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import env_flag, other_value
@@ -225,7 +225,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank:
 
 def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    later: list[tuple[list[AllocatorBlock], Storage]] = []
+    later: list[tuple[list[TensorBlock], Storage]] = []
     for each in stored:
         storage = each.storage
         blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
@@ -233,7 +233,7 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
             later.append((blocks, storage))
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
-    freed_last: list[AllocatorBlock] = []
+    freed_last: list[TensorBlock] = []
     for blocks, storage in later:
         replaced = freed_last if storage.freed_last else None
         _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after, replaced)
@@ -243,9 +243,9 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
 
 def _follow(
     allocator: TorchAllocator,
-    blocks: list[AllocatorBlock],
+    blocks: list[TensorBlock],
     steps: Iterable[Step],
-    freed_last: list[AllocatorBlock] | None = None,
+    freed_last: list[TensorBlock] | None = None,
 ) -> None:
     for action, value in steps:
         if action == "+":

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from legroom.memory.allocator.settings import (
+    SMALL_REQUEST,
+    SMALLEST_BLOCK,
+    UNSPLIT_SLACK,
+    segment_bytes,
+)
 from legroom.records import dataclass, field
-from legroom.units import MIB, round_up
-
-_SMALLEST = 512
-_SMALL = MIB
-"""Up to here a tensor comes from 2 MiB segments that are split exactly, so only the rounding counts."""
-_LARGE_SEGMENT = 20 * MIB
-_LARGE_FROM = 10 * MIB
-_LARGE_STEP = 2 * MIB
+from legroom.units import round_up
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatorBlock:
+class TensorBlock:
     """A piece of a segment; `tensor_bytes` is what was asked for."""
 
     size: int
@@ -44,25 +43,26 @@ class TorchAllocator:
     """(size, segment, offset), sorted: the best fit is the first that is large enough."""
     _segments: int = 0
 
-    def allocate(self, tensor_bytes: int) -> AllocatorBlock:
+    def allocate(self, tensor_bytes: int) -> TensorBlock:
         """Hand out a block for a tensor."""
-        size = max(round_up(tensor_bytes, _SMALLEST), _SMALLEST)
-        if size <= _SMALL or self.expandable:
+        size = max(round_up(tensor_bytes, SMALLEST_BLOCK), SMALLEST_BLOCK)
+        # A small tensor comes from 2 MiB segments that are split exactly, so only the rounding counts.
+        if size <= SMALL_REQUEST or self.expandable:
             self._count(size)
-            return AllocatorBlock(size, -1, 0, tensor_bytes)
+            return TensorBlock(size, -1, 0, tensor_bytes)
         place = self._best_fit(size) or self._new_segment(size)
         rest = place[0] - size
-        if rest > _SMALL and (self.max_split_bytes is None or size < self.max_split_bytes):
+        if rest > SMALL_REQUEST and (self.max_split_bytes is None or size < self.max_split_bytes):
             insort(self._free, (rest, place[1], place[2] + size))
             place = (size, place[1], place[2])
         self._count(place[0])
-        return AllocatorBlock(*place, tensor_bytes)
+        return TensorBlock(*place, tensor_bytes)
 
     def _count(self, size: int) -> None:
         self.allocated_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
-    def free(self, block: AllocatorBlock) -> None:
+    def free(self, block: TensorBlock) -> None:
         """Take a block back, joined with the free blocks beside it."""
         self.allocated_bytes -= block.size
         if block.segment < 0:
@@ -85,12 +85,12 @@ class TorchAllocator:
         if limit is not None:
             if size < limit <= best[0]:
                 return None
-            if size >= limit and best[0] >= size + _LARGE_SEGMENT:
+            if size >= limit and best[0] >= size + UNSPLIT_SLACK:
                 return None
         return self._free.pop(index)
 
     def _new_segment(self, size: int) -> tuple[int, int, int]:
         self._segments += 1
-        length = _LARGE_SEGMENT if size < _LARGE_FROM else round_up(size, _LARGE_STEP)
+        length = segment_bytes(size)
         self.reserved_bytes += length
         return length, self._segments, 0

@@ -81,31 +81,43 @@ def weights_seconds(cost, tokens):
 
 
 @compilable
+def least_seconds(cost, tokens, running):
+    """Seconds that the host needs for a step, however little the GPU has to do."""
+    if tokens <= running:
+        return cost.host + cost.host_request * running
+    return cost.launch_captured if tokens <= cost.captured else cost.launch
+
+
+@compilable
 def step_seconds(cost, tokens, stored, running):
     """Seconds of one step: the slower of computing and reading memory."""
     compute = cost.token * tokens
     if tokens > running > 0:
         # Tokens of prompts attend to what is before them: on average what a request holds, less half of its new ones.
         compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
-    return cost.overhead + max(compute, weights_seconds(cost, tokens) + cost.kv_token * stored)
+    read = weights_seconds(cost, tokens) + cost.kv_token * stored
+    busy = cost.overhead + cost.request * running + max(compute, read)
+    return max(busy, least_seconds(cost, tokens, running))
 
 
 @compilable
 def span_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
-    compute = cost.token * running
+    overhead = cost.overhead + cost.request * running
+    # What does not grow with the cache: computing, or the host where it is slower than that.
+    even = max(cost.token * running, least_seconds(cost, running, running) - overhead)
     weights = weights_seconds(cost, running)
-    # Reading the cache grows by `running` tokens a step; after step `turn` it takes longer than computing.
+    # Reading the cache grows by `running` tokens a step; after step `turn` it takes longer than the rest.
     turn = -1.0
-    if compute > weights:
+    if even > weights:
         turn = float(steps)
         if cost.kv_token > 0.0:
-            turn = (compute - weights - cost.kv_token * stored) / (cost.kv_token * running)
+            turn = (even - weights - cost.kv_token * stored) / (cost.kv_token * running)
     early = min(int(turn) + 1, steps) if turn >= 0.0 else 0
     late = steps - early
     read = late * (weights + cost.kv_token * stored)
     read += cost.kv_token * running * (late * early + late * (late - 1) / 2.0)
-    return steps * cost.overhead + early * compute + read
+    return steps * overhead + early * even + read
 
 
 @compilable

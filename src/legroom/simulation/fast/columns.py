@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step: `overhead + max(computing, reading)`.
+    """Seconds of a step: `overhead + max(computing, reading)`, and never less than the host needs to start its kernels.
 
     Computing: `token` for every token and `pair` for every earlier token that one of a prompt attends to. Reading:
     `weights`, as much of `experts` as the tokens of the step choose, and `kv_token` for every token held.
@@ -53,6 +53,16 @@ class StepCost(NamedTuple):
     idle: float = 0.0
     """The chance that a token does not choose a given expert."""
     pair: float = 0.0
+    request: float = 0.0
+    """Overhead for every running request."""
+    host: float = 0.0
+    """The least of a step in which every request decodes, and `host_request` more for each of them."""
+    host_request: float = 0.0
+    launch: float = 0.0
+    """The least of a step with tokens of prompts; `launch_captured` where its tokens are no more than `captured`."""
+    launch_captured: float = 0.0
+    captured: float = 0.0
+    """Tokens of the largest CUDA graph."""
 
 
 class Sim(NamedTuple):

@@ -33,9 +33,13 @@ def is_compiled_before() -> bool:
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: a folder for each state of the source, so that no old code is ever loaded."""
-    here = Path(__file__).parent
-    source = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    """Where compiled code is kept: a folder for each state of the source, so that no old code is ever loaded.
+
+    And for each place of it, because Numba finds by its path what it compiled: elsewhere (on a node of a Ray cluster)
+    the same source would be compiled again.
+    """
+    here = Path(__file__).resolve().parent
+    source = b"".join((str(here).encode(), *(path.read_bytes() for path in sorted(here.glob("*.py")))))
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "legroom" / f"kernel-{hashlib.sha256(source).hexdigest()[:16]}"
 

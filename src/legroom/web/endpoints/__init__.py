@@ -48,6 +48,7 @@ ENDPOINTS: Mapping[str, ApiEndpoint] = {
         ApiEndpoint("read", "texts", "The servers that a script, a container line or a manifest starts"),
         ApiEndpoint("lint", "texts", "What is wrong in rules, dashboards, scripts and manifests", in_browser=False),
         ApiEndpoint("diagnose", "texts", "Why a server failed, from its log"),
+        ApiEndpoint("fragments", "snapshots", "Where memory lies that is reserved and not used", in_browser=False),
         ApiEndpoint("simulate", "loads", "Whether settings hold a load, replayed through vLLM's scheduler"),
         ApiEndpoint("models", "facts", "The models that are known without a network", without_input=True),
         ApiEndpoint("gpus", "facts", "The GPUs that are known", without_input=True),

@@ -1,0 +1,280 @@
+"""The black box of a worker: what it writes when memory runs out, and how the file is read again.
+
+Written by `worker/`, inside vLLM; read by `diagnosis/` and whatever else wants to know. The format is documented in
+docs/black-box.md. A field that the process could not tell is None. No text of a request is ever in it.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass, field
+
+KIND = "black box"
+VERSION = 1
+PREFIX = "legroom-blackbox-"
+"""A record's file is `legroom-blackbox-<UTC time>-<pid>-<number>.json`."""
+MOST_BYTES = 1_000_000
+"""A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
+_MOST_READ_BYTES = 4 * MOST_BYTES
+
+Trigger = Literal["out_of_memory", "asked"]
+BlockState = Literal["allocated", "pending", "free"]
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """Who wrote it."""
+
+    pid: int
+    rank: int | None = None
+    vllm: str | None = None
+    torch: str | None = None
+    platform: str | None = None
+    """`cuda`, `rocm` or `cpu`."""
+
+
+@dataclass(frozen=True)
+class StackFrame:
+    file: str
+    """From the package's own folder on: `vllm/v1/worker/gpu_model_runner.py`."""
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """What was asked for, and where."""
+
+    wanted_bytes: int | None = None
+    error: str | None = None
+    """The type of the exception."""
+    message: str | None = None
+    """Its first 2,000 characters, secrets and prompts masked."""
+    frames: tuple[StackFrame, ...] = ()
+    """The outermost first; of a deep stack the innermost 60."""
+
+
+@dataclass(frozen=True)
+class CardMemory:
+    """The device as the driver sees it."""
+
+    gpu: str
+    """NVML's index, else the process's own."""
+    name: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    own_bytes: int | None = None
+    """Held by this process: PyTorch's reserve and all else."""
+    others_bytes: int | None = None
+    """Held by other processes. Like `own_bytes` None where the driver does not say whose memory is whose."""
+    limit_bytes: int | None = None
+    """What PyTorch may take, where that is less than the card."""
+
+
+@dataclass(frozen=True)
+class SegmentBlock:
+    size_bytes: int
+    state: BlockState
+    """`pending`: given back, but a stream may still use it."""
+
+
+@dataclass(frozen=True)
+class AllocatorSegment:
+    """A piece that PyTorch took from the card, and what it is cut into, in the order of addresses."""
+
+    size_bytes: int
+    allocated_bytes: int
+    largest_free_bytes: int
+    pool: str = ""
+    """Empty for the common pool, `graph` for that of vLLM's CUDA graphs, else the id of a private pool."""
+    is_small: bool = False
+    """Of the pool for requests of up to 1 MiB."""
+    is_expandable: bool = False
+    blocks: tuple[SegmentBlock, ...] = ()
+    """Empty where they were left out for the record's size."""
+
+
+@dataclass(frozen=True)
+class AllocatorState:
+    """PyTorch's caching allocator on one device."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+    active_bytes: int | None = None
+    """Allocated, or given back and still used by a stream."""
+    inactive_split_bytes: int | None = None
+    """Free, in segments that are partly in use: it cannot be returned to the card."""
+    largest_free_bytes: int | None = None
+    """The largest piece of the common pool that could be handed out without taking more from the card."""
+    graph_pool_bytes: int | None = None
+    """Reserved by the private pools of CUDA graphs."""
+    private_pool_bytes: int | None = None
+    """Reserved by all private pools."""
+    private_free_bytes: int | None = None
+    """Of those, free: nobody outside the pool can have it."""
+    peak_allocated_bytes: int | None = None
+    alloc_retries: int | None = None
+    """How often it had to give its cache back to the card and ask again."""
+    ooms: int | None = None
+    settings: str | None = None
+    """PYTORCH_ALLOC_CONF as the process had it."""
+    has_expandable_segments: bool | None = None
+    segments: tuple[AllocatorSegment, ...] = ()
+    segments_left_out: int = 0
+
+    @property
+    def unallocated_bytes(self) -> int:
+        return max(self.reserved_bytes - self.allocated_bytes, 0)
+
+    @property
+    def usable_free_bytes(self) -> int:
+        """Reserved, free, and in the common pool: what would serve any request if it lay in one piece."""
+        return max(self.unallocated_bytes - (self.private_free_bytes or 0), 0)
+
+
+@dataclass(frozen=True)
+class WorkerHostMemory:
+    rss_bytes: int | None = None
+    pinned_bytes: int | None = None
+    available_bytes: int | None = None
+    """Of the machine, or of the container's limit."""
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """One request of the step, by numbers alone."""
+
+    id: str
+    scheduled_tokens: int
+    computed_tokens: int | None = None
+    prompt_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """The scheduler's step that was under way."""
+
+    requests: int
+    tokens: int
+    new_requests: int = 0
+    largest: tuple[ScheduledRequest, ...] = ()
+    """Those with the most scheduled tokens, eight at most."""
+    prompt_logprobs: int = 0
+    """How many of the requests ask for log-probabilities of their prompts."""
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """One look at the gauges."""
+
+    time_s: float
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    used_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    others_bytes: int | None = None
+    rss_bytes: int | None = None
+    pinned_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class BlackBox:
+    """One record."""
+
+    time_s: float
+    trigger: Trigger
+    worker: WorkerProcess
+    request: FailedRequest | None = None
+    card: CardMemory | None = None
+    allocator: AllocatorState | None = None
+    host: WorkerHostMemory | None = None
+    step: RecordedStep | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The engine's settings that decide memory, by the names of vLLM's flags with underscores, and `num_gpu_blocks`."""
+    history: tuple[MemoryReading, ...] = ()
+    """The last five minutes as they were read, before them one reading a minute; the oldest first."""
+
+    @property
+    def non_torch_bytes(self) -> int | None:
+        """What this process holds of the card beside PyTorch's reserve, where the driver tells."""
+        if self.card is None or self.card.own_bytes is None or self.allocator is None:
+            return None
+        return max(self.card.own_bytes - self.allocator.reserved_bytes, 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"legroom": KIND, "version": VERSION, **asdict(self)}
+
+
+def is_record(head: bytes) -> bool:
+    """Whether a file that begins like this is a black box."""
+    return head.lstrip()[:40].replace(b" ", b"").startswith(b'{"legroom":"blackbox"')
+
+
+def parse_record(text: str | bytes, name: str = "the record") -> BlackBox:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise LegroomError(f"{name} is not a whole black box: {error}", "was it cut off?") from error
+    if not isinstance(document, dict) or document.get("legroom") != KIND:
+        raise LegroomError(f"{name} is not a black box of legroom's")
+    if not isinstance(document.get("version"), int) or document["version"] > VERSION:
+        raise LegroomError(f"{name} was written by a newer legroom", "update legroom to read it")
+    try:
+        record: BlackBox = _restored(BlackBox, document)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise LegroomError(f"{name} is a damaged black box: {error}") from error
+    return record
+
+
+def read_record(path: Path) -> BlackBox:
+    try:
+        if path.stat().st_size > _MOST_READ_BYTES:
+            raise LegroomError(f"{path} is larger than any black box")
+        text = path.read_bytes()
+    except OSError as error:
+        raise LegroomError(f"could not read {path}: {error.strerror}", "is the path right?") from error
+    return parse_record(text, str(path))
+
+
+def _restored(kind: Any, value: Any) -> Any:
+    """A value of JSON as the type that a field has; unknown keys of a later release are passed over."""
+    origin = get_origin(kind)
+    if origin in (types.UnionType, Union):
+        if value is None:
+            return None
+        return _restored(next(inner for inner in get_args(kind) if inner is not type(None)), value)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r:.40} is no list")
+        return tuple(_restored(get_args(kind)[0], inner) for inner in value)
+    if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+        hints = get_type_hints(kind)
+        names = {entry.name for entry in fields(kind)}
+        return kind(**{name: _restored(hints[name], inner) for name, inner in value.items() if name in names})
+    return _checked(kind, origin, value)
+
+
+def _checked(kind: Any, origin: Any, value: Any) -> Any:
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise ValueError(f"{value!r:.40} is none of {get_args(kind)}")
+        return value
+    plain = origin or kind
+    allowed = (int, float) if plain is float else plain
+    if plain in (int, float) and isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    if not isinstance(value, allowed):
+        raise TypeError(f"{value!r:.40} is no {plain.__name__}")
+    return value

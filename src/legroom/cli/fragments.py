@@ -1,0 +1,85 @@
+"""`legroom fragments FILE|URL [LATER]`: where memory lies that is reserved and not used."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from legroom.cli.output import note, print_json, write_file
+from legroom.errors import ANSWER_IS_NO, OK
+
+_EPILOG = """\
+examples:
+  legroom fragments snapshot.pickle
+  legroom fragments before.pickle after.pickle        # what leaks, by the line that allocates it
+  legroom fragments snapshot.pickle --need 2GiB        # would a request of that size be served?
+  legroom fragments legroom-blackbox-*.json
+  legroom fragments summary.txt --svg segments.svg
+  legroom fragments http://127.0.0.1:8000 --json
+
+A snapshot is what torch.cuda.memory._dump_snapshot("snapshot.pickle") writes; with _record_memory_history before it,
+the failed request is replayed with other settings of the allocator. The file is read as plain data: nothing in it
+is run.
+A server is read where vLLM runs with LEGROOM_WORKER_MEMORY=1 and legroom beside it.
+
+exit codes: 0 nothing is wrong with how memory lies, 1 a request failed, something leaks or much lies in pieces,
+2 the input could not be read, 3 the server could not be reached
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "fragments",
+        description="Tell apart what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole "
+        "segments, pools of graphs, the last KV blocks; and say which setting would have served a request that failed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"
+    )
+    parser.add_argument("later", nargs="?", metavar="LATER", help="the same process later: what grew between the two")
+    parser.add_argument("--need", metavar="SIZE", help="ask about a request of this size, like 2GiB")
+    parser.add_argument("--gpu", metavar="NUMBER", help="which device of the source (default: the fullest)")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture of the segments")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.fragments.read import read_source
+    from legroom.fragments.report import fragment_report
+    from legroom.units import parse_bytes
+
+    needed = parse_bytes(args.need, "--need") if args.need else None
+    first = _chosen(read_source(args.source), args.gpu)
+    if args.later:
+        report = fragment_report(_chosen(read_source(args.later), first.device), needed_bytes=needed, earlier=first)
+    else:
+        report = fragment_report(first, needed_bytes=needed)
+    if args.svg:
+        from legroom.render.fragments_svg import fragments_svg
+
+        write_file(args.svg, fragments_svg(report), "picture")
+    if args.json:
+        print_json(report.to_json())
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.fragments_text import fragments_text
+
+        sys.stdout.write(fragments_text(report, style_of(sys.stdout)))
+    return ANSWER_IS_NO if report.has_problem else OK
+
+
+def _chosen(readings: Any, device: str | None) -> Any:
+    from legroom.errors import LegroomError
+
+    if device is None:
+        if len(readings) > 1:
+            note(f"note: it has {len(readings)} GPUs; this is GPU {readings[0].device}, the fullest (--gpu for others)")
+        return readings[0]
+    for reading in readings:
+        if reading.device == device:
+            return reading
+    raise LegroomError(f"there is no GPU {device} in it", f"it has {', '.join(r.device for r in readings)}")

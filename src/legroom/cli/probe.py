@@ -1,0 +1,143 @@
+"""`legroom probe`: this machine's own GPU, asked once."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import note, print_json
+from legroom.errors import OK
+
+if TYPE_CHECKING:
+    from legroom.planning.card_store import CardRecord
+    from legroom.probe.probe import ProbeOutcome
+
+_EPILOG = """\
+examples:
+  legroom probe
+  legroom probe --python /opt/vllm/bin/python
+  legroom probe --ranks 2                   # what connects two cards takes memory too
+  legroom probe --no-vllm --dry-run --json
+  legroom probe -- vllm serve Qwen/Qwen3-8B --max-model-len 32768     # this deployment too, with dummy weights
+
+It takes about a minute and needs an idle GPU. Torch and vLLM are those of your own vLLM; legroom itself needs neither.
+vLLM is started once with a model of two layers that is made on the spot. What is measured is kept for this card, driver
+and release, and later plans on this machine use it. The JSON is a record that can be added to legroom's facts.
+
+exit codes: 0 measured, 2 the call was wrong, 3 there is no GPU here, or no Python with torch
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "probe",
+        description="Measure what a plan has to know of this machine's GPU: its usable total, the context, what vLLM "
+        "takes beside the model, the allocator's sizes, copy speeds, and how much host memory can be pinned.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks to measure (default: 1)"
+    )
+    parser.add_argument("--pin-limit", default="8GiB", metavar="SIZE", help="host memory to try to pin (default: 8GiB)")
+    parser.add_argument("--no-vllm", action="store_true", help="ask torch alone, and start no vLLM")
+    parser.add_argument("--dry-run", action="store_true", help="measure, and keep nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """What follows `--` is the command of a server."""
+    cut = words.index("--") if "--" in words else len(words)
+    return argparse.Namespace(**vars(parser.parse_args(words[:cut])), served=words[cut + 1 :])
+
+
+def run(args: argparse.Namespace) -> int:
+    from legroom.errors import LegroomError
+    from legroom.planning.card_store import keep_card
+    from legroom.probe.probe import probe, python_of_vllm
+    from legroom.units import GIB, parse_bytes
+
+    if not 1 <= args.ranks <= 64:
+        raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
+    limit = parse_bytes(args.pin_limit, "--pin-limit") / GIB
+    python = python_of_vllm(args.python)
+    note(f"asking the GPU with {python}; this takes about a minute")
+    served = _served_words(args.served)
+    outcome = probe(python, ranks=args.ranks, pin_limit_gib=limit, with_vllm=not args.no_vllm, served=served)
+    for problem in outcome.problems:
+        note(f"note: {problem}")
+    if not args.dry_run:
+        keep_card(outcome.record)
+        if outcome.profile is not None:
+            _keep_deployment(args.served, outcome)
+    if args.json:
+        print_json({**outcome.record.to_json(), "deployment": outcome.profile})
+    else:
+        print("\n".join(_lines(outcome.record, kept=not args.dry_run)))
+    return OK
+
+
+def _served_words(command: list[str]) -> list[str]:
+    """The model and its flags, as vLLM's own parser takes them."""
+    if not command:
+        return []
+    from legroom.errors import LegroomError
+
+    if command[:2] != ["vllm", "serve"] or len(command) < 3:
+        raise LegroomError(
+            "what follows -- is not a `vllm serve MODEL ...`", "legroom probe -- vllm serve MODEL [flags]"
+        )
+    return command[2:]
+
+
+def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
+    import shlex
+
+    from legroom.deployments.deployment import deployment_from_command
+    from legroom.facts.releases import release
+    from legroom.planning.probed_start import keep_observation, probed_observation
+
+    deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
+    profile = outcome.profile or {}
+    remark = keep_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
+    if remark:
+        note(f"note: {remark}")
+
+
+def _lines(record: CardRecord, *, kept: bool) -> list[str]:
+    from legroom.drawing.text import columns
+    from legroom.units import human_bytes
+
+    def size(value: int | None) -> str:
+        return "not measured" if value is None else human_bytes(value)
+
+    def speed(value: int | None) -> str:
+        return "not measured" if value is None else f"{value / 1e9:,.1f} GB/s"
+
+    rows = [
+        ("usable total", size(record.total_bytes), "what CUDA reports; a utilization is a share of it"),
+        ("CUDA context", size(record.context_bytes), "held before the first allocation"),
+        ("vLLM beside torch", size(record.vllm_non_torch_bytes), "modules and handles, by its own accounting"),
+        ("smallest block", _count(record.smallest_block_bytes), "torch rounds requests up to it"),
+        ("segments", f"{size(record.small_segment_bytes)}, {size(record.large_segment_bytes)}", "small and large"),
+        ("a graph's kernel", _count(record.graph_node_bytes), "the driver's part of captured graphs"),
+        ("host to GPU", speed(record.host_to_device_bytes_s), "from pinned memory"),
+        ("GPU to host", speed(record.device_to_host_bytes_s), "into pinned memory"),
+        ("GPU to GPU memory", speed(record.device_to_device_bytes_s), "a copy within the card"),
+        ("pageable to GPU", speed(record.pageable_to_device_bytes_s), "from memory that is not pinned"),
+        ("host memory pinned", size(record.pinned_bytes), record.pin_refused or "as much as was tried"),
+    ]
+    if record.ranks > 1:
+        rows.insert(3, ("NCCL", size(record.nccl_bytes), f"a rank of {record.ranks}, after the first all-reduce"))
+    title = f"{record.name}, driver {record.driver or 'not known'}, torch {record.torch}"
+    title += f", vLLM {record.vllm}" if record.vllm else ""
+    end = "Kept: later plans for this card on this machine use it." if kept else "Nothing was kept."
+    return [title, "", *columns(rows, "<><"), "", end]
+
+
+def _count(value: int | None) -> str:
+    return "not measured" if value is None else f"{value:,} bytes"

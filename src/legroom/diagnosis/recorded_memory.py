@@ -1,0 +1,262 @@
+"""What a black box says: the bytes at the moment of failure, and what they add up to.
+
+A log names one failed request in rounded figures. A record has the allocator's pieces, the driver's view and the
+readings before it, so the causes of a failure while serving are told apart by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from legroom.black_box import BlackBox, MemoryReading
+from legroom.diagnosis.evidence import Evidence, TorchOom
+from legroom.diagnosis.finding import Assessment
+from legroom.records import dataclass
+from legroom.units import MIB, gib, human_bytes
+
+_LEAST_READINGS = 6
+_LEAST_GROWTH_BYTES = 256 * MIB
+"""Less than what the graphs' and libraries' caches take over time."""
+_RISING_RATIO = 0.8
+"""Of the steps between readings: a leak hardly ever gives back."""
+_LARGEST_STEP_RATIO = 0.5
+"""Of the growth in one step: more is a burst or a neighbour, not a leak."""
+_SURE, _BESIDE = 0.95, 0.5
+_LEAST_OTHERS_BYTES = 512 * MIB
+"""The context of a process that does nothing on the card."""
+
+
+def torch_oom(record: BlackBox, line: int) -> TorchOom | None:
+    """The failed request with exact bytes."""
+    request, card, allocator = record.request, record.card, record.allocator
+    if request is None or request.wanted_bytes is None or allocator is None:
+        return None
+    others = (card.others_bytes,) if card and card.others_bytes else ()
+    return TorchOom(
+        line, request.wanted_bytes, "HIP" if record.worker.platform == "rocm" else "CUDA", None,
+        card.total_bytes if card else None, card.free_bytes if card else None, card.own_bytes if card else None, others,
+        allocator.allocated_bytes, allocator.private_pool_bytes or 0, allocator.unallocated_bytes,
+        card.limit_bytes if card else None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordedGrowth:
+    """A figure that rose over the readings."""
+
+    first_bytes: int
+    last_bytes: int
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        return self.last_bytes - self.first_bytes
+
+    @property
+    def bytes_per_h(self) -> float:
+        return self.bytes / max(self.seconds, 1.0) * 3600
+
+
+def allocated_growth(record: BlackBox) -> RecordedGrowth | None:
+    """Of what PyTorch handed out since the pool was there; None where it did not keep growing."""
+    points = [(reading.time_s, reading.allocated_bytes) for reading in _since_pool(record.history)]
+    return _steady([(time_s, size) for time_s, size in points if size is not None])
+
+
+def host_growth(record: BlackBox) -> RecordedGrowth | None:
+    points = [(reading.time_s, reading.rss_bytes) for reading in record.history]
+    return _steady([(time_s, size) for time_s, size in points if size is not None])
+
+
+def _since_pool(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
+    """Weights and the KV cache come in leaps of the start; what is wanted is what came after the last of them."""
+    sizes = [reading.allocated_bytes or 0 for reading in history]
+    leaps = [late for late in range(1, len(sizes)) if sizes[late] > 1.25 * sizes[late - 1]]
+    return history[leaps[-1] :] if leaps else history
+
+
+def _steady(points: list[tuple[float, int]]) -> RecordedGrowth | None:
+    if len(points) < _LEAST_READINGS:
+        return None
+    growth = RecordedGrowth(points[0][1], points[-1][1], points[-1][0] - points[0][0])
+    steps = [late - early for (_, early), (_, late) in pairwise(points)]
+    rising = sum(step >= 0 for step in steps) / len(steps)
+    if growth.bytes < _LEAST_GROWTH_BYTES or rising < _RISING_RATIO or max(steps) > _LARGEST_STEP_RATIO * growth.bytes:
+        return None
+    return growth
+
+
+def outside_growth_bytes(record: BlackBox) -> int:
+    """How much more of the card is in use beside PyTorch's reserve than in the first reading after the pool."""
+    card, allocator = record.card, record.allocator
+    if card is None or allocator is None or card.total_bytes is None or card.free_bytes is None:
+        return 0
+    now = card.total_bytes - card.free_bytes - allocator.reserved_bytes
+    before = [
+        reading.used_bytes - reading.reserved_bytes
+        for reading in _since_pool(record.history)
+        if reading.used_bytes is not None and reading.reserved_bytes is not None
+    ]
+    return max(now - before[0], 0) if before else 0
+
+
+def in_pieces(record: BlackBox, line: int) -> Assessment | None:
+    """Enough was free, but in no single piece."""
+    oom, allocator = _failed(record), record.allocator
+    size = _pieces_bytes(record)
+    if oom is None or allocator is None or not size:
+        return None
+    free = oom.free_bytes or 0
+    why = (
+        f"The black box shows {gib(size)} free inside PyTorch's segments and {gib(free)} on the card, "
+        f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
+        f"{human_bytes(allocator.largest_free_bytes or 0)}."
+    )
+    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
+
+
+def _pieces_bytes(record: BlackBox) -> int:
+    oom, allocator = _failed(record), record.allocator
+    if oom is None or allocator is None or allocator.largest_free_bytes is None:
+        return 0
+    free, size = oom.free_bytes or 0, allocator.usable_free_bytes
+    # A step's own tensors cut segments too: the pieces decide where they are most of what was asked for.
+    enough = size + free >= oom.wanted_bytes and size >= oom.wanted_bytes // 2
+    return size if enough and max(allocator.largest_free_bytes, free) < oom.wanted_bytes else 0
+
+
+def held_by_others(record: BlackBox, line: int) -> Assessment | None:
+    """Other processes hold, or have just taken, what was missing."""
+    oom, size = _failed(record), _others_bytes(record)
+    if oom is None or not size:
+        return None
+    missing = _missing_bytes(oom)
+    if record.card is not None and record.card.others_bytes is not None:
+        why = (
+            f"The black box shows {gib(size)} of the card in the hands of other processes; {gib(missing)} were "
+            f"missing for the {gib(oom.wanted_bytes)} that this worker asked for."
+        )
+    else:
+        why = (
+            f"Since the server was up, {gib(size)} more of the card are in use that PyTorch does not hold, and "
+            f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
+            "say whose they are; a library of the worker's own rarely takes that much while it serves."
+        )
+    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
+
+
+def _others_bytes(record: BlackBox) -> int:
+    oom = _failed(record)
+    if oom is None:
+        return 0
+    others = record.card.others_bytes if record.card else None
+    size = outside_growth_bytes(record) if others is None else min(others, _unexplained_bytes(record))
+    return size if size >= max(_LEAST_OTHERS_BYTES, _missing_bytes(oom)) else 0
+
+
+def _unexplained_bytes(record: BlackBox) -> int:
+    """Of what is in use on the card, what this process does not hold; the driver's own part is not in the total."""
+    card = record.card
+    if card is None or card.total_bytes is None or card.free_bytes is None or card.own_bytes is None:
+        return 1 << 62
+    return max(card.total_bytes - card.free_bytes - card.own_bytes, 0)
+
+
+def leaking(record: BlackBox, line: int) -> Assessment | None:
+    """What PyTorch handed out grew from reading to reading until nothing was left."""
+    growth = leak_growth(record)
+    if growth is None:
+        return None
+    what = "the memory that PyTorch has handed out" if record.allocator is not None else "the worker's host memory"
+    why = (
+        f"In the {span_words(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
+        f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
+    )
+    return Assessment(_sureness(record, growth.bytes), (record_evidence(record, line),), why)
+
+
+def leak_growth(record: BlackBox) -> RecordedGrowth | None:
+    """The growth that explains the failure; None where there is none, or one too small for it."""
+    if record.trigger != "out_of_memory":
+        return None
+    growth = allocated_growth(record) if record.allocator is not None else host_growth(record)
+    oom = _failed(record)
+    return None if growth is None or (oom is not None and growth.bytes < _missing_bytes(oom)) else growth
+
+
+def _sureness(record: BlackBox, size: int) -> float:
+    """Several may hold at once, a neighbour beside pieces: the one that is most of the memory is the answer."""
+    growth = leak_growth(record)
+    largest = max(_pieces_bytes(record), _others_bytes(record), growth.bytes if growth else 0)
+    return _SURE if size >= largest else _BESIDE
+
+
+def _missing_bytes(oom: TorchOom) -> int:
+    return oom.wanted_bytes - (oom.free_bytes or 0)
+
+
+def burst(record: BlackBox, line: int) -> Assessment | None:
+    """None of the others: a step needed more than was left."""
+    oom, step = _failed(record), record.step
+    if oom is None or step is None or _pieces_bytes(record) or _others_bytes(record) or leak_growth(record):
+        return None
+    largest = step.largest[0] if step.largest else None
+    detail = f"; the largest, {largest.id}, had {largest.scheduled_tokens:,} of them" if largest else ""
+    logprobs = (
+        f" {step.prompt_logprobs} of the requests asked for log-probabilities of their prompts, which take tokens x "
+        "vocabulary and are not part of what vLLM measures at start-up."
+        if step.prompt_logprobs
+        else ""
+    )
+    why = (
+        f"A step of {step.tokens:,} tokens for {step.requests:,} request{'s' if step.requests != 1 else ''}{detail} "
+        f"asked for {gib(oom.wanted_bytes)} with {gib(oom.free_bytes or 0)} free on the card and "
+        f"{human_bytes(record.allocator.largest_free_bytes or 0) if record.allocator else '0 B'} as PyTorch's largest "
+        f"free piece.{logprobs}"
+    )
+    return Assessment(0.93, (record_evidence(record, line),), why)
+
+
+def _failed(record: BlackBox) -> TorchOom | None:
+    return torch_oom(record, 1) if record.trigger == "out_of_memory" else None
+
+
+def span_words(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+
+
+def record_evidence(record: BlackBox, line: int) -> Evidence:
+    """The record as something that a finding can point at: the line that is it, or that names it."""
+    request, worker = record.request, record.worker
+    facts: dict[str, int | float | str] = {"pid": worker.pid}
+    if request is not None and request.wanted_bytes is not None:
+        facts["wanted_bytes"] = request.wanted_bytes
+    if record.card is not None and record.card.free_bytes is not None:
+        facts["free_bytes"] = record.card.free_bytes
+    if record.allocator is not None:
+        facts |= {
+            "allocated_bytes": record.allocator.allocated_bytes,
+            "reserved_bytes": record.allocator.reserved_bytes,
+        }
+        if record.allocator.largest_free_bytes is not None:
+            facts["largest_free_bytes"] = record.allocator.largest_free_bytes
+    if record.non_torch_bytes is not None:
+        facts["non_torch_bytes"] = record.non_torch_bytes
+    if record.step is not None:
+        facts |= {"step_tokens": record.step.tokens, "step_requests": record.step.requests}
+    rank = "" if worker.rank is None else f"worker {worker.rank}, "
+    text = f"black box of {rank}pid {worker.pid}: " + ", ".join(_described(facts))
+    return Evidence("black_box", "symptom", line, text, facts, rank=worker.rank, pid=worker.pid)
+
+
+def _described(facts: dict[str, int | float | str]) -> list[str]:
+    return [
+        f"{name.removesuffix('_bytes').replace('_', ' ')} {human_bytes(int(value))}"
+        if name.endswith("_bytes")
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in facts.items()
+        if name != "pid"
+    ]

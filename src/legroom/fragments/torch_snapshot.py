@@ -1,0 +1,240 @@
+"""A memory snapshot of `torch.cuda.memory._dump_snapshot` or `_snapshot`: plain data, of any of torch's releases since
+2.1. What the file says is checked as it is read: it may come from anywhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
+from legroom.errors import LegroomError
+from legroom.fragments.plain_pickle import MOST_MADE_BYTES, NotPlainData, read_plain_pickle
+from legroom.fragments.reading import AllocatorReading, CallSite
+from legroom.memory.allocator.replay import AllocatorEvent, AllocatorHistory, RefusedRequest
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.records import dataclass
+
+MOST_ENTRIES = 4_000_000
+"""Blocks and events that are looked at: a list that a file refers to a thousand times is there a thousand times."""
+_MOST_FRAMES = 48
+_STATES = {"active_allocated": "allocated", "active_awaiting_free": "pending", "active_pending_free": "pending"}
+_COMMON_POOL = (0, 0)
+_GAINED = {"segment_alloc", "segment_map"}
+_GIVEN_BACK = {"segment_free", "segment_unmap"}
+
+
+def read_snapshot(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) -> tuple[AllocatorReading, ...]:
+    """One reading a device that holds anything; the fullest first."""
+    document = read_plain_pickle(content, most_made_bytes)
+    if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
+        document = {"segments": document}
+    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
+        hint = "write one with torch.cuda.memory._dump_snapshot"
+        raise NotPlainData("the pickle is no memory snapshot of torch", hint)
+    budget = _Budget(MOST_ENTRIES)
+    try:
+        readings = [_reading(document, device, segments, budget) for device, segments in _by_device(document, budget)]
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
+    if not readings:
+        raise LegroomError("the memory snapshot has no segment", "torch had reserved nothing when it was taken")
+    return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
+
+
+class _Budget:
+    def __init__(self, entries: int) -> None:
+        self.left = entries
+
+    def each(self, items: Any) -> Iterator[Mapping[str, Any]]:
+        if not isinstance(items, list | tuple):
+            raise TypeError("a list is missing")
+        for item in items:
+            self.left -= 1
+            if self.left < 0:
+                raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
+            if not isinstance(item, dict):
+                raise TypeError("an entry is no object")
+            yield item
+
+
+def _by_device(document: Mapping[str, Any], budget: _Budget) -> list[tuple[int, list[Mapping[str, Any]]]]:
+    devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for segment in budget.each(document["segments"]):
+        devices[_size(segment.get("device", 0))].append(segment)
+    return sorted(devices.items())
+
+
+def _size(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError("a size or an address is none")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveBlock:
+    address: int
+    size: int
+    stream: int
+    requested: int
+    place: str
+
+
+def _reading(
+    document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]], budget: _Budget
+) -> AllocatorReading:
+    segments, live = [], list[_LiveBlock]()
+    for segment in sorted(raw, key=lambda entry: _size(entry["address"])):
+        segments.append(_segment(segment, live, budget))
+    settings = _settings(document.get("allocator_settings"), segments)
+    state = _state(segments, live, settings)
+    traces = document.get("device_traces") or []
+    trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
+    history, refused = _history(trace, live, state, settings, budget)
+    return AllocatorReading(
+        "memory snapshot",
+        str(device),
+        state,
+        settings,
+        requested_bytes=sum(block.requested for block in live),
+        history=history,
+        refused=refused,
+        sites=_sites(live),
+        card_free_bytes=refused.card_free_bytes if refused else None,
+    )
+
+
+def _segment(segment: Mapping[str, Any], live: list[_LiveBlock], budget: _Budget) -> AllocatorSegment:
+    blocks, free = [], 0
+    address, stream = _size(segment["address"]), _size(segment.get("stream", 0))
+    for block in budget.each(segment["blocks"]):
+        size = _size(block["size"])
+        state: Any = _STATES.get(str(block.get("state")), "free")
+        blocks.append(SegmentBlock(size, state))
+        if state == "free":
+            free = max(free, size)
+        else:
+            requested = _size(block.get("requested_size", size))
+            where = _size(block.get("address", address))
+            live.append(_LiveBlock(where, size, stream, min(requested, size), _place(block.get("frames"))))
+        address += size
+    pool = segment.get("segment_pool_id", _COMMON_POOL)
+    is_common = tuple(pool)[:2] == _COMMON_POOL if isinstance(pool, list | tuple) else True
+    return AllocatorSegment(
+        _size(segment["total_size"]),
+        sum(block.size_bytes for block in blocks if block.state != "free"),
+        free,
+        "" if is_common else ".".join(str(part)[:20] for part in tuple(pool)[:2]),
+        segment.get("segment_type") == "small",
+        bool(segment.get("is_expandable", False)),
+        tuple(blocks),
+    )
+
+
+def _state(
+    segments: Sequence[AllocatorSegment], live: Sequence[_LiveBlock], settings: AllocatorSettings
+) -> AllocatorState:
+    private = [segment for segment in segments if segment.pool]
+    return AllocatorState(
+        allocated_bytes=sum(block.size for block in live),
+        reserved_bytes=sum(segment.size_bytes for segment in segments),
+        inactive_split_bytes=sum(s.size_bytes - s.allocated_bytes for s in segments if s.allocated_bytes),
+        largest_free_bytes=max((s.largest_free_bytes for s in segments if not s.pool), default=0),
+        private_pool_bytes=sum(segment.size_bytes for segment in private),
+        private_free_bytes=sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+        settings=settings.as_text() or None,
+        has_expandable_segments=settings.expandable_segments,
+        segments=tuple(segments),
+    )
+
+
+def _settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettings:
+    values = raw if isinstance(raw, dict) else {}
+    split = values.get("max_split_size", -1)
+    divisions = values.get("roundup_power2_divisions")
+    steps = {value for value in divisions.values() if isinstance(value, int)} if isinstance(divisions, dict) else set()
+    return AllocatorSettings(
+        bool(values.get("expandable_segments", any(segment.is_expandable for segment in segments))),
+        split if isinstance(split, int) and 0 < split < 1 << 60 else None,
+        min(steps.pop(), 64) if len(steps) == 1 else 0,
+    )
+
+
+def _history(
+    trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings, budget: _Budget
+) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
+    raw = list(budget.each(trace))
+    if not raw:
+        return None, None
+    events: list[AllocatorEvent] = []
+    first: dict[int, tuple[int, int, int]] = {}
+    allocated: set[int] = set()
+    change = peak = 0
+    refused: tuple[int, int | None, int] | None = None
+    for index, entry in enumerate(raw):
+        action, size, stream = entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0))
+        address = _size(entry.get("addr", 0))
+        if action == "alloc":
+            allocated.add(address)
+            events.append(AllocatorEvent("allocate", address, size, stream))
+        elif action == "free_completed":
+            if address not in allocated:
+                first[address] = (address, size, stream)
+            allocated.discard(address)
+            events.append(AllocatorEvent("free", address, size, stream))
+        elif action in _GAINED:
+            change += size
+            peak = max(peak, change)
+        elif action in _GIVEN_BACK:
+            change -= size
+            if _was_emptied(raw, index, settings):
+                events.append(AllocatorEvent("give_back"))
+        elif action == "oom":
+            free = entry.get("device_free")
+            refused = (size, free if isinstance(free, int) else None, change)
+            events.append(AllocatorEvent("refused", 0, size, stream))
+    for block in live:
+        if block.address not in allocated:
+            first[block.address] = (block.address, block.requested, block.stream)
+    start = state.reserved_bytes - change
+    history = AllocatorHistory(tuple(sorted(first.values())), tuple(events))
+    if refused is None:
+        return history, None
+    size, free, change_then = refused
+    return history, RefusedRequest(size, start + change_then, free, start + max(peak, 0))
+
+
+def _was_emptied(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
+    """Whether everything free went back, and not the one block that `max_split_size_mb` gives back for a request."""
+    if index and raw[index - 1].get("action") in _GIVEN_BACK:
+        return False  # said by the first of them
+    if settings.max_split_bytes is None:
+        return True
+    following = next((entry.get("action") for entry in raw[index:] if entry.get("action") not in _GIVEN_BACK), None)
+    return following not in {*_GAINED, "oom"}
+
+
+def _place(frames: Any) -> str:
+    """The innermost line of Python that is not torch's own."""
+    if not isinstance(frames, list | tuple):
+        return ""
+    python = [
+        frame
+        for frame in frames[:_MOST_FRAMES]
+        if isinstance(frame, dict) and str(frame.get("filename", ""))[-3:] == ".py"
+    ]
+    for frame in (*(f for f in python if "/torch/" not in str(f["filename"])), *python):
+        file = str(frame["filename"]).rpartition("site-packages/")[2]
+        short = "/".join(file.split("/")[-4:] if "site-packages/" not in str(frame["filename"]) else [file])
+        return f"{short[-120:]}:{frame.get('line', 0)} {str(frame.get('name', ''))[:60]}".rstrip()
+    return ""
+
+
+def _sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for block in live:
+        total = totals[block.place]
+        total[0] += block.size
+        total[1] += 1
+    sites = [CallSite(place, size, count) for place, (size, count) in totals.items() if place]
+    return tuple(sorted(sites, key=lambda site: -site.bytes))

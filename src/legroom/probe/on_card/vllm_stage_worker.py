@@ -1,0 +1,61 @@
+"""vLLM's GPU worker, which writes down what its own memory profile said; vLLM loads it by `worker_cls`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_module: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
+_Worker: Any = _module.Worker
+
+
+class ProbedWorker(_Worker):  # type: ignore[misc]
+    """Adds no memory of its own: the profile is read, not changed."""
+
+    def determine_available_memory(self) -> Any:
+        profiles: list[Any] = []
+        profile_memory = _module.memory_profiling
+
+        @contextlib.contextmanager
+        def watched(*args: Any, **settings: Any) -> Iterator[Any]:
+            with profile_memory(*args, **settings) as profile:
+                profiles.append(profile)
+                yield profile
+
+        _module.memory_profiling = watched
+        try:
+            available = super().determine_available_memory()
+        finally:
+            _module.memory_profiling = profile_memory
+        with contextlib.suppress(Exception):  # a start that works is worth more than the record of it
+            _write(
+                {"rank": getattr(self, "rank", 0), **_finding(self, profiles[-1]), "available_kv_bytes": int(available)}
+            )
+        return available
+
+
+def _finding(worker: Any, profile: Any) -> dict[str, Any]:
+    init = getattr(worker, "init_snapshot", None) or profile.before_create
+    return {
+        "finding": "vllm",
+        "total_bytes": int(init.total_memory),
+        "held_at_start_bytes": int(init.total_memory - init.free_memory),
+        "non_torch_bytes": int(profile.non_torch_increase),
+        "weights_bytes": int(profile.weights_memory),
+        "torch_peak_bytes": int(profile.torch_peak_increase),
+        "total_consumed_bytes": int(getattr(profile, "total_consumed", 0)),
+        "transient_peak_bytes": int(getattr(profile, "transient_peak_headroom", 0)),
+        "non_kv_cache_bytes": int(profile.non_kv_cache_memory),
+        "graph_estimate_bytes": int(getattr(worker, "cudagraph_memory_estimate", 0) or 0),
+        "requested_bytes": int(getattr(worker, "requested_memory", 0) or 0),
+    }
+
+
+def _write(line: dict[str, Any]) -> None:
+    with Path(os.environ["LEGROOM_PROBE_RESULTS"]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

@@ -1,0 +1,176 @@
+"""Asks the card: runs the scripts of `on_card/` under the Python of the user's vLLM, and keeps the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.masking import masked
+from legroom.planning.card_store import CardRecord
+from legroom.records import dataclass
+
+_SCRIPTS = Path(__file__).parent / "on_card"
+_TORCH_LIMIT_S, _VLLM_LIMIT_S = 90.0, 240.0
+"""A probe takes a minute; a cold disk or several ranks may take longer."""
+_MOST_RESULT_BYTES = 1 << 20
+_MOST_SHEBANG_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOutcome:
+    record: CardRecord
+    problems: tuple[str, ...]
+    """What could not be measured, and why."""
+    profile: Mapping[str, int] | None = None
+    """The accounting of the deployment that was asked about, if one was and it started."""
+    vllm: str = ""
+
+
+def python_of_vllm(given: str | None = None) -> str:
+    """The Python that vLLM runs under: the one given, that of the `vllm` command, else legroom's own."""
+    if given:
+        path = shutil.which(given)
+        if path is None:
+            raise LegroomError(f"--python {given} is no program", "give the path of the Python that has vLLM")
+        return path
+    command = shutil.which("vllm")
+    if command:
+        with contextlib.suppress(OSError), Path(command).open("rb") as file:
+            first = file.readline(_MOST_SHEBANG_BYTES)
+            if first.startswith(b"#!"):
+                words = first[2:].decode("utf-8", "replace").split()
+                named = shutil.which(words[-1]) if words else None
+                if named and "python" in Path(named).name:
+                    return named
+    return sys.executable
+
+
+def probe(
+    python: str, *, ranks: int = 1, pin_limit_gib: float = 8.0, with_vllm: bool = True, served: Sequence[str] = ()
+) -> ProbeOutcome:
+    """Measure; raises LegroomError (exit code 3) where there is no GPU, or no torch that could use it."""
+    with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
+        results = Path(folder) / "results.jsonl"
+        words = [str(results), "--ranks", str(ranks)]
+        output = _run(
+            [python, str(_SCRIPTS / "torch_stage.py"), *words, "--pin-limit-gib", f"{pin_limit_gib:g}"], _TORCH_LIMIT_S
+        )
+        answers = _answers(results)
+        _check_card(answers, python, output)
+        if with_vllm:
+            output = _run([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
+            answers = _answers(results)
+        outcome = _outcome(answers, ranks, with_vllm, output)
+        return _with_deployment(outcome, python, served, Path(folder)) if served else outcome
+
+
+def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
+    """Start the deployment with dummy weights; compiled, twice: a first start compiles, and profiles more."""
+    answers: dict[str, Mapping[str, Any]] = {}
+    output = ""
+    for attempt in range(1 if "--enforce-eager" in served else 2):
+        results = folder / f"deployment-{attempt}.jsonl"
+        output = _run([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
+        answers = _answers(results)
+    profile, started = answers.get("vllm", {}), answers.get("vllm_started")
+    if started is None or "available_kv_bytes" not in profile:
+        why = profile.get("error") or output
+        return replace(outcome, problems=(*outcome.problems, f"the deployment did not start: {why}"))
+    sizes = {name: value for name, value in profile.items() if isinstance(value, int)}
+    return replace(outcome, profile=sizes, vllm=str(started.get("vllm", "")))
+
+
+def _run(words: Sequence[str], limit_s: float) -> str:
+    """The end of what a script said. Its session ends with it: an engine leaves processes behind when it is stopped."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            output.write(f"\nit took longer than {limit_s:g} s and was stopped".encode())
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        lines = output.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+    return str(masked(lines[-1].strip())) if lines else ""
+
+
+def _answers(path: Path) -> dict[str, Mapping[str, Any]]:
+    """By the finding's name; of several ranks the one that takes the most."""
+    answers: dict[str, Mapping[str, Any]] = {}
+    with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
+        for line in file.read(_MOST_RESULT_BYTES).splitlines():
+            with contextlib.suppress(ValueError):
+                answer = json.loads(line)
+                name = str(answer.pop("finding"))
+                earlier = answers.get(name, {}).get("non_torch_bytes")
+                if not isinstance(earlier, int) or answer.get("non_torch_bytes", -1) > earlier:
+                    answers[name] = answer
+    return answers
+
+
+def _check_card(answers: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
+    if "no_gpu" in answers:
+        raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
+    card = answers.get("card")
+    if card is None:
+        raise LegroomError(
+            f"{python} could not be asked: {output or 'it said nothing'}",
+            "name the Python that has vLLM: legroom probe --python /path/to/python",
+            UNREACHABLE,
+        )
+    if "error" in card:
+        raise LegroomError(f"the GPU could not be asked: {card['error']}", "is another program using it?", UNREACHABLE)
+
+
+def _outcome(answers: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str) -> ProbeOutcome:
+    card = answers["card"]
+    allocator, copies, host = (answers.get(name, {}) for name in ("allocator", "copies", "host"))
+    vllm, started = answers.get("vllm", {}), answers.get("vllm_started", {})
+    problems = [f"{name}: {answer['error']}" for name, answer in answers.items() if answer.get("error")]
+    if with_vllm and not vllm:
+        problems.append(f"vLLM was not started: {output}")
+    others = card.get("others_bytes")
+    if others:
+        problems.append("other processes hold memory of the card; the context was measured beside them")
+    record = CardRecord(
+        name=card["name"],
+        total_bytes=card["total_bytes"],
+        driver=card.get("driver", ""),
+        cuda=card.get("cuda", ""),
+        torch=card.get("torch", ""),
+        vllm=started.get("vllm", ""),
+        seen=time.strftime("%Y-%m-%d", time.gmtime()),
+        context_bytes=card.get("context_bytes"),
+        held_by_others_bytes=others,
+        vllm_non_torch_bytes=vllm.get("non_torch_bytes") if started else None,
+        ranks=ranks,
+        nccl_bytes=answers.get("communication", {}).get("nccl_bytes"),
+        smallest_block_bytes=allocator.get("one_byte", {}).get("allocated_bytes"),
+        small_segment_bytes=allocator.get("one_byte", {}).get("reserved_bytes"),
+        large_segment_bytes=allocator.get("large", {}).get("reserved_bytes"),
+        graph_node_bytes=answers.get("graphs", {}).get("node_bytes"),
+        host_to_device_bytes_s=copies.get("host_to_device_bytes_s"),
+        device_to_host_bytes_s=copies.get("device_to_host_bytes_s"),
+        device_to_device_bytes_s=copies.get("device_to_device_bytes_s"),
+        pageable_to_device_bytes_s=copies.get("pageable_to_device_bytes_s"),
+        pinned_bytes=host.get("pinned_bytes"),
+        pin_refused=host.get("refused"),
+    )
+    return ProbeOutcome(record, tuple(problems))

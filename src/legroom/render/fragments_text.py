@@ -1,0 +1,123 @@
+"""What `legroom fragments` tells in a terminal: the answer, the segments as they lie, the parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.drawing.chart import Segment, strip, swatch
+from legroom.drawing.text import columns, plural, wrap
+from legroom.render.fragment_rows import KINDS, SegmentRow, segment_rows
+from legroom.units import human_bytes
+
+if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
+    from legroom.fragments.report import FragmentReport
+
+_MOST_ROWS = 14
+_NAMES = {
+    "allocated": "in use", "rounding": "rounding", "free_whole_segments": "free, whole",
+    "free_in_pieces": "free, in pieces",
+    "graph_pools": "pools of graphs", "non_torch": "beside PyTorch", "non_torch_growth": "beside PyTorch, growth",
+    "others": "other processes",
+    "kv_last_blocks": "last KV blocks", "failed_request": "the failed request", "leak": "more than before",
+}  # fmt: skip
+
+
+def fragments_text(report: FragmentReport, style: Style) -> str:
+    state = report.reading.state
+    lines = [style.paint(line, "bold") for line in wrap(headline(report), style.width)]
+    ratio = report.fragmentation_ratio
+    pieces = "" if ratio is None or report.largest_free_bytes is None else (
+        f", the largest free piece has {human_bytes(report.largest_free_bytes)} (fragmentation {ratio:.0%})"
+    )  # fmt: skip
+    summary = (
+        f"GPU {report.reading.device}, by its {report.reading.source}: {human_bytes(state.reserved_bytes)} reserved, "
+        f"{human_bytes(state.allocated_bytes)} in use{pieces}."
+    )
+    lines += ["", *wrap(summary, style.width)]
+    lines += _picture(report, style)
+    lines += ["", *_parts(report, style)]
+    if advice := advice_of(report):
+        lines += ["", *wrap(advice, style.width)]
+    return "\n".join(lines) + "\n"
+
+
+def headline(report: FragmentReport) -> str:
+    for name in ("failed_request", "leak"):
+        part = report.part(name)
+        if part is not None:
+            return part.text[0].upper() + part.text[1:] + "."
+    if report.is_in_pieces:
+        pieces = report.part("free_in_pieces")
+        return f"{human_bytes(pieces.bytes or 0) if pieces else ''} of PyTorch's memory lies in pieces."
+    return "Nothing is wrong with how PyTorch's memory lies."
+
+
+def advice_of(report: FragmentReport) -> str:
+    """What to set, where the answer is sure."""
+    failed = report.part("failed_request")
+    if failed is None or not failed.details.get("served_by"):
+        return ""
+    setting = failed.details["served_by"][0]
+    return f"Set PYTORCH_CUDA_ALLOC_CONF={setting} in the server's environment (PYTORCH_ALLOC_CONF from torch 2.9 on)."
+
+
+def _picture(report: FragmentReport, style: Style) -> list[str]:
+    rows, left_out = segment_rows(report, _MOST_ROWS)
+    if not rows:
+        return []
+    labels = [f"{row.label} x {row.count}" if row.count > 1 else row.label for row in rows]
+    width = max(len(label) for label in labels)
+    lines = [""]
+    for row, label in zip(rows, labels, strict=True):
+        lines.append(f"  {label:>{width}}  {_bar(row, style.width - width - 4, style)}")
+    if left_out:
+        lines.append(f"  {'':>{width}}  and {plural(left_out, 'smaller segment')}")
+    shown = {kind for row in rows for kind, _ in row.runs}
+    legend = "   ".join(f"{_cell(kind, style)} {KINDS[kind][0]}" for kind in KINDS if kind in shown)
+    return [*lines, f"  {'':>{width}}  {legend}"]
+
+
+def _bar(row: SegmentRow, width: int, style: Style) -> str:
+    cells = strip(row.runs, width)
+    return "".join(_cell(kind, style) for kind in cells)
+
+
+def _cell(kind: str, style: Style) -> str:
+    name, colour, glyph, letter = KINDS[kind]
+    return swatch(Segment(name, 1, colour, glyph, letter), style)
+
+
+def _parts(report: FragmentReport, style: Style) -> list[str]:
+    rows = []
+    for part in report.parts:
+        if part.part in ("failed_request", "leak"):  # they have lines of their own
+            continue
+        size = human_bytes(part.bytes) if part.bytes is not None else ""
+        rows.append((_NAMES[part.part], size, part.text))
+    width = max((len(name) for name, _, _ in rows), default=0) + 14
+    lines = []
+    for row in columns([(name, size) for name, size, _ in rows], "<>"):
+        lines.append(row)
+    texts = [wrap(text, style.width - width - 2) or [""] for _, _, text in rows]
+    merged = []
+    for line, text in zip(lines, texts, strict=True):
+        merged.append(f"{line.ljust(width)}  {text[0]}".rstrip())
+        merged += [f"{'':{width}}  {more}" for more in text[1:]]
+    leak = report.part("leak")
+    for site in (leak.details.get("sites", []) if leak else [])[:8]:
+        merged.append(f"  {human_bytes(site['bytes']):>10}  {site['blocks']:>6,} blocks  {site['place']}")
+    failed = report.part("failed_request")
+    if failed is not None:
+        merged += ["", *_tried(failed.details, style.width)]
+    return merged
+
+
+def _tried(details: dict[str, object], width: int) -> list[str]:
+    how = "replayed with other settings" if details.get("replayed") else "by what was free: there is no history of it"
+    lines = [f"{'The request' if details.get('asked') else 'The failed request'}, {how}:"]
+    for name, word in (("served_by", "served"), ("refused_by", "refused")):
+        settings = details.get(name)
+        if isinstance(settings, list) and settings:
+            lines += wrap(f"{word:8} {', '.join(settings)}", width, "  ", " " * 11)
+    return lines if len(lines) > 1 else []

@@ -1,0 +1,154 @@
+"""A sweep on a Ray cluster.
+
+The nodes need Ray and the same Python, not legroom: this very package travels with the job, so every node computes
+what this machine would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import re
+import socket
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.records import dataclass
+from legroom.sweeps.executor import Item, Result, Shared
+
+AUTO = "auto"
+"""As Ray means it: the cluster that this machine is a node of."""
+_MOST_RETRIES = 20
+"""Of one item whose worker or node was lost. Machines that are taken back at any time are, several times in a row;
+an item that kills its worker each time must end."""
+_REACH_S = 10.0
+_NOT_SHIPPED = ["**/__pycache__", "**/*.pyc"]
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    address: str | None = None
+    """As `ray.init` takes it; None leaves it to Ray: RAY_ADDRESS, a cluster that runs here, or one started for this."""
+    workers: int | None = None
+    """The most items at work at once; None: as many as the cluster takes."""
+    announce: Callable[[str], None] | None = None
+    """Is told once where the sweep runs."""
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]:
+        ray = _imported()
+        with _connected(ray, self.address):
+            if self.announce:
+                self.announce(_described(ray))
+            yield from _collected(ray, work, shared, items, self.workers or len(items))
+
+
+def _imported() -> Any:
+    # Set before the import. A cluster that legroom starts for itself reports to nobody.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError:
+        raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    """In a session of Ray's: the caller's own where there is one, which then stays."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        _reach(address)
+        ray.init(
+            address, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            runtime_env={"py_modules": [str(Path(__file__).parents[1])], "excludes": _NOT_SHIPPED},
+        )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError, OSError, ImportError) as error:
+        where = f"the Ray cluster at {address}" if address and address != AUTO else "a Ray cluster"
+        reason = re.split(r"\n|\. ", str(error).strip())[0].rstrip(".")  # its advice is about other programs' options
+        raise LegroomError(
+            f"could not join {where}: {reason}",
+            "`ray status` shows whether one runs here; ADDRESS is host:port of its head (this machine being one of "
+            "its nodes), ray://host:10001 from elsewhere (pip install 'ray[client]'), or auto",
+            UNREACHABLE,
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _reach(address: str | None) -> None:
+    """Connect once to an address that is given: Ray itself takes minutes to say that nobody is there."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+
+
+def _described(ray: Any) -> str:
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    return f"on Ray: {nodes} node{'' if nodes == 1 else 's'} with {cores} core{'' if cores == 1 else 's'}"
+
+
+def _collected(
+    ray: Any, work: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], at_once: int
+) -> Iterator[tuple[int, Any]]:
+    pickled = pickle.dumps(shared)
+    stored, digest = ray.put(pickled), hashlib.sha256(pickled).hexdigest()
+    # Spread: a node that is lost takes few items with it, and those are done again elsewhere.
+    remote = ray.remote(_work_on).options(num_cpus=1, max_retries=_MOST_RETRIES, scheduling_strategy="SPREAD")
+    waiting = iter(enumerate(items))
+    numbers: dict[Any, int] = {}
+
+    def submit(most: int) -> None:
+        for number, item in islice(waiting, most):
+            numbers[remote.remote(work, digest, stored, item)] = number
+
+    try:
+        submit(at_once)
+        while numbers:
+            finished, _ = ray.wait(list(numbers), num_returns=1)
+            result = _result(ray, finished[0])
+            number = numbers.pop(finished[0])
+            submit(1)
+            yield number, result
+    finally:
+        for pending in numbers:
+            ray.cancel(pending, force=True)
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        # The error as it was raised there, so that a sweep ends alike wherever it runs.
+        raise error.cause from None
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        reason = str(error).strip().rpartition("\n")[2]
+        raise LegroomError(f"the Ray cluster could not load legroom: {reason}", exit_code=UNREACHABLE) from error
+    except ray.exceptions.RayError as error:
+        raise LegroomError(
+            f"the Ray cluster lost the same part of the sweep {_MOST_RETRIES + 1} times ({type(error).__name__})",
+            "see `ray status` and the nodes' memory, or run it without --ray",
+            UNREACHABLE,
+        ) from error
+
+
+_shared: dict[str, Any] = {}
+
+
+def _work_on(work: Callable[[Any, Any], Any], digest: str, pickled: bytes, item: Any) -> Any:
+    """In a worker, which keeps what all items share from one item to the next."""
+    if digest not in _shared:
+        _shared.clear()
+        _shared[digest] = pickle.loads(pickled)
+    return work(_shared[digest], item)

@@ -1,0 +1,310 @@
+"""The black box of this process: it keeps the last readings, and writes a record when memory runs out.
+
+Nothing here raises into vLLM. A record is made where memory has just run out, so it is small, and a disk may be full
+for the same reason: places are tried in turn, and at last the log itself takes a short form of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from legroom import home
+from legroom.black_box import (
+    MOST_BYTES,
+    PREFIX,
+    AllocatorState,
+    BlackBox,
+    CardMemory,
+    FailedRequest,
+    MemoryReading,
+    RecordedStep,
+    Trigger,
+    WorkerHostMemory,
+    WorkerProcess,
+)
+from legroom.masking import masked
+from legroom.worker import stack
+from legroom.worker.allocator import allocator_state
+from legroom.worker.memory import WorkerMemory, card_use, initialized_cuda, read_host, worker_rank
+
+LOG = logging.getLogger("legroom.worker")
+FOLDER = "LEGROOM_BLACKBOX_DIR"
+_RECENT = 60
+"""Readings kept as they come: five minutes at five seconds each."""
+_EARLIER = 240
+"""Readings of a minute each before those: four hours."""
+_MINUTE_S = 60.0
+_MOST_RECORDS = 5
+"""Of one process: a server that goes on after each failure would fill the disk."""
+_MOST_FILES = 50
+"""In one folder, of all servers; the oldest go."""
+_SAME_FAILURE_S = 120.0
+"""Between an allocation that failed and the log entry that says so."""
+_MESSAGE_CHARS = 2000
+_WANTED = re.compile(r"tried to allocate (\d{1,18}) bytes")
+"""As PyTorch's allocator for the host says it."""
+_SHORT_FRAMES = 5
+
+
+class BlackBoxRecorder:
+    """One a process."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Empty, as a forked process has to begin: readings, records and a lock may be its parent's."""
+        self._recent: deque[MemoryReading] = deque(maxlen=_RECENT)
+        self._earlier: deque[MemoryReading] = deque(maxlen=_EARLIER)
+        self._lock = threading.Lock()
+        self._written = 0
+        self._last: tuple[float, BlackBox, Path | None] | None = None
+
+    def keep(self, memory: tuple[WorkerMemory, ...]) -> None:
+        """Remember a reading of the first device."""
+        if not memory:
+            return
+        device, now_s = memory[0], time.time()
+        if len(self._recent) == _RECENT:
+            oldest = self._recent[0]
+            if not self._earlier or oldest.time_s - self._earlier[-1].time_s >= _MINUTE_S:
+                self._earlier.append(oldest)
+        self._recent.append(
+            MemoryReading(
+                round(now_s, 1), device.allocated_bytes, device.reserved_bytes, device.peak_allocated_bytes,
+                device.largest_free_bytes, device.used_bytes, device.non_torch_bytes, device.others_bytes,
+                device.host_rss_bytes, device.host_pinned_bytes,
+            )
+        )  # fmt: skip
+
+    def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
+        """PyTorch's allocator calls this in the thread whose request it is about to refuse."""
+        try:
+            frames = list(stack.outwards(sys._getframe(1)))
+            request = FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
+            self._record("out_of_memory", request, frames, device, int(free_bytes), int(limit_bytes))
+        except BaseException as error:  # whatever it is, vLLM is to see its own error and not this one
+            _say_failure(error)
+
+    def exception(self, error: BaseException) -> None:
+        """vLLM has logged an error that says memory ran out: the record of it gets its text, or is made now."""
+        try:
+            if worker_rank() is None:
+                return  # the engine's process repeats what its workers say
+            wanted = _WANTED.search(str(error)[:_MESSAGE_CHARS])
+            request = FailedRequest(
+                int(wanted[1]) if wanted else None, type(error).__name__, masked(str(error))[:_MESSAGE_CHARS]
+            )
+            if self._last is not None and time.time() - self._last[0] < _SAME_FAILURE_S and self._named_last(request):
+                return
+            frames = _frames_of(error)
+            self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
+        except BaseException as problem:
+            _say_failure(problem)
+
+    def _named_last(self, request: FailedRequest) -> bool:
+        """Whether the last record was of the same failure, which has its text then."""
+        assert self._last is not None
+        written_s, record, path = self._last
+        if record.request is None or record.trigger != "out_of_memory":
+            return False
+        if record.request.message is None and path is not None:
+            record = replace(record, request=replace(record.request, error=request.error, message=request.message))
+            _write(path, _bounded(record))
+            self._last = written_s, record, path
+        return True
+
+    def asked(self) -> None:
+        """Somebody wants to see: the state now, and where the main thread is."""
+        try:
+            main = sys._current_frames().get(threading.main_thread().ident or 0)
+            frames = list(stack.outwards(main))
+            self._record("asked", FailedRequest(frames=stack.stack_frames(frames)), frames)
+        except BaseException as error:
+            _say_failure(error)
+
+    def _record(
+        self, trigger: Trigger, request: FailedRequest, frames: list[FrameType], device: int | None = None,
+        free_bytes: int | None = None, limit_bytes: int | None = None,
+    ) -> None:  # fmt: skip
+        with self._lock:
+            if self._written >= _MOST_RECORDS and trigger != "asked":
+                return
+            self._written += 1
+            self._settings = _or(stack.engine_settings, frames) or self._settings
+            record = BlackBox(
+                round(time.time(), 3), trigger, _process(), request, host=_or(_host), step=_step_of(frames),
+                settings=masked(self._settings), history=(*self._earlier, *self._recent),
+            )  # fmt: skip
+            cuda = initialized_cuda()
+            if cuda is not None:
+                number = cuda.current_device() if device is None else device
+                allocator = _or(lambda: allocator_state(cuda, number, with_blocks=True))
+                record = replace(
+                    record, allocator=allocator, card=_card(cuda, number, allocator, free_bytes, limit_bytes)
+                )
+            path = self._store(record)
+            self._last = time.time(), record, path
+
+    def _store(self, record: BlackBox) -> Path | None:
+        text = _bounded(record)
+        name = (
+            f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
+        )
+        for folder in _folders():
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                _write(folder / name, text)
+            except OSError:
+                continue  # full, read-only or not ours: the next
+            LOG.error("legroom black box written to %s", folder / name)
+            _remove_oldest(folder)
+            return folder / name
+        LOG.error("legroom black box: %s", _short(record))
+        return None
+
+
+def _or(make: Any, *arguments: Any) -> Any:
+    """None where a part of a record cannot be made: the others are wanted all the same."""
+    try:
+        return make(*arguments)
+    except Exception:
+        return None
+
+
+def _step_of(frames: list[FrameType]) -> RecordedStep | None:
+    step: RecordedStep | None = _or(stack.engine_step, frames)
+    return step
+
+
+def _process() -> WorkerProcess:
+    vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
+    versions = getattr(torch, "version", None)
+    platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
+    return WorkerProcess(os.getpid(), worker_rank(), _version(vllm), _version(torch), platform)
+
+
+def _version(module: Any) -> str | None:
+    version = getattr(module, "__version__", None)
+    return None if version is None else str(version)
+
+
+def _host() -> WorkerHostMemory:
+    return replace(read_host(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
+
+
+def _card(
+    cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
+) -> CardMemory:
+    use = _or(card_use, cuda, device)
+    total = _or(lambda: int(cuda.get_device_properties(device).total_memory))
+    if use is None:
+        return CardMemory(str(device), None, total, free_bytes)
+    if free_bytes is None and total is not None and use.used_bytes is not None:
+        free_bytes = max(use.total_bytes - use.used_bytes, 0)
+    own, others = use.own_bytes, use.others_bytes
+    if own is not None and total is not None and free_bytes is not None:
+        others = max(total - free_bytes - own, 0)  # as CUDA counts, which leaves out what the driver keeps
+    limit = limit_bytes if limit_bytes and total and limit_bytes < total else None
+    return CardMemory(use.gpu, use.name, total, free_bytes, own, others, limit)
+
+
+def _frames_of(error: BaseException) -> list[FrameType]:
+    """The innermost first, as far as the error went up, then its callers."""
+    trace = error.__traceback__
+    if trace is None:
+        return []
+    raised = []
+    while trace is not None:
+        raised.append(trace.tb_frame)
+        trace = trace.tb_next
+    return [*reversed(raised), *stack.outwards(raised[0].f_back)]
+
+
+def _folders() -> Iterator[Path]:
+    """Where a record may go, the best first; the last is memory, which a full disk leaves alone."""
+    given = os.environ.get(FOLDER)
+    if given:
+        yield Path(given)
+    yield home.home() / "black-boxes"
+    yield Path(tempfile.gettempdir())
+    yield Path("/dev/shm")
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    new = path.with_suffix(".new")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _remove_oldest(folder: Path) -> None:
+    for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
+        _or(lambda path=old: path.unlink(missing_ok=True))
+
+
+def _bounded(record: BlackBox) -> str:
+    """The record as text below its limit: blocks go first, then the smallest segments."""
+    text = json.dumps(record.to_json(), separators=(",", ":"))
+    if len(text) <= MOST_BYTES or record.allocator is None:
+        return text
+    allocator = record.allocator
+    segments = tuple(replace(segment, blocks=()) for segment in allocator.segments)
+    least = sorted(segments, key=lambda segment: -segment.size_bytes)
+    room = MOST_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
+    each = max(len(json.dumps(asdict(least[0]))), 1) if least else 1
+    kept = least[: max(room // (each + 20), 0)]
+    short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))
+    return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
+
+
+def _short(record: BlackBox) -> str:
+    """One line of a log, which `legroom diagnose` reads whole: figures without pieces, readings and far callers."""
+    request = record.request
+    if request is not None:
+        request = replace(request, message=None, frames=request.frames[-_SHORT_FRAMES:])
+    step = replace(record.step, largest=record.step.largest[:1]) if record.step else None
+    short = replace(
+        record, request=request, step=step, allocator=_without_segments(record.allocator), history=(), settings={}
+    )
+    return json.dumps(_without_none(short.to_json()), separators=(",", ":"))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner not in (None, {}, (), [])}
+    return [_without_none(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None:
+    if allocator is None:
+        return None
+    return replace(allocator, segments=(), segments_left_out=len(allocator.segments))
+
+
+def _say_failure(error: BaseException) -> None:
+    with contextlib.suppress(BaseException):  # nothing is left to say it with
+        LOG.warning("legroom wrote no black box: %r", error)

@@ -1,0 +1,125 @@
+"""An error of lint means that the release is sure; what is only likely is a warning, what was not understood a note."""
+
+import pytest
+
+from legroom.deployments.containers import follows_newest, image_words, serves_vllm
+from legroom.deployments.shell.scan import Word
+from legroom.facts.releases import release
+from legroom.lint.lint import Options, lint_texts
+
+
+def judged(text, path="a.sh", **options):
+    findings = lint_texts([(path, text)], Options(**options)).findings
+    return [(finding.rule, finding.severity) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("vllm serve org/m --swap-space 4\n", "warning"),
+        ("pip install vllm==0.20.0\nvllm serve org/m --swap-space 4\n", "error"),
+        ("docker run vllm/vllm-openai:v0.20.0 --model org/m --swap-space 4\n", "error"),
+        ("docker run vllm/vllm-openai:latest --model org/m --swap-space 4\n", "error"),
+        ("docker run me/vllm:latest --model org/m --swap-space 4\n", "warning"),
+    ],
+)
+def test_a_removed_flag_is_an_error_only_where_the_release_is_sure(text, severity):
+    assert judged(text) == [("flag-removed", severity)]
+
+
+def test_a_release_that_was_asked_for_is_sure():
+    assert judged("vllm serve org/m --swap-space 4\n", release=release("0.20.0")) == [("flag-removed", "error")]
+
+
+@pytest.mark.parametrize(
+    ("flag", "severity"), [("--max-model-lenn", "error"), ("--tt-device", "warning"), ("--nope", "warning")]
+)
+def test_a_flag_that_no_release_has_is_an_error_only_as_a_slip(flag, severity):
+    assert judged(f"vllm serve org/m {flag} 8\n") == [("flag-unknown", severity)]
+
+
+def test_a_word_more_makes_another_flag_and_no_slip():
+    assert judged("vllm serve org/m --gpu-memory-utilization-gb 60\n") == [("flag-unknown", "warning")]
+
+
+def test_a_flag_that_no_release_has_is_an_error_in_vllms_own_image():
+    assert judged("docker run vllm/vllm-openai:v0.20.0 --model org/m --nope\n") == [("flag-unknown", "error")]
+
+
+def test_a_choice_of_a_newer_build_is_a_warning_where_the_release_is_not_sure():
+    assert judged("vllm serve org/m --moe-backend next_year\n") == [("flag-value", "warning")]
+
+
+def test_a_value_that_every_release_refuses_is_an_error():
+    assert judged("vllm serve org/m --max-model-len many\n") == [("flag-value", "error")]
+
+
+@pytest.mark.parametrize(
+    ("series", "severity"),
+    [
+        ("vllm:gpu_cache_usage_perc", "warning"),
+        ("vllm_num_requests_waiting", "error"),
+        ("vllm_gpu_cache_usage_perc", "error"),
+        ("vllm:num_requests_waitin", "error"),
+        ("vllm_request_duration_seconds_bucket", "warning"),
+    ],
+)
+def test_a_series_of_other_releases_or_of_another_exporter_is_a_warning(series, severity):
+    rule = f"groups:\n- name: g\n  rules:\n  - record: a:b:c\n    expr: {series}\n"
+    assert judged(rule, "a.yml") == [("metric-unknown", severity)]
+
+
+def test_only_vllms_own_image_follows_its_releases():
+    assert follows_newest("vllm/vllm-openai:latest") and follows_newest("docker.io/vllm/vllm-openai")
+    assert not follows_newest("rocm/vllm:latest") and not follows_newest("vllm/vllm-openai:v0.9.0")
+
+
+def test_an_image_that_watches_vllm_is_not_its_server():
+    assert not serves_vllm("ghcr.io/me/vllm-monitor")
+    given = (Word("--url", 0), Word("http://a:8000", 6))
+    assert image_words("ghcr.io/me/my-vllm-thing", (), given, 0) == given
+
+
+def test_a_placeholder_in_a_document_is_no_word_of_a_command():
+    assert judged("```bash\nvllm serve org/m [options]\n```\n", "a.md") == []
+
+
+def test_compose_splits_what_stands_in_a_default():
+    text = (
+        "services:\n  a:\n    image: vllm/vllm-openai:v0.22.0\n    command: >-\n      org/m\n"
+        "      ${EXTRA---seed 1 --reasoning-parser qwen3}\n"
+    )
+    assert judged(text, "compose.yaml") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "expected"),
+    [
+        ('"""vllm: start it with --swap-space 4"""\n', "a.py", ("flag-removed", "note")),
+        ("vllm:\n  batching:\n    swap_space: 4\n", "a.yaml", ("flag-removed", "note")),
+        ("# vLLM\n\n| `--swap-space` | room on the host |\n", "a.md", ("flag-removed", "note")),
+        ("# for vllm\nexport VLLM_USE_V1=0\n", "a.sh", ("env-unknown", "warning")),
+        ("# vLLM\n\nIt reads `VLLM_USE_V1`.\n", "a.md", ("env-unknown", "note")),
+        ("usage=$(value 'vllm:num_requests_swapped')\n", "a.sh", ("metric-unknown", "warning")),
+    ],
+)
+def test_a_removed_name_that_no_reader_understood_is_still_named(text, path, expected):
+    assert judged(text, path) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("# vllm --swap-space 4\n", "a.sh"),
+        ("run.py --device cpu  # vllm\n", "a.sh"),
+        ("image: vllm/vllm-openai:v0.9.0\nmore:\n  swap_space: 4\n", "a.yaml"),
+        ('names = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"]  # metrics\n', "a.py"),
+    ],
+)
+def test_a_comment_another_program_an_older_release_and_both_names_are_left_alone(text, path):
+    assert judged(text, path) == []
+
+
+def test_a_file_that_something_is_said_of_is_not_listed_as_skipped():
+    report = lint_texts([("a.py", '"""vllm: --swap-space 4"""\n')], Options())
+    assert (len(report.findings), report.skipped) == (1, ())

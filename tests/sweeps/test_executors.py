@@ -1,0 +1,89 @@
+"""Where sweeps run: what every executor promises, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+import pytest
+
+from legroom.cli.main import main
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.sweeps.processes import ProcessExecutor
+from legroom.sweeps.ray_cluster import RayExecutor
+
+
+def _times(factor: int, number: int) -> int:
+    return factor * number
+
+
+def _process(_shared: None, seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def _refuse(_shared: None, number: int) -> int:
+    raise LegroomError(f"number {number} is wrong")
+
+
+@pytest.mark.parametrize("workers", [1, 2, None])
+def test_every_item_is_done_once_and_known_by_its_number(workers: int | None) -> None:
+    assert sorted(ProcessExecutor(workers).run(_times, 3, range(20))) == [(n, 3 * n) for n in range(20)]
+
+
+def test_nothing_to_do_is_done_at_once() -> None:
+    assert list(ProcessExecutor(4).run(_times, 3, [])) == []
+
+
+def test_two_processes_share_the_work() -> None:
+    assert len({process for _, process in ProcessExecutor(2).run(_process, None, [0.1] * 8)}) == 2
+
+
+def test_what_is_quick_comes_before_what_is_slow() -> None:
+    (first, _), *_ = ProcessExecutor(2).run(_process, None, [2.0, 0.01])
+    assert first == 1
+
+
+def test_an_error_of_the_work_ends_the_sweep() -> None:
+    with pytest.raises(LegroomError, match="is wrong"):
+        list(ProcessExecutor(2).run(_refuse, None, [1, 2, 3]))
+
+
+def test_a_sweep_that_is_closed_leaves_what_was_not_begun() -> None:
+    began_s = time.monotonic()
+    results = ProcessExecutor(2).run(_process, None, [0.1] * 400)
+    next(results)
+    results.close()
+    assert time.monotonic() - began_s < 10
+
+
+def test_an_address_where_nobody_answers_is_named_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(LegroomError, match=f"could not join the Ray cluster at {address}") as raised:
+            list(RayExecutor(address).run(_times, 3, [1]))
+    assert raised.value.exit_code == UNREACHABLE
+
+
+def test_without_ray_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LegroomError) as raised:
+        list(RayExecutor().run(_times, 3, [1]))
+    assert raised.value.hint == "pip install 'legroom[ray]'"
+
+
+def test_no_worker_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["size", "llama-3.1-8b", "--gpu", "l4", "--workers", "0"]) == 2
+    assert "--workers 0" in capsys.readouterr().err
+
+
+def test_a_matrix_is_the_same_in_one_process_and_in_two(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["size", "llama-3.1-8b", "qwen3-8b", "--gpu", "h100,l4", "--matrix", "--json", "--workers"]
+    texts = []
+    for workers in ("1", "2"):
+        assert main([*words, workers]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]

@@ -1,0 +1,446 @@
+"""The black box inside a worker: stand-ins for torch and vLLM, real frames, real files, a real full disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from legroom import black_box
+from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
+from legroom.errors import LegroomError
+from legroom.live import gpu_memory
+from legroom.worker import allocator, hooks, recorder, telemetry
+from legroom.worker import memory as worker_memory
+from legroom.worker.board import Board
+from legroom.worker.memory import WorkerMemory
+from legroom.worker.recorder import BlackBoxRecorder
+
+GIB, MIB = 1 << 30, 1 << 20
+UUID = "5c3d8f4e-0000-0000-0000-000000000001"
+
+
+def segment(size, *blocks, pool=(0, 0), device=0):
+    """As `torch.cuda.memory_snapshot` has it: blocks are (size, state)."""
+    allocated = sum(size for size, state in blocks if state == "active_allocated")
+    return {
+        "device": device, "total_size": size, "allocated_size": allocated, "segment_pool_id": pool,
+        "segment_type": "large", "is_expandable": False,
+        "blocks": [{"size": size, "state": state} for size, state in blocks],
+    }  # fmt: skip
+
+
+SEGMENTS = (
+    segment(4 * GIB, (3 * GIB, "active_allocated"), (GIB, "inactive")),
+    segment(2 * GIB, (GIB, "active_allocated"), (GIB // 2, "active_pending_free"), (GIB // 2, "inactive")),
+    segment(GIB, (GIB // 4, "active_allocated"), (3 * GIB // 4, "inactive"), pool=(0, 1)),
+    segment(8 * GIB, (8 * GIB, "inactive"), device=1),
+)
+COUNTS = {
+    "allocated_bytes.all.current": 4 * GIB, "reserved_bytes.all.current": 7 * GIB, "active_bytes.all.current": 5 * GIB,
+    "inactive_split_bytes.all.current": 2 * GIB, "allocated_bytes.all.peak": 6 * GIB, "num_alloc_retries": 3,
+    "num_ooms": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def worker(monkeypatch, tmp_path):
+    """A process that is a worker with one GPU; what was reset is in `resets`."""
+    resets: list[int] = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        memory_stats=lambda device: dict(COUNTS),
+        memory_snapshot=lambda: list(SEGMENTS),
+        reset_peak_memory_stats=resets.append,
+        host_memory_stats=lambda: {"allocated_bytes.current": 5 * MIB},
+        get_device_properties=lambda device: SimpleNamespace(uuid=UUID, total_memory=80 * GIB),
+    )
+    torch = SimpleNamespace(cuda=cuda, __version__="2.9.0", version=SimpleNamespace(cuda="12.8", hip=None))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=SimpleNamespace(rank=0)))
+    platform = SimpleNamespace(_global_graph_pool=(0, 1))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(_current_platform=platform))
+    card = gpu_memory.GpuMemory(3, "NVIDIA H200", f"GPU-{UUID}", 80 * GIB, 70 * GIB, ((os.getpid(), 8 * GIB), (1, GIB)))
+    monkeypatch.setattr(gpu_memory, "devices", lambda: (card,))
+    monkeypatch.setattr(allocator, "_PACED", allocator.PacedSums())
+    monkeypatch.setenv(recorder.FOLDER, str(tmp_path / "records"))
+    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
+    return SimpleNamespace(cuda=cuda, resets=resets, records=tmp_path / "records")
+
+
+def written(worker):
+    return [read_record(path) for path in sorted(worker.records.glob("*.json"))]
+
+
+def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
+    (memory,) = worker_memory.read()
+    assert memory == WorkerMemory(
+        0, "3", 70 * GIB, 7 * GIB, 4 * GIB, 5 * GIB, 2 * GIB, GIB, GIB, GIB, GIB, 6 * GIB, 3,
+        memory.host_rss_bytes, 5 * MIB,
+    )  # fmt: skip
+
+
+def test_the_peak_is_that_since_the_last_look(worker):
+    worker_memory.read()
+    assert worker.resets == [0]
+
+
+def test_the_peak_is_left_alone_while_vllm_sizes_its_cache_by_it(worker, monkeypatch):
+    monkeypatch.setattr(worker_memory, "is_profiling", lambda: True)
+    worker_memory.read()
+    assert worker.resets == []
+
+
+def test_a_thread_that_measures_its_peak_is_seen_from_another():
+    code = """
+import threading, time
+from legroom.worker.memory import is_profiling
+def determine_available_memory():
+    time.sleep(30)
+threading.Thread(target=determine_available_memory, daemon=True).start()
+while not is_profiling(): time.sleep(0.01)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
+
+
+def test_segments_are_listed_no_more_often_than_they_cost(worker):
+    now, listed = [0.0], []
+
+    def snapshot():
+        listed.append(now[0])
+        now[0] += 0.01
+        return list(SEGMENTS)
+
+    worker.cuda.memory_snapshot = snapshot
+    paced = allocator.PacedSums(lambda: now[0])
+    for _ in range(12):
+        assert paced.read(worker.cuda, 0).largest_free_bytes == GIB
+        now[0] += 5
+    assert len(listed) == 3  # 10 ms each: every twenty seconds
+
+
+class ModelRunner:
+    """As vLLM's: knows its requests and the engine's settings."""
+
+    def __init__(self):
+        parameters = SimpleNamespace(logprobs=None, prompt_logprobs=5)
+        old = SimpleNamespace(prompt_token_ids=list(range(50)), sampling_params=SimpleNamespace(logprobs=2))
+        self.requests = {"old": old}
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(model="org/model", max_model_len=4096, dtype="torch.bfloat16"),
+            cache_config=SimpleNamespace(gpu_memory_utilization=0.9, block_size=16, num_gpu_blocks=1000),
+            scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
+            parallel_config=SimpleNamespace(tensor_parallel_size=2),
+        )
+        self.new = SimpleNamespace(
+            req_id="new", prompt_token_ids=[7] * 2000, num_computed_tokens=0, sampling_params=parameters
+        )
+
+    def execute_model(self, scheduler_output, fail):
+        fail()
+
+
+CACHED = SimpleNamespace(req_ids=["old"], num_computed_tokens=[55])
+CACHED_BEFORE_0_10 = [SimpleNamespace(req_id="old", num_computed_tokens=55)]
+
+
+def step(runner, cached=CACHED):
+    return SimpleNamespace(
+        num_scheduled_tokens={"old": 1, "new": 2000}, total_num_scheduled_tokens=2001,
+        scheduled_new_reqs=[runner.new], scheduled_cached_reqs=cached,
+    )  # fmt: skip
+
+
+def fail_in_a_step(box, cached=CACHED):
+    runner = ModelRunner()
+    code = compile(
+        "def run(runner, output, fail):\n runner.execute_model(output, fail)", "/x/site-packages/vllm/a.py", "exec"
+    )
+    names: dict[str, object] = {}
+    exec(code, names)
+    names["run"](runner, step(runner, cached), lambda: box.out_of_memory(0, 2 * GIB, 80 * GIB, GIB // 2))
+
+
+@pytest.mark.parametrize("cached", [CACHED, CACHED_BEFORE_0_10])
+def test_a_refused_request_leaves_what_was_asked_where_and_in_which_step(worker, cached):
+    fail_in_a_step(BlackBoxRecorder(), cached)
+    (record,) = written(worker)
+    assert (record.trigger, record.request.wanted_bytes) == ("out_of_memory", 2 * GIB)
+    assert record.request.frames[-2].function == "execute_model"
+    assert any(frame.file == "vllm/a.py" for frame in record.request.frames)
+    assert (record.step.requests, record.step.tokens, record.step.new_requests) == (2, 2001, 1)
+    largest = record.step.largest[0]
+    assert (largest.id, largest.scheduled_tokens, largest.prompt_tokens, largest.prompt_logprobs) == (
+        "new",
+        2000,
+        2000,
+        5,
+    )
+    assert record.step.largest[1].computed_tokens == 55
+    assert record.step.prompt_logprobs == 1
+
+
+def test_the_allocators_pieces_and_the_drivers_view_are_in_the_record(worker):
+    fail_in_a_step(BlackBoxRecorder())
+    (record,) = written(worker)
+    torch, card = record.allocator, record.card
+    assert (torch.allocated_bytes, torch.reserved_bytes, torch.largest_free_bytes) == (
+        4 * GIB,
+        7 * GIB,
+        GIB,
+    )
+    assert (torch.graph_pool_bytes, torch.private_free_bytes, torch.alloc_retries) == (GIB, 3 * GIB // 4, 3)
+    assert [segment.pool for segment in torch.segments] == ["", "", "graph"]
+    assert torch.segments[1].blocks[1] == SegmentBlock(GIB // 2, "pending")
+    assert (card.name, card.total_bytes, card.free_bytes) == ("NVIDIA H200", 80 * GIB, GIB // 2)
+    assert (card.own_bytes, record.non_torch_bytes) == (8 * GIB, GIB)
+    assert card.others_bytes == 80 * GIB - GIB // 2 - 8 * GIB
+
+
+def test_the_settings_that_decide_memory_are_in_the_record_and_no_prompt_is(worker):
+    box = BlackBoxRecorder()
+    source = "def step(self, fail):\n fail()"
+    names: dict[str, object] = {}
+    exec(compile(source, "/x/site-packages/vllm/v1/worker/gpu_worker.py", "exec"), names)
+    names["step"](ModelRunner(), lambda: fail_in_a_step(box))
+    (record,) = written(worker)
+    assert record.settings == {
+        "model": "org/model", "max_model_len": 4096, "dtype": "bfloat16", "gpu_memory_utilization": 0.9,
+        "block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 2048,
+        "tensor_parallel_size": 2,
+    }  # fmt: skip
+    text = next(worker.records.glob("*.json")).read_text()
+    assert "7,7,7" not in text.replace(" ", "") and "prompt_token_ids" not in text
+
+
+def test_the_last_readings_are_kept_and_those_before_thinned(worker, monkeypatch):
+    box, now = BlackBoxRecorder(), [1000.0]
+    monkeypatch.setattr(recorder.time, "time", lambda: now[0])
+    for number in range(200):
+        now[0] += 5
+        box.keep((WorkerMemory(0, "0", allocated_bytes=number),))
+    box.asked()
+    (record,) = written(worker)
+    times = [reading.time_s for reading in record.history]
+    assert times == sorted(times) and len(times) == 60 + 12
+    assert record.history[-1].allocated_bytes == 199
+
+
+def test_the_text_of_the_error_joins_the_record_of_its_failure(worker):
+    box = BlackBoxRecorder()
+    fail_in_a_step(box)
+    box.exception(OutOfMemoryError("CUDA out of memory. api_key=verysecret"))
+    (record,) = written(worker)
+    assert record.request.error == "OutOfMemoryError"
+    assert record.request.message.startswith("CUDA out of memory") and "verysecret" not in record.request.message
+    assert record.request.wanted_bytes == 2 * GIB
+
+
+def test_a_failure_soon_after_a_record_that_was_asked_for_has_one_of_its_own(worker):
+    box = BlackBoxRecorder()
+    box.asked()
+    box.exception(MemoryError("tried to allocate 77 bytes"))
+    asked, failed = written(worker)
+    assert (asked.trigger, failed.trigger, failed.request.wanted_bytes) == ("asked", "out_of_memory", 77)
+
+
+def test_a_process_that_is_no_worker_leaves_its_workers_errors_to_them(worker, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=None))
+    BlackBoxRecorder().exception(MemoryError("Worker failed with error: out of memory"))
+    assert written(worker) == []
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as PyTorch's."""
+
+
+def test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing(worker, caplog):
+    logger = logging.getLogger("vllm")
+    hooks.listen_to_log(BlackBoxRecorder())
+    try:
+        try:
+            raise RuntimeError("CUDA error: out of memory")
+        except RuntimeError:
+            logging.getLogger("vllm.v1.engine.core").exception("EngineCore encountered a fatal error.")
+    finally:
+        logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, hooks._ErrorLog)]
+    (record,) = written(worker)
+    assert record.request.message == "CUDA error: out of memory"
+    assert (
+        record.request.frames[-1].function
+        == "test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (OutOfMemoryError("any"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 5 bytes."), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("the prompt says: out of memory"), False),
+    ],
+)
+def test_errors_about_memory_are_told_from_others(error, is_memory):
+    assert hooks.says_out_of_memory(error) is is_memory
+
+
+def test_the_observer_is_attached_when_cuda_comes_up(monkeypatch):
+    queued, attached = [], []
+    torch = SimpleNamespace(
+        _C=SimpleNamespace(_cuda_attach_out_of_memory_observer=attached.append),
+        cuda=SimpleNamespace(_lazy_call=queued.append),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    box = BlackBoxRecorder()
+    hooks.attach_to_allocator(box)
+    assert attached == []
+    queued[0]()
+    assert attached == [box.out_of_memory]
+
+
+def test_nothing_of_a_failure_inside_reaches_vllm(worker, monkeypatch, caplog):
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder.stack, "stack_frames", broken)
+    box = BlackBoxRecorder()
+    box.out_of_memory(0, 1, 1, 1)
+    box.exception(OutOfMemoryError("x"))
+    box.asked()
+    assert written(worker) == []
+    assert "no black box" in caplog.text
+
+
+def test_a_part_that_cannot_be_read_leaves_the_others(worker):
+    worker.cuda.memory_snapshot = None
+    worker.cuda.memory_stats = lambda device: (_ for _ in ()).throw(RuntimeError("broken"))
+    fail_in_a_step(BlackBoxRecorder())
+    (record,) = written(worker)
+    assert record.allocator is None and record.step is not None
+
+
+def test_where_one_folder_cannot_be_written_the_next_takes_it(worker, tmp_path, caplog):
+    worker.records.write_text("a file where the folder should be")
+    fail_in_a_step(BlackBoxRecorder())
+    (path,) = (tmp_path / "home" / "black-boxes").glob("*.json")
+    assert read_record(path).request.wanted_bytes == 2 * GIB
+    assert f"legroom black box written to {path}" in caplog.text
+
+
+def test_a_full_disk_puts_a_short_record_into_the_log(worker, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "_folders", lambda: iter([worker.records]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        fail_in_a_step(BlackBoxRecorder())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(worker.records.iterdir()) == []
+    line = next(entry.getMessage() for entry in caplog.records if "black box: {" in entry.getMessage())
+    assert len(line) < 2000
+    record = black_box.parse_record(line.removeprefix("legroom black box: "))
+    assert (record.request.wanted_bytes, record.allocator.largest_free_bytes) == (2 * GIB, GIB)
+
+
+def test_a_record_stays_below_its_limit_and_keeps_the_largest_segments(worker):
+    many = [segment((n % 97 + 1) * MIB, *((MIB, "inactive"),) * 8) for n in range(20_000)]
+    worker.cuda.memory_snapshot = lambda: many
+    fail_in_a_step(BlackBoxRecorder())
+    (path,) = worker.records.glob("*.json")
+    record = read_record(path)
+    assert path.stat().st_size <= MOST_BYTES
+    assert record.allocator.segments_left_out == 20_000 - len(record.allocator.segments)
+    smallest = min(segment.size_bytes for segment in record.allocator.segments)
+    left_out = sorted((segment["total_size"] for segment in many), reverse=True)[len(record.allocator.segments) :]
+    assert smallest >= left_out[0]
+
+
+def test_a_process_that_keeps_failing_writes_five_records(worker):
+    box = BlackBoxRecorder()
+    for _ in range(9):
+        fail_in_a_step(box)
+    assert len(written(worker)) == 5
+
+
+def test_a_record_is_of_its_owner_alone(worker):
+    fail_in_a_step(BlackBoxRecorder())
+    (path,) = worker.records.glob("*.json")
+    assert path.stat().st_mode & 0o077 == 0
+    assert list(worker.records.glob("*.new")) == []
+
+
+def test_a_signal_asks_every_worker_for_a_record(worker, tmp_path):
+    before = signal.getsignal(signal.SIGUSR2)
+    board = Board(tmp_path)
+    try:
+        hooks.listen_to_signal(board)
+        os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert board.asked_s() > 0
+
+
+def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkeypatch):
+    board, looks = Board(tmp_path / "board"), []
+    board.folder.mkdir()
+
+    def sleep(_):
+        looks.append(1)
+        if len(looks) == 2:
+            board.ask()
+        if len(looks) == 4:
+            (board.folder / f"{os.getpid()}.json").unlink()
+            (board.folder / "asked").unlink()
+            board.folder.rmdir()
+
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(sleep=sleep))
+    telemetry.report(board, BlackBoxRecorder(), every_s=0)
+    (record,) = written(worker)
+    assert record.trigger == "asked" and record.history[0].allocated_bytes == 4 * GIB
+
+
+def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        hooks.listen_to_signal(Board(tmp_path))
+        assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_record_is_read_as_it_was_written(worker):
+    fail_in_a_step(BlackBoxRecorder())
+    (record,) = written(worker)
+    assert black_box.parse_record(json.dumps(record.to_json())) == record
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"legroom": "recording"}', '{"legroom": "black box", "version": 99}',
+     '{"legroom": "black box", "version": 1}',
+     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "boom", "worker": {"pid": 1}}',
+     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": {"pid": "x"}}',
+     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": []}', "[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_record_is_refused_with_a_reason(text):
+    with pytest.raises(LegroomError):
+        black_box.parse_record(text)
+
+
+def test_a_later_releases_keys_are_passed_over():
+    text = '{"legroom":"black box","version":1,"time_s":1,"trigger":"asked","worker":{"pid":1,"new":2},"more":3}'
+    assert black_box.parse_record(text).worker.pid == 1
