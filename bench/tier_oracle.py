@@ -308,7 +308,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     items = [load(rng) for _ in range(args.workloads)]
     answers = ask_vllm(args.vllm_python, items)
-    recordings = [{**item, **said} for item, said in zip(items, answers, strict=True)]
+    recordings = [{**item, **decided} for item, decided in zip(items, answers, strict=True)]
     if args.record:
         with gzip.open(args.record, "wt", encoding="utf-8") as out:
             out.writelines(json.dumps(recording) + "\n" for recording in recordings)

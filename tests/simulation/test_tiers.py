@@ -192,3 +192,13 @@ def test_loading_is_compared_with_computing_again(tmp_path: Path, capsys: pytest
     for rate, is_slower in (("100GB", False), ("10MB", True)):
         assert main(["simulate", str(path), *deployment, "--tier", f"cpu=4GiB@{rate}/s", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["tier"]["slower_than_recomputing"] is is_slower
+
+
+@pytest.mark.parametrize(("release", "allocated"), [("0.32.0", 3 * GIB), ("0.20.0", 4 * GIB)])
+def test_host_memory_is_what_the_release_allocates(
+    trace_file: str, capsys: pytest.CaptureFixture[str], release: str, allocated: int
+) -> None:
+    """One shared region since 0.27, to the byte; before, pinned tensors, which come in powers of two."""
+    flags = ["--model", "qwen3-8b", "--gpu", "l4", "--max-model-len", "4096", "--vllm", release, "--json"]
+    assert main(["simulate", trace_file, *flags, "--tier", "cpu=3GiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["tier"]["host_bytes"] == allocated

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.settings import TierSettings
-from legroom.units import parse_bytes, parse_count, round_up
+from legroom.units import GIB, parse_bytes, parse_count, round_up
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
@@ -40,7 +40,8 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     with_tier = _replay(args, trace, pool, tier)
     without = simulate(trace, pool.settings, cost=pool.cost)
     curve = hit_curve(trace, pool.settings, with_tier, pool.cost) if args.tier_curve else ()
-    report = TierReport(with_tier, without, pool.cost, curve)
+    host_bytes = _host_bytes(plan, tier) if plan is not None else None
+    report = TierReport(with_tier, without, pool.cost, curve, host_bytes)
     if args.svg:
         from legroom.render.simulation_text import timeline_svg
 
@@ -57,7 +58,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
 
 
 def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
-    from legroom.cli.simulate import step_writer
+    from legroom.cli.simulate_steps import step_writer
     from legroom.simulation.tiers.replay import simulate_with_tier
 
     bar = ProgressBar("simulating")
@@ -129,3 +130,19 @@ def _block_bytes(plan: Plan) -> int:
     is_latent = all(isinstance(group.spec, LatentSpec) for group in shape.groups)
     copies = 1 if is_latent and settings.pipeline_parallel_size == 1 else ranks
     return shape.stages[0].bytes_per_block * copies
+
+
+def _host_bytes(plan: Plan, tier: TierSettings) -> int:
+    """What the host allocates for the tier under the plan's release."""
+    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
+    return _bytes_held(plan, room / GIB) - _bytes_held(plan, 0)
+
+
+def _bytes_held(plan: Plan, offloading_gib: float) -> int:
+    from legroom.memory.host import deployment_host
+
+    given = plan.settings.given
+    # The last one wins, where the command has the flag already.
+    words = (*given.others, "--kv-offloading-size", str(offloading_gib))
+    settings = replace(plan.settings, given=replace(given, others=words))
+    return deployment_host(plan.target.model, plan.target.gpu, settings, plan.memory).held_bytes

@@ -29,6 +29,8 @@ def _figures(report: TierReport) -> list[tuple[str, str]]:
         ("loaded", f"{_moved(report, tally.loaded_blocks)} in {count(tally.loads)} copies"),
         ("evicted", f"{_chunks(tally.evicted_chunks)}"),
     ]
+    if report.host_bytes is not None:
+        figures.insert(1, ("host memory", f"{gib(report.host_bytes)} allocated"))
     if tally.failed_stores:
         figures.append(("no room", f"{count(tally.failed_stores)} offers found every chunk in use"))
     if replayed.load_busy_s or replayed.store_busy_s:

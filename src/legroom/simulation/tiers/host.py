@@ -12,7 +12,7 @@ from legroom.simulation.tiers.settings import TierSettings
 _WRITING = -1
 
 
-class Found(Enum):
+class LookupResult(Enum):
     """What a lookup says."""
 
     MISS = auto()
@@ -52,11 +52,11 @@ class HostTier:
         self.num_idle = 0
         self._offers: OrderedDict[ChunkKey, int] | None = OrderedDict() if settings.store_threshold >= 2 else None
 
-    def lookup(self, key: ChunkKey) -> Found:
+    def lookup(self, key: ChunkKey) -> LookupResult:
         readers = self.readers.get(key)
         if readers is None:
-            return Found.MISS
-        return Found.PENDING if readers == _WRITING else Found.HIT
+            return LookupResult.MISS
+        return LookupResult.PENDING if readers == _WRITING else LookupResult.HIT
 
     def prepare_load(self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess) -> None:
         """Pin chunks that are about to be read."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from legroom.simulation.blocks import Block
 from legroom.simulation.request import Request
-from legroom.simulation.tiers.host import ChunkAccess, Found, HostTier
+from legroom.simulation.tiers.host import ChunkAccess, HostTier, LookupResult
 from legroom.simulation.tiers.policies import ChunkKey
 from legroom.simulation.tiers.settings import TierSettings
 from legroom.simulation.tiers.transfers import TransferJob, TransferPlan
@@ -105,9 +105,9 @@ class KvOffload:
         num_hits, is_pending = 0, False
         for key in keys:
             answer = self.tier.lookup(key)
-            if answer is Found.MISS:
+            if answer is LookupResult.MISS:
                 break
-            is_pending |= answer is Found.PENDING
+            is_pending |= answer is LookupResult.PENDING
             num_hits += 1
         return num_hits, is_pending
 

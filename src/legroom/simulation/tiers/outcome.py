@@ -68,6 +68,8 @@ class TierReport:
     without: Timeline
     cost: StepCost | None
     curve: tuple[CurvePoint, ...] = ()
+    host_bytes: int | None = None
+    """As the host allocates the tier; None where the model is not known."""
 
     @property
     def hit_ratio(self) -> float:
@@ -113,6 +115,7 @@ class TierReport:
         document: dict[str, Any] = {
             "name": "cpu",
             "settings": asdict(replayed.tier),
+            "host_bytes": self.host_bytes,
             "hit_tokens": tally.hit_tokens,
             "hit_ratio": round(self.hit_ratio, 6),
             "gpu_hit_ratio": round(replayed.timeline.hit_ratio, 6),
