@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """legroom's second tier against vLLM's own offloading connector, step by step, on random loads.
 
-    tier_oracle.py VLLM_PYTHON [--workloads 100] [--seed 0] [--record FILE.jsonl.gz]
+    tier_oracle.py VLLM_PYTHON [--workloads 100] [--seed 0] [--kind async] [--record FILE.jsonl.gz]
 
 VLLM_PYTHON is the interpreter of an environment with vLLM 0.32 (a CPU build will do). It runs this file again with
 `--ask QUESTIONS ANSWERS`, which drives vLLM's Scheduler, both sides of its OffloadingConnector and its CPU manager;
@@ -32,11 +32,11 @@ sys.path.insert(0, str(HERE))
 COPY_TIMES = (0.0, 1 / 64, 1 / 8, 1 / 2, 2.0)
 
 
-def load(rng: random.Random) -> dict[str, Any]:
+def load(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
     """Settings, a tier and requests that share prefixes and press on both pools."""
     from simulate_exact import workload
 
-    item = workload(rng)
+    item = workload(rng, kind)
     settings = item["settings"]
     if rng.random() < 0.85:
         settings["enable_prefix_caching"] = True
@@ -216,8 +216,8 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
     class TierDrive(Drive):
         def run(self) -> None:
             step = place = 0
-            while place < len(self.rows) or self.scheduler.has_requests():
-                if place < len(self.rows) and not self.scheduler.has_requests():
+            while place < len(self.rows) or self.scheduler.has_requests() or self.pending:
+                if place < len(self.rows) and not self.scheduler.has_requests() and not self.pending:
                     step = max(step, self.rows[place]["arrival_step"])
                 while place < len(self.rows) and self.rows[place]["arrival_step"] <= step:
                     self.arrive(self.rows[place])
@@ -227,6 +227,11 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                 assert step < 200_000, "does not end"
 
         def one_step(self, step: int) -> None:
+            if not self.scheduler.has_requests():
+                finished: list[str] = []
+                self.settle(finished)
+                ended.extend(finished)
+                return
             evicted.clear()
             decided = self.scheduler.schedule()
             meta = decided.kv_connector_metadata
@@ -259,9 +264,11 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                 kv_connector_output=done,
             )  # fmt: skip
             thrown_out = self.newly_preempted()
-            finished: list[str] = []
+            finished = []
             self.pending.append((decided, output))
-            self.settle(finished)
+            # As in the engine's step with a queue of batches: it is filled first.
+            if len(self.pending) >= self.batches_in_flight or not (ids or self.scheduler.has_requests()):
+                self.settle(finished)
             ended.extend(finished)
             row = None
             if ids:
@@ -270,7 +277,7 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                 row = [decided.num_scheduled_tokens, sorted(thrown_out), sorted(finished), running, waiting, free]
             self.steps.append([step, row, transfers])
 
-    driver = TierDrive(scheduler, hasher, item["requests"], 1)
+    driver = TierDrive(scheduler, hasher, item["requests"], 2 if settings.get("async_scheduling") else 1)
     driver.run()
     return driver.steps
 
@@ -303,10 +310,11 @@ def main() -> int:
     parser.add_argument("vllm_python")
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("plain", "async"), default="plain")
     parser.add_argument("--record", help="write the recordings to this .jsonl.gz")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    items = [load(rng) for _ in range(args.workloads)]
+    items = [load(rng, args.kind) for _ in range(args.workloads)]
     answers = ask_vllm(args.vllm_python, items)
     recordings = [{**item, **decided} for item, decided in zip(items, answers, strict=True)]
     if args.record:

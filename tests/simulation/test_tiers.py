@@ -95,6 +95,14 @@ def test_a_slow_copy_delays_the_request_that_waits_for_it() -> None:
     assert slow.load_busy_s == 40.0
 
 
+def test_a_request_that_can_never_run_ends_the_replay_of_either_scheduler() -> None:
+    rows = [{"id": "a", "arrival_step": 0, "prompt_len": 300, "output_len": 2}]
+    for is_async in (False, True):
+        settings = SchedulerSettings(num_blocks=24, max_model_len=512, watermark=0.9, async_scheduling=is_async)
+        outcome = simulate_with_tier(_trace([*rows, {**rows[0], "id": "b"}]), settings, TierSettings(10))
+        assert outcome.timeline.tally.finished + len(outcome.timeline.rejections) == 2
+
+
 def test_least_recently_used_chunks_leave_first_and_pinned_ones_stay() -> None:
     policy = LruPolicy(4)
     for key in (1, 2, 3, 4):
@@ -115,7 +123,6 @@ def test_arc_keeps_what_was_used_again() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"async_scheduling": True}, "asynchronous scheduling"),
         ({"num_speculative_tokens": 2}, "speculative tokens"),
         ({"groups": (LayerGroup(), LayerGroup(64))}, "groups of layers"),
     ],

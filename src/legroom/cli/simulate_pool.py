@@ -176,16 +176,10 @@ def _planned(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if resolved["async_scheduling"] and args.async_scheduling is None:
-        # Deciding a step ahead changes little, only the step-by-step replay knows it, and none with a tier.
-        if args.tier:
-            resolved["async_scheduling"] = False
-            notes.append("simulated without asynchronous scheduling, which is not simulated together with a tier")
-        elif args.choose or len(trace) > MOST_ASYNC:
-            resolved["async_scheduling"] = False
-            notes.append(
-                "simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it"
-            )
+    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):
+        # Deciding a step ahead changes little and only the step-by-step replay knows it.
+        resolved["async_scheduling"] = False
+        notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")
     if args.choose and resolved.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         resolved = _as_one_group(trace, resolved)
         notes.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +15,12 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.tiers.offload import KvOffload, TierTally
 from legroom.simulation.tiers.scheduler import TieredScheduler
 from legroom.simulation.tiers.settings import TierSettings
-from legroom.simulation.tiers.transfers import TransferPlan, TransferWorker
+from legroom.simulation.tiers.transfers import TransferJob, TransferPlan, TransferWorker
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
+
+_IDLE_STEPS = 8
+"""After so many steps in which nothing runs and nothing is copied, nothing ever will."""
 
 TransferSink = Callable[[int, TransferPlan, KvOffload], None]
 
@@ -51,16 +55,29 @@ class TierReplay(Reference):
         self.tier = tier
         self.worker = TransferWorker(tier)
         self.on_transfers = on_transfers
-        self.copies_ended = False
+        self.ended: deque[list[TransferJob]] = deque()
+        """The copies that had ended when each step in flight had run."""
+        self.is_live = False
+        self.idle_steps = 0
         super().__init__(trace, settings, on_step, cost, progress)
 
     def _make_scheduler(self) -> Scheduler:
         return TieredScheduler(self.settings, self.tier)
 
+    def _one_step(self) -> None:
+        self.is_live = self.scheduler.has_requests
+        super()._one_step()
+        self.idle_steps = 0 if self.scheduler.running or self.scheduler.offload.jobs else self.idle_steps + 1
+        if self.idle_steps > _IDLE_STEPS:
+            self._give_up_on_first()
+
     def _run(self, batch: Batch) -> None:
+        if not self.is_live:
+            return
+        plan = self.scheduler.plan
         if self.on_transfers:
-            self.on_transfers(self.step, self.scheduler.plan, self.scheduler.offload)
-        self.now_s = self.worker.begin_step(self.scheduler.plan, self.now_s)
+            self.on_transfers(self.step, plan, self.scheduler.offload)
+        self.now_s = self.worker.begin_step(plan, self.now_s)
         if self.cost is None:
             # Without a length of steps, each is one unit of time long.
             self.now_s += 1.0
@@ -68,6 +85,7 @@ class TierReplay(Reference):
             super()._run(batch)
         else:
             self._wait()
+        self.ended.append(self.worker.end_step(plan, self.now_s))
 
     def _wait(self) -> None:
         """Nothing can run: until a copy ends or a request arrives, the engine idles."""
@@ -75,16 +93,20 @@ class TierReplay(Reference):
         self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
 
     def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:
-        result = super()._settle(batch)
-        ended = self.worker.end_step(self.scheduler.plan, self.now_s)
-        self.copies_ended = bool(ended)
-        for job in ended:
+        """The oldest step comes back, with the copies that had ended by then; steps in which nothing ran count too."""
+        if self.is_live:
+            self.in_flight.append(batch)
+            if len(self.in_flight) < self.batches_in_flight and (batch.scheduled or self.scheduler.has_requests):
+                return [], []
+        if not self.in_flight:
+            return [], []
+        result = self.scheduler.update(self.in_flight.popleft())
+        for job in self.ended.popleft():
             self.scheduler.complete(job)
         return result
 
     def _give_up_on_first(self) -> None:
-        # A copy that ended in this step may let somebody run in the next.
-        if not self.copies_ended:
+        if self.idle_steps > _IDLE_STEPS:
             super()._give_up_on_first()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from legroom.errors import LegroomError
 from legroom.simulation.kvcache import Hit
 from legroom.simulation.request import Request, Status
@@ -35,6 +37,11 @@ class TieredScheduler(Scheduler):
         self._prefilling: dict[Request, None] = {}
         """Requests whose known tokens are not all computed: a load must leave them the blocks they still need."""
         self._finished: list[Request] = []
+        self._steps = self._steps_done = 0
+        """Steps decided and steps done in which something ran."""
+        self._last_step: dict[Request, int] = {}
+        self._given_back: deque[tuple[int, list[object]]] = deque()
+        """Blocks that a step in flight may still write, and that step: a load must not be given them before."""
 
     def add(self, request: Request) -> None:
         super().add(request)
@@ -55,12 +62,30 @@ class TieredScheduler(Scheduler):
 
     def schedule(self) -> Batch:
         batch = super().schedule()
-        for request in batch.scheduled:
-            if request.num_computed_tokens >= request.num_tokens:
-                self._prefilling.pop(request, None)
+        for request in batch.samples:
+            self._prefilling.pop(request, None)
+        if self.settings.async_scheduling and batch.scheduled:
+            self._steps += 1
+            self._last_step.update(dict.fromkeys(batch.scheduled, self._steps))
         self.plan = self.offload.end_schedule(batch.scheduled, batch.preempted, self._finished)
         self._finished = []
         return batch
+
+    def update(self, batch: Batch) -> tuple[list[Request], list[Request]]:
+        if self.settings.async_scheduling and batch.scheduled:
+            self._steps_done += 1
+            while self._given_back and self._given_back[0][0] <= self._steps_done:
+                self.kv.pool.release(reversed(self._given_back.popleft()[1]))  # type: ignore[arg-type]
+        return super().update(batch)
+
+    def _can_free(self, request: Request) -> bool:
+        return self._last_step.get(request, 0) <= self._steps_done
+
+    def _free(self, request: Request) -> None:
+        if not self._can_free(request) and request.blocks[0]:
+            self._given_back.append((self._steps, request.blocks[0]))
+            request.blocks[0] = []
+        super()._free(request)
 
     def _long_prefill_threshold(self) -> int:
         alone = len(self.running) + self.num_waiting <= 1
@@ -76,6 +101,10 @@ class TieredScheduler(Scheduler):
             request = queue.first()
             if request in self._loading:
                 kept.append(queue.pop())
+                continue
+            if request.stale_tokens:
+                # A token of the time before its preemption is still to come.
+                deferred.append(queue.pop())
                 continue
             if request in self._loaded:
                 self._promote(request)
@@ -181,13 +210,13 @@ class TieredScheduler(Scheduler):
         self.offload.finish(request)
         super()._finish(request)
         self._prefilling.pop(request, None)
+        self._last_step.pop(request, None)
         self._finished.append(request)
 
 
 def _check(settings: SchedulerSettings) -> None:
     for is_asked, what, remedy in (
         (settings.engine == "V0", "the V0 engine", "leave out --v0"),
-        (settings.async_scheduling, "asynchronous scheduling", "give --no-async-scheduling"),
         (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
         (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
     ):
