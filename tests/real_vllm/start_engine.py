@@ -1,9 +1,10 @@
 """Runs inside vLLM's own environment: starts one engine after the other and reports what each made of its memory.
 
-    python start_engine.py CASES.json
+    python start_engine.py CASES.json [--hold]
 
 A case is {"config": folder, "args": {...}}; one JSON line comes back for each: the blocks and the length of the engine
-that started, or the error it raised. Weights are dummies, so a config.json is all a model needs.
+that started, or the error it raised. Weights are dummies, so a config.json is all a model needs. With --hold an engine
+that has answered stays until standard input ends.
 """
 
 import json
@@ -19,7 +20,7 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-def start(case: dict) -> dict:
+def start(case: dict, hold: bool = False) -> dict:
     from vllm import LLM
 
     try:
@@ -30,10 +31,13 @@ def start(case: dict) -> dict:
         return {"error": str(error)}
     config = llm.llm_engine.vllm_config
     found = {"blocks": config.cache_config.num_gpu_blocks, "max_model_len": config.model_config.max_model_len}
+    if hold:
+        print("ANSWER " + json.dumps(found), flush=True)
+        sys.stdin.read()
     llm.llm_engine.engine_core.shutdown()
     return found
 
 
 if __name__ == "__main__":
     for case in json.loads(Path(sys.argv[1]).read_text()):
-        print("ANSWER " + json.dumps(start(case)), flush=True)
+        print("ANSWER " + json.dumps(start(case, hold="--hold" in sys.argv)), flush=True)

@@ -49,6 +49,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
     "before vLLM starts": (
         CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?"),
         CommandEntry("size", "which GPUs, and how many, hold this model?"),
+        CommandEntry("pack", "several servers on one GPU: flags under which all start in any order"),
         CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
         CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
         CommandEntry("probe", "ask this machine's own GPU, once: later plans use what it answers"),

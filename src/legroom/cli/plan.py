@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from legroom.api import PlanReport
     from legroom.facts.releases import Release
+    from legroom.memory.sleep import ServerState
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import WishResult
@@ -43,6 +44,7 @@ examples:
   legroom plan --gpu l4 --python 'LLM("Qwen/Qwen3-8B", max_model_len=8192)'
   legroom plan --diff HEAD:deploy.yaml deploy.yaml --markdown
   legroom plan llama-3.1-70b --gpu h100 --gpus 4 --want-context 32k --want-concurrency 16
+  legroom plan llama-3.1-8b --gpu h100 --sleep
 
 exit codes: 0 it fits or is tight, 1 it does not fit, 2 the call is wrong, 3 something needed was unreachable
 """
@@ -82,6 +84,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")
     out.add_argument("--explain-math", action="store_true", help="show the working behind every figure")
+    out.add_argument("--sleep", action="store_true", help="with sleep mode: what it holds awake, asleep, updating")
+    out.add_argument("--host-bandwidth", metavar="SPEED", help="how fast the host's memory reaches the GPU (50GB/s)")
     out.add_argument("--cold", action="store_true", help="plan the first start, with a cold compile cache")
     out.add_argument("--no-advice", action="store_true", help="do not look for flags that would fix it")
     parser.set_defaults(prog="legroom plan")
@@ -101,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     where = machine(args, meant)
     if args.want_context or args.want_concurrency or args.want_gpus:
         return _run_wish(args, meant.args, meant.release, where)
+    if args.sleep:
+        meant = replace(meant, args=_with_sleep_mode(meant.args))
     made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
     made = replace(made, notes=tuple(dict.fromkeys((*meant.notes, *made.notes))))
     if args.cold:
@@ -109,6 +115,13 @@ def run(args: argparse.Namespace) -> int:
         made = cold_start(made)
     show(PlanReport(made), args)
     return exit_code(made)
+
+
+def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
+    from legroom.facts.sleep import FLAG
+    from legroom.vllm.args import is_given
+
+    return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
 
 
 def exit_code(made: Plan) -> int:
@@ -120,12 +133,33 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
     """The answer in the form that was asked for."""
     if args.svg:
         write_file(args.svg, report.svg(), "picture")
+    states = _states(report.plan, args) if getattr(args, "sleep", False) else ()
     if args.json:
-        print_json(report.json(args.explain_math))
+        print_json(report.json(args.explain_math) | _states_json(states))
         return
     from legroom.drawing.terminal import style_of
 
-    sys.stdout.write(report.text(style_of(sys.stdout), args.explain_math))
+    style = style_of(sys.stdout)
+    sys.stdout.write(report.text(style, args.explain_math))
+    if states:
+        from legroom.render.sleep_text import sleep_text
+
+        sys.stdout.write("\n" + sleep_text(states, style))
+
+
+def _states_json(states: Sequence[ServerState]) -> dict[str, Any]:
+    if not states:
+        return {}
+    from legroom.planning.sleep_states import states_json
+
+    return {"states": states_json(states)}
+
+
+def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
+    from legroom.exports.deploy.times import speed_of
+    from legroom.planning.sleep_states import plan_states
+
+    return plan_states(made, speed_of(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
 
 
 def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:

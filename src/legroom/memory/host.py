@@ -67,6 +67,8 @@ class HostSettings:
     kv_tensors: int = 1
     """KV tensors of a rank that are offloaded one by one: 1 where all layers share one (a single kind of layer)."""
     swap_tensors: int = 1
+    asleep_bytes: int = 0
+    """What a rank pins while it sleeps; 0: not known better than by the weights."""
     offloaded_tensors: Sequence[int] = ()
     """The parameters of one rank that --cpu-offload-gb keeps on the host."""
 
@@ -117,12 +119,13 @@ class HostNeeds:
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
     """What one node of a deployment takes; more than eight GPUs are several nodes."""
-    from legroom.memory.weights.loaded import offloaded_tensors  # noqa: PLC0415 - few plans offload
+    from legroom.memory.weights.loaded import offloaded_tensors, weight_segments  # noqa: PLC0415 - few plans offload
 
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(NODE_GPUS, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)
     layers = [len(group.layers) for group in memory.kv.shape.groups]
+    sleeps = is_given(settings.given, "--enable-sleep-mode")
     single = len(layers) == 1 and known_release(settings.release).at_least("0.12.0")
     return host_needs(
         HostSettings(
@@ -137,6 +140,7 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
             weights_bytes=weights,
             kv_tensors=1 if single else max(layers, default=1),
             swap_tensors=max(len(model.layers) // settings.pipeline_parallel_size, 1),
+            asleep_bytes=sum(map(pinned_bytes, weight_segments(model, settings, gpu))) if sleeps else 0,
             offloaded_tensors=offloaded_tensors(model, settings, gpu) if settings.given.cpu_offload_gb else (),
         )
     )
@@ -240,8 +244,8 @@ def _pinned(settings: HostSettings) -> Iterator[HostShare]:
             yield HostShare(f"swap space ({swap:g} x {gpus})", each * gpus)
     yield from _offloaded_kv(settings)
     if is_given(args, "--enable-sleep-mode"):
-        # Level 1 keeps the weights of every card in pinned memory until it is woken.
-        yield HostShare("weights while asleep", settings.weights_bytes * gpus)
+        # Level 1 copies the weights of every card to pinned memory, which torch keeps for the next time.
+        yield HostShare("weights while asleep", (settings.asleep_bytes or settings.weights_bytes) * gpus)
 
 
 def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:

@@ -44,7 +44,7 @@ def cuda_context(gpu: Gpu) -> Figure:
 def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
     """What is gone from the card when vLLM first looks at its free memory: the context, and NCCL from 0.11 on."""
     held = cuda_context(gpu)
-    if wire := _wire_before_snapshot(settings, gpu):
+    if wire := wire_before_snapshot(settings, gpu):
         term = Term("communication", wire, "NCCL starts before the release takes its first look (0.11+)")
         held += estimated(wire, wire // 2, wire + wire // 2, (term,))
     if system := system_bytes(gpu):
@@ -68,7 +68,8 @@ def _like_hopper(gpu: Gpu) -> bool:
     return _is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
 
 
-def _wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
+def wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
+    """NCCL's buffers where they are there before the release first looks at the card (0.11+)."""
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
@@ -165,7 +166,7 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     ]
     if not charges_device_wide(settings):
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
-    wire = _wire_before_snapshot(settings, gpu)
+    wire = wire_before_snapshot(settings, gpu)
     if wire:
         terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
     if draft := _uncounted_draft(model, settings, gpu):
@@ -198,4 +199,7 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
         min(settings.max_num_seqs, settings.max_num_batched_tokens) * model.vocab_size * FLOAT32_BYTES if last else 0
     )
     forward = forward_bytes(model, settings, gpu, pp_rank)
-    return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + fit["per_forward_byte"] * forward)
+    per_forward = fit["per_forward_byte"]
+    if not is_compiled(settings):
+        per_forward = fit.get("uncompiled_per_forward_byte", per_forward)
+    return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + per_forward * forward)

@@ -260,7 +260,8 @@ def _holding_at_first(made: Plan) -> Plan:
     first = cold_start(made)
     if first.memory.failure:
         return replace(made, verdict="tight", reason="the first start, with a cold compile cache, fails")
-    if first.verdict == "tight":
+    # What compiling allocates is gone before a pool of given bytes is: serving is the same after any start.
+    if first.verdict == "tight" and made.settings.kv_cache_memory_bytes is None:
         return replace(made, verdict="tight", reason=f"on the first start, with a cold compile cache: {first.reason}")
     return made
 

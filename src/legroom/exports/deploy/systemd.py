@@ -16,6 +16,7 @@ from legroom.exports.deploy.server import ExportedServer, add_server_options, se
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.request import ExportedFile
 from legroom.facts.flags import env_default
+from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.exports.request import ExportRequest
@@ -26,6 +27,7 @@ NEEDS_PLAN = True
 _RESTART_S = 15
 _BURST = 3
 _OPEN_FILES = 65536
+_TARGET = "multi-user.target"
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -50,18 +52,34 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     return tuple(made)
 
 
-def unit_text(server: ExportedServer, user: str, folder: str) -> str:
-    sections = (_unit(server), _service(server, user, folder), _install())
+@dataclass(frozen=True, slots=True)
+class UnitPlace:
+    """Where a unit stands among others."""
+
+    target: str = _TARGET
+    """What it is part of, where that is not the whole machine's."""
+    after: tuple[str, ...] = ()
+    """Units that have started before it."""
+    starts_with_target: bool = True
+
+
+def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace | None = None) -> str:
+    place = place or UnitPlace()
+    sections = [_unit(server, place), _service(server, user, folder)]
+    if place.starts_with_target:
+        sections.append(_install(place))
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _unit(server: ExportedServer) -> Iterator[str]:
+def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
     for text in headline(server.plan) if server.plan else ():
         yield from comment_lines(text)
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
     yield "Wants=network-online.target"
-    yield "After=network-online.target nvidia-persistenced.service"
+    yield " ".join(("After=network-online.target nvidia-persistenced.service", *place.after))
+    if place.target != _TARGET:
+        yield f"PartOf={place.target}"
     limit = server.times.limit_s if server.times else 0
     yield from comment_lines(
         f"It gives up after {_BURST} failed starts in a row; the window is long enough for {_BURST} of the longest."
@@ -139,9 +157,9 @@ def _stopping(server: ExportedServer) -> Iterator[str]:
     yield f"TimeoutStopSec={stop_s}"
 
 
-def _install() -> Iterator[str]:
+def _install(place: UnitPlace) -> Iterator[str]:
     yield "[Install]"
-    yield "WantedBy=multi-user.target"
+    yield f"WantedBy={place.target}"
 
 
 def watch_text(server: ExportedServer, user: str, folder: str) -> str:

@@ -213,6 +213,22 @@ def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list
     return kept, offloaded
 
 
+def weight_segments(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
+    """The bytes of every segment that torch holds the weights of a rank in: what sleep mode copies, one by one."""
+    stored, _ = _offload(list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings)
+    # The pool of sleep mode is no expandable one, whatever the environment says.
+    allocator = TorchAllocator(_allocator(settings, gpu).max_split_bytes)
+    _load(allocator, stored)
+    return allocator.segments
+
+
+def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """What the model keeps beside its parameters: tables of rotary embeddings and the like."""
+    stored = loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)
+    tables = sum(rope.bytes for each in stored for rope in each.ropes)
+    return tables + sum(sum(each.storage.kept) for each in stored if each.module.part == "buffers")
+
+
 def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> list[int]:
     """The bytes of every parameter of a rank that --cpu-offload-gb keeps on the host."""
     limit = (settings.given.cpu_offload_gb or 0) * GIB

@@ -11,12 +11,13 @@ from bisect import bisect_left, insort
 
 from legroom.memory.allocator.settings import (
     SMALL_REQUEST,
+    SMALL_SEGMENT,
     SMALLEST_BLOCK,
     UNSPLIT_SLACK,
     segment_bytes,
 )
 from legroom.records import dataclass, field
-from legroom.units import round_up
+from legroom.units import cdiv, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,17 @@ class TorchAllocator:
     reserved_bytes: int = 0
     _free: list[tuple[int, int, int]] = field(default_factory=list)
     """(size, segment, offset), sorted: the best fit is the first that is large enough."""
-    _segments: int = 0
+    _lengths: list[int] = field(default_factory=list)
+    """Of every segment of the large pool, in order."""
+    _small_bytes: int = 0
+    """Handed out of the small pool."""
+
+    @property
+    def segments(self) -> list[int]:
+        """The bytes of every segment that still holds something, the small pool's last."""
+        empty = {segment for size, segment, _ in self._free if size == self._lengths[segment - 1]}
+        large = [length for number, length in enumerate(self._lengths, 1) if number not in empty]
+        return large + [SMALL_SEGMENT] * cdiv(self._small_bytes, SMALL_SEGMENT)
 
     def allocate(self, tensor_bytes: int) -> TensorBlock:
         """Hand out a block for a tensor."""
@@ -49,6 +60,7 @@ class TorchAllocator:
         # A small tensor comes from 2 MiB segments that are split exactly, so only the rounding counts.
         if size <= SMALL_REQUEST or self.expandable:
             self._count(size)
+            self._small_bytes += size
             return TensorBlock(size, -1, 0, tensor_bytes)
         place = self._best_fit(size) or self._new_segment(size)
         rest = place[0] - size
@@ -66,6 +78,7 @@ class TorchAllocator:
         """Take a block back, joined with the free blocks beside it."""
         self.allocated_bytes -= block.size
         if block.segment < 0:
+            self._small_bytes -= block.size
             return
         size, start = block.size, block.offset
         for other in [b for b in self._free if b[1] == block.segment]:
@@ -90,7 +103,7 @@ class TorchAllocator:
         return self._free.pop(index)
 
     def _new_segment(self, size: int) -> tuple[int, int, int]:
-        self._segments += 1
         length = segment_bytes(size)
+        self._lengths.append(length)
         self.reserved_bytes += length
-        return length, self._segments, 0
+        return length, len(self._lengths), 0

@@ -1,0 +1,310 @@
+"""`legroom pack`: several servers on one machine, each with flags under which all of them start in any order."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.deployment import count_of, requested, split
+from legroom.cli.output import note, print_json
+from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.cli.deployment import RequestedDeployment
+    from legroom.exports.request import ExportedFile
+    from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.needs import OtherProgram, PackedServer
+    from legroom.planning.packing.pack import PackRequest, PackResult
+    from legroom.planning.packing.placement import Card, Shift
+    from legroom.planning.wish import Wish
+
+__all__ = ["add_parser", "parse", "run"]
+
+_FIRST_PORT = 8000
+
+_DESCRIPTION = """\
+Put several vLLM servers, and programs that are not vLLM, on one GPU, on the slices of one, or on several: with flags
+for each server so that all of them start in any order, and again after any one is restarted while the others are under
+load. What is left is shared out as KV cache. Where it cannot be, the sum that shows it and the least change."""
+
+_EPILOG = """\
+of one server, among its own words: --want-context LEN and --want-concurrency N (what its KV cache must hold at the
+least), --weight W (its share of the rest; 1 where nothing is said), --name NAME
+
+examples:
+  legroom pack --gpu h100 -- vllm serve llama-3.1-8b --max-model-len 16384 -- vllm serve qwen3-4b --max-model-len 8192
+  legroom pack --gpu h200 --other trainer=40GiB -- vllm serve llama-3.1-8b --want-context 32k --want-concurrency 8
+  legroom pack --gpu h100 --gpus 2 -- vllm serve qwen3-32b -- vllm serve llama-3.1-8b -- vllm serve bge-m3
+  legroom pack --gpu h200 --gpus 3g.71gb,3g.71gb -- vllm serve qwen3-14b -- vllm serve llama-3.1-8b
+  legroom pack --gpu l40s --shift day=chat --shift night=batch -- vllm serve llama-3.1-8b --name chat -- vllm serve \\
+    qwen3-14b --name batch
+  legroom pack --gpu h100 --format systemd -o units/ -- vllm serve llama-3.1-8b -- vllm serve qwen3-4b
+
+exit codes: 0 they fit or are tight, 1 they do not fit, 2 the call is wrong, 3 something needed was unreachable
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Describe the command's own options; the servers follow, each after a `--` of its own."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "pack",
+        usage="legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("where they run")
+    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
+    where.add_argument(
+        "--gpus", metavar="N|SLICES", default="1", help="how many, or the MIG slices of one (3g.40gb,...)"
+    )
+    where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
+    where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
+    where.add_argument("--other", metavar="NAME=SIZE[@GPU]", action="append", default=[],
+                       help="a program that is not vLLM, and what it holds of a GPU")  # fmt: skip
+    how = parser.add_argument_group("how")
+    how.add_argument("--shift", metavar="SHIFT=NAME,...", action="append", default=[],
+                     help="who is awake at the same time; everyone else sleeps")  # fmt: skip
+    how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
+    how.add_argument("--policy", choices=("safe", "balanced", "tight"), default="safe",
+                     help="how much of the error bands to keep free (default: safe, all of them)")  # fmt: skip
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    out.add_argument("--format", choices=("compose", "systemd", "llama-swap"), help="write files instead of commands")
+    out.add_argument("-o", "--output", metavar="PATH", help="where to write them (default: stdout)")
+    out.add_argument("--force", action="store_true", help="replace files that legroom did not write")
+    parser.set_defaults(prog="legroom pack")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Own options up to the first `--`, then a server after each."""
+    own, rest, after = split(parser, words)
+    args = parser.parse_args(own)
+    if rest:
+        raise LegroomError(f"{rest[0]!r} is no option of pack", "a server follows after --, like -- vllm serve MODEL")
+    args.groups = _groups(after)
+    return args
+
+
+def _groups(words: Sequence[str]) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    return [group for group in groups if group]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, print, and answer with 0 where everything fits."""
+    from legroom.planning.packing.changes import changes_that_fit
+    from legroom.planning.packing.pack import pack
+    from legroom.planning.packing.wishes import grant_wishes
+
+    request = _request(args)
+    result = grant_wishes(pack(request))
+    changes = changes_that_fit(result)
+    files = _files(args, result)
+    if args.json:
+        from legroom.planning.packing.document import pack_json
+
+        named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
+        print_json(pack_json(result, changes) | named)
+    elif not files:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.pack_text import pack_text
+
+        sys.stdout.write(pack_text(result, changes, style_of(sys.stdout)))
+    return ANSWER_IS_NO if result.verdict == "does_not_fit" else OK
+
+
+def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, ...]:
+    """What --format asks for, written where -o says; nothing where the servers do not fit."""
+    if not args.format or result.verdict == "does_not_fit":
+        return ()
+    from legroom.cli.export import deliver
+    from legroom.exports.deploy.pack import pack_files
+
+    files = pack_files(result, args.format)
+    if args.output not in (None, "-") or not args.json:
+        deliver(files, argparse.Namespace(output=args.output, force=args.force, json=False))
+    return files
+
+
+def _request(args: argparse.Namespace) -> PackRequest:
+    from legroom.planning.packing.pack import PackRequest
+
+    if args.gpu is None:
+        raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
+    if not args.groups:
+        raise LegroomError(
+            "which servers?", "give each after a --: legroom pack --gpu h100 -- vllm serve A -- vllm serve B"
+        )
+    cards = _cards(args)
+    servers = _with_ports(_named([_server(args, words, cards[0]) for words in args.groups]))
+    for remark in args.remarks:
+        note(f"note: {remark}")
+    shifts = tuple(_shift(text, servers) for text in args.shift)
+    for name in {server.name for server in servers} - {name for shift in shifts for name in shift.awake}:
+        if shifts:
+            raise LegroomError(f"{name} is awake in no shift", f"name it in one: --shift day={name}")
+    return PackRequest(tuple(servers), cards, shifts, args.policy)
+
+
+def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
+    from legroom.facts.gpus import gpu, with_total
+    from legroom.memory.overhead import desktop_bytes
+    from legroom.memory.unified import reserve_bytes
+    from legroom.planning.machine import with_measured_total
+    from legroom.planning.packing.placement import Card
+    from legroom.units import parse_bytes
+
+    whole = gpu(args.gpu)
+    if args.gpus.isascii() and args.gpus.isdigit():
+        card = with_total(whole, parse_bytes(args.gpu_memory, "--gpu-memory")) if args.gpu_memory else None
+        gpus = [card or with_measured_total(whole)] * (count_of(args.gpus, "--gpus") or 1)
+    else:
+        gpus = [_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
+    if whole.note:
+        note(f"note: {whole.note}")
+    others = [_other(text, len(gpus)) for text in args.other]
+    return tuple(
+        Card(
+            number,
+            each,
+            desktop_bytes(each) + reserve_bytes(each),
+            tuple(other for place, other in others if place == number),
+        )
+        for number, each in enumerate(gpus)
+    )
+
+
+def _slice(card: str, profile: str) -> Gpu:
+    from legroom.facts.gpus import gpu
+
+    try:
+        return gpu(f"{card} mig {profile.strip().lower()}")
+    except LegroomError:
+        raise LegroomError(
+            f"--gpus {profile!r} is neither a number nor a MIG slice of {card} that legroom knows",
+            "write it like --gpus 2, or --gpus 3g.71gb,3g.71gb; `legroom gpus mig` lists the slices",
+        ) from None
+
+
+def _other(text: str, cards: int) -> tuple[int, OtherProgram]:
+    from legroom.planning.packing.needs import OtherProgram
+    from legroom.units import parse_bytes
+
+    name, equals, size = text.partition("=")
+    size, _, place = size.partition("@")
+    if not (name and equals and size and (not place or place.isdigit())):
+        raise LegroomError(f"--other {text!r} is not NAME=SIZE", "write it like --other trainer=40GiB")
+    if int(place or 0) >= cards:
+        raise LegroomError(f"--other {text!r} is on GPU {place}, and there are {cards}", "GPUs are counted from 0")
+    return int(place or 0), OtherProgram(name, parse_bytes(size, f"--other {name}"))
+
+
+def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> PackedServer:
+    from legroom.planning.machine import Machine, make_target, with_measurements
+    from legroom.planning.packing.needs import PackedServer
+
+    own, rest, _ = split(_server_parser(), words)
+    options = _server_parser().parse_args(own)
+    meant = requested(
+        argparse.Namespace(
+            vllm=args.vllm, line=None, file=None, python=None, vllm_words=[], command_words=rest, prog="legroom pack"
+        )
+    )
+    # A server on several cards is planned on as many as its own flags ask for.
+    target = make_target(meant.args, meant.release, Machine(args.gpu, max(meant.args.gpus_needed, 1)))
+    target = with_measurements(replace(target, gpu=card.gpu), meant.args)
+    try:
+        weight = float(options.weight)
+    except ValueError:
+        weight = 0.0
+    if not 0 < weight < 1e6:
+        raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
+    name = options.name or _name_of(meant)
+    args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *meant.notes))
+    return PackedServer(name, target, meant.args, weight, _wish(options, meant, args.policy), int(args.sleep_level))
+
+
+def _server_parser() -> argparse.ArgumentParser:
+    """What may stand among a server's own words and is not vLLM's."""
+    parser = argparse.ArgumentParser("legroom pack", add_help=False, allow_abbrev=False)
+    for option in ("--want-context", "--want-concurrency", "--name"):
+        parser.add_argument(option)
+    parser.add_argument("--weight", default="1")
+    return parser
+
+
+def _wish(options: argparse.Namespace, meant: RequestedDeployment, policy: Any) -> Wish | None:
+    from legroom.planning.wish import Wish
+    from legroom.units import parse_count, parse_length
+    from legroom.vllm.served_model import served_model
+
+    if options.want_context is None and options.want_concurrency is None:
+        return None
+    usual = meant.args.max_model_len or served_model(meant.args).max_position_embeddings
+    context = parse_length(options.want_context, "--want-context") if options.want_context else usual
+    concurrency = parse_count(options.want_concurrency or "1", "--want-concurrency")
+    if context < 1 or concurrency < 1:
+        raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
+    return Wish(context, float(concurrency), policy=policy)
+
+
+def _name_of(meant: RequestedDeployment) -> str:
+    """What the server is called: by its served name, or the last part of the model's."""
+    from legroom.vllm.args import other_value
+
+    named = other_value(meant.args, "--served-model-name") or meant.args.model.rstrip("/").rpartition("/")[2]
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
+    return "-".join(part for part in plain.split("-") if part) or "server"
+
+
+def _named(servers: Sequence[PackedServer]) -> list[PackedServer]:
+    """Every server with a name of its own: the second of a kind gets a number."""
+    seen: dict[str, int] = {}
+    named = []
+    for server in servers:
+        seen[server.name] = seen.get(server.name, 0) + 1
+        number = seen[server.name]
+        named.append(server if number == 1 else replace(server, name=f"{server.name}-{number}"))
+    return named
+
+
+def _with_ports(servers: Sequence[PackedServer]) -> list[PackedServer]:
+    """Servers of one machine need a port each: those that name none get the next that is free, from 8000 on."""
+    from legroom.vllm.args import other_value
+
+    given = [other_value(server.args, "--port") for server in servers]
+    for port in {port for port in given if port is not None and given.count(port) > 1}:
+        raise LegroomError(f"two servers have --port {port}", "give each its own")
+    if len(servers) == 1:
+        return list(servers)
+    free = (str(port) for port in range(_FIRST_PORT, _FIRST_PORT + 1000) if str(port) not in given)
+    return [
+        server
+        if port
+        else replace(server, args=replace(server.args, others=(*server.args.others, "--port", next(free))))
+        for server, port in zip(servers, given, strict=True)
+    ]
+
+
+def _shift(text: str, servers: Sequence[PackedServer]) -> Shift:
+    from legroom.planning.packing.placement import Shift
+
+    name, equals, members = text.partition("=")
+    awake = frozenset(part.strip() for part in members.split(",") if part.strip())
+    if not (name and equals and awake):
+        raise LegroomError(f"--shift {text!r} is not SHIFT=NAME,...", "write it like --shift night=batch,embedder")
+    known = [server.name for server in servers]
+    for unknown in sorted(awake - set(known)):
+        raise LegroomError(f"--shift {name}: there is no server {unknown!r}", f"the servers are {', '.join(known)}")
+    return Shift(name, awake)

@@ -1,0 +1,205 @@
+"""What one server of a pack takes of each of its cards: the part that the pool does not change, and the least pool."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import release as known_release
+from legroom.memory.deployment import Measurements, stage_layout
+from legroom.memory.graphs import graph_bytes
+from legroom.memory.kv.plan import plan_of_shape
+from legroom.memory.kv.shape import kv_shape
+from legroom.memory.overhead import charges_device_wide, held_at_start
+from legroom.memory.sleep import residue
+from legroom.records import dataclass
+from legroom.units import cdiv
+from legroom.vllm.resolve import resolve
+
+if TYPE_CHECKING:
+    from legroom.memory.kv.shape import KvShape
+    from legroom.planning.plan import Target
+    from legroom.planning.wish import Wish
+    from legroom.vllm.args import EngineSettings, ServeArgs
+
+_PLENTY_BYTES = 1 << 50
+"""A pool that lacks nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedServer:
+    """One server that is to be packed, as it was asked for."""
+
+    name: str
+    target: Target
+    args: ServeArgs
+    weight: float = 1.0
+    """Its share of what is left for KV caches."""
+    wish: Wish | None = None
+    sleep_level: int = 1
+    """What it does in the shifts in which it is not awake."""
+
+    @property
+    def gpus(self) -> int:
+        return max(self.args.gpus_needed, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherProgram:
+    """A program that is not vLLM: a trainer, an embedder, a desktop."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNeeds:
+    """A server in bytes of each of its cards."""
+
+    server: PackedServer
+    settings: EngineSettings
+    fixed_bytes: int
+    """Everything but the KV pool, at the peak."""
+    context_bytes: int
+    """The part of it that is there before vLLM first looks at the card."""
+    counted_bytes: int
+    """The part of it that the release counts into its budget on a first start."""
+    starting_bytes: int
+    """The most that it holds before the pool is allocated."""
+    spread_bytes: int
+    """How much more `fixed_bytes` may turn out to be (the upper end of the 90 % band)."""
+    least_pool_bytes: int
+    most_pool_bytes: int
+    """Beyond it no request could use the pool."""
+    block_bytes: int
+    """0: the model keeps no KV cache."""
+    requested_bytes: int = 0
+    """What must be free beside the pool where the utilization has to cover all that the release counts; 0 where it is
+    only a share to check, or is not checked."""
+    asleep_bytes: int = 0
+
+    def footprint_bytes(self, pool_bytes: int) -> int:
+        """What the card shows of it with such a pool, when it starts and when it serves."""
+        return max(self.fixed_bytes + pool_bytes, self.starting_bytes, self.requested_bytes + pool_bytes)
+
+    @property
+    def least_bytes(self) -> int:
+        return self.footprint_bytes(self.least_pool_bytes)
+
+    @property
+    def takes_pool_bytes(self) -> bool:
+        """Whether the pool can be given in bytes: then nothing is measured."""
+        return takes_pool_bytes(self.settings)
+
+    @property
+    def is_charged_for_neighbours(self) -> bool:
+        """The release counts all that the card holds into its own budget."""
+        return charges_device_wide(self.settings)
+
+
+def takes_pool_bytes(settings: EngineSettings) -> bool:
+    """Whether the release and its engine size the pool by `--kv-cache-memory-bytes`."""
+    return settings.engine == "V1" and known_release(settings.release).at_least("0.10.2")
+
+
+def _requested_bytes(settings: EngineSettings, target: Target, context: int, counted: int) -> int:
+    """Free memory is checked against the budget from 0.9.1 on; utilizations are written to a thousandth."""
+    if takes_pool_bytes(settings) or charges_device_wide(settings) or target.release.before("0.9.1"):
+        return 0
+    return context + counted + target.gpu.total_bytes // 1000
+
+
+def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
+    """The needs of one server; LegroomError where its release, its flags or its model cannot be."""
+    server = _with_wish(server)
+    target, args = server.target, server.args
+    # How the pool is bounded is what packing decides: whatever was asked for is read for its size alone.
+    open_args = replace(args, kv_cache_memory_bytes=None, num_gpu_blocks_override=None, gpu_memory_utilization=None)
+    settings = resolve(open_args, target.model, target.gpu, target.release)
+    seen = target.seen or Measurements()
+    stages = range(settings.pipeline_parallel_size)
+    layouts = [stage_layout(target.model, target.gpu, settings, stage, seen) for stage in stages]
+    first_starts = [stage_layout(target.model, target.gpu, settings, stage, seen, cold=True) for stage in stages]
+    rank = max(layouts, key=lambda layout: layout.peak_used_bytes - max(layout.kv_cache.bytes, 0))
+    first = first_starts[rank.rank]
+    context = held_at_start(settings, target.gpu)
+    graphs = graph_bytes(target.model, settings, target.gpu)
+    counted = first.weights.bytes + first.activation.bytes + first.non_torch.bytes
+    starting = context.bytes + max(counted, first.loading_peak_bytes)
+    fixed = rank.peak_used_bytes - max(rank.kv_cache.bytes, 0)
+    # At the bad end of the bands, graphs are captured beside a context that is larger than usual.
+    capturing = context.high + rank.weights.bytes + rank.non_torch.bytes + graphs.high
+    shape = kv_shape(target.model, settings, target.gpu)
+    least, most, block = _pool_bounds(server, settings, shape)
+    return ServerNeeds(
+        server,
+        settings,
+        fixed_bytes=fixed,
+        context_bytes=context.bytes,
+        counted_bytes=counted + first.cuda_graph.bytes,
+        starting_bytes=starting,
+        spread_bytes=max(
+            int(math.hypot(rank.kv_cache.bytes - rank.kv_cache.low, rank.outside.high - rank.outside.bytes)),
+            capturing - fixed,
+        ),
+        least_pool_bytes=least,
+        most_pool_bytes=most,
+        block_bytes=block,
+        requested_bytes=_requested_bytes(settings, target, context.bytes, counted + first.cuda_graph.bytes),
+        asleep_bytes=residue(target.model, target.gpu, settings, graphs).bytes if sleeps else 0,
+    )
+
+
+def _with_wish(server: PackedServer) -> PackedServer:
+    """The server with the length and the number of requests that are wished for, where its flags allow less."""
+    wish, target = server.wish, server.target
+    if wish is None:
+        return server
+    args = replace(server.args, max_model_len=server.args.max_model_len or wish.context)
+    usual = resolve(args, target.model, target.gpu, target.release).max_num_seqs
+    if usual < wish.concurrency:
+        args = replace(args, max_num_seqs=math.ceil(wish.concurrency))
+    return replace(server, args=args)
+
+
+def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape) -> tuple[int, int, int]:
+    """The least and the most bytes of the pool, and those of a block."""
+    if shape.is_empty:
+        return 0, 0, 0
+    if shape.unsupported is not None:
+        raise LegroomError(f"{server.name}: {shape.unsupported}", "no card and no neighbour changes that")
+    block = max(stage.bytes_per_block for stage in shape.stages)
+    given = _given_pool(server.args, block)
+    length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
+    plenty = plan_of_shape(
+        shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, _PLENTY_BYTES)
+    )
+    request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
+    requests = server.wish.concurrency if server.wish else 1.0
+    blocks = math.ceil(requests * request)
+    least = _passing(shape, replace(settings, max_model_len=length, auto_fit_len=False), block, blocks)
+    most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
+    return (given, given, block) if given else (least, most, block)
+
+
+def _given_pool(args: ServeArgs, block: int) -> int:
+    if args.kv_cache_memory_bytes is not None:
+        return args.kv_cache_memory_bytes
+    return (args.num_gpu_blocks_override or 0) * block
+
+
+def _passing(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
+    """The smallest pool from `blocks` on that passes the release's own checks."""
+    for _ in range(3):
+        failure = plan_of_shape(shape, settings, _stages(shape, blocks * block)).failure
+        if failure is None:
+            break
+        # A pool that is short of what the check wants; 0.29+ holds the null block back beside that.
+        blocks = max(blocks, cdiv(failure.needed_bytes, block)) + 1
+    return blocks * block
+
+
+def _stages(shape: KvShape, bytes_: int) -> list[int]:
+    return [bytes_] * len(shape.stages)

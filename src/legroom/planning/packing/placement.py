@@ -1,0 +1,123 @@
+"""Which server goes onto which card: bin packing, exact for the handful of servers that a machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from legroom.records import dataclass, field
+
+if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.needs import OtherProgram, ServerNeeds
+
+_MOST_TRIED = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One card or slice of the machine."""
+
+    number: int
+    gpu: Gpu
+    reserve_bytes: int = 0
+    """Held back once a card: what a desktop may take, or a host that shares the memory."""
+    others: tuple[OtherProgram, ...] = ()
+
+    @property
+    def is_slice(self) -> bool:
+        """A MIG slice: programs name it by its UUID, not by a number."""
+        return " MIG " in self.gpu.name
+
+    @property
+    def others_bytes(self) -> int:
+        return sum(other.bytes for other in self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Who is awake at the same time; everyone else sleeps."""
+
+    name: str
+    awake: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PackingProblem:
+    """The cards, the shifts and how much of the error bands stays free."""
+
+    cards: tuple[Card, ...]
+    shifts: tuple[Shift, ...]
+    band_kept: float = 1.0
+
+    def room_bytes(self, card: Card, shift: Shift, here: Sequence[ServerNeeds]) -> int:
+        """What is left of a card in a shift when every server on it has its least pool; below zero, they do not fit."""
+        taken = card.others_bytes + int(card.reserve_bytes * self.band_kept)
+        for needs in here:
+            if needs.server.name in shift.awake:
+                taken += needs.least_bytes + int(needs.spread_bytes * self.band_kept)
+            else:
+                taken += needs.asleep_bytes
+        return card.gpu.total_bytes - taken
+
+    def least_room_bytes(self, card: Card, here: Sequence[ServerNeeds]) -> int:
+        return min(self.room_bytes(card, shift, here) for shift in self.shifts)
+
+
+Placement = Mapping[str, tuple[int, ...]]
+"""The numbers of the cards of every server."""
+
+
+@dataclass(slots=True)
+class _Search:
+    problem: PackingProblem
+    here: list[list[ServerNeeds]]
+    placed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tried: int = 0
+
+    def place(self, left: Sequence[ServerNeeds]) -> bool:
+        if not left:
+            return True
+        needs, rest = left[0], left[1:]
+        for cards in self._choices(needs):
+            self.tried += 1
+            if self.tried > _MOST_TRIED:
+                return False
+            for number in cards:
+                self.here[number].append(needs)
+            self.placed[needs.server.name] = cards
+            if all(self._room(number) >= 0 for number in cards) and self.place(rest):
+                return True
+            for number in cards:
+                self.here[number].pop()
+            del self.placed[needs.server.name]
+        return False
+
+    def _choices(self, needs: ServerNeeds) -> Iterator[tuple[int, ...]]:
+        """Sets of cards, the emptiest first; cards that are alike and equally full are tried once."""
+        rooms = {card.number: self._room(card.number) for card in self.problem.cards}
+        order = sorted(rooms, key=lambda number: (-rooms[number], number))
+        alike: set[tuple[tuple[int, int], ...]] = set()
+        for cards in combinations(order, needs.server.gpus):
+            key = tuple(sorted((rooms[card], self.problem.cards[card].gpu.total_bytes) for card in cards))
+            if key not in alike:
+                alike.add(key)
+                yield tuple(sorted(cards))
+
+    def _room(self, number: int) -> int:
+        return self.problem.least_room_bytes(self.problem.cards[number], self.here[number])
+
+
+def place(problem: PackingProblem, needs: Sequence[ServerNeeds]) -> Placement | None:
+    """A place for every server, the largest first; None where no placement holds them all."""
+    if any(each.server.gpus > len(problem.cards) for each in needs):
+        return None
+    search = _Search(problem, [[] for _ in problem.cards])
+    largest_first = sorted(needs, key=lambda each: (-each.server.gpus, -each.least_bytes, each.server.name))
+    return search.placed if search.place(largest_first) else None
+
+
+def servers_on(card: Card, placement: Placement, needs: Sequence[ServerNeeds]) -> list[ServerNeeds]:
+    """The servers of one card, in the order in which they were asked for."""
+    return [each for each in needs if card.number in placement[each.server.name]]

@@ -1,0 +1,163 @@
+"""A pack in the terminal: the answer, every card with who holds what of it, then the commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
+from legroom.planning.packing.changes import proof
+from legroom.planning.plan import ready_command
+from legroom.units import gib, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.planning.packing.changes import PackChange
+    from legroom.planning.packing.pack import Packed, PackedCard, PackResult
+
+_MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
+_MARGIN = "  "
+
+
+def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
+    """The whole answer, ending in a newline."""
+    blocks = [list(_answer(result, style))]
+    blocks += [list(_card(use, result, style)) for use in result.cards]
+    if result.verdict == "does_not_fit":
+        blocks += [list(_failures(result, style)), list(_changes(changes, style))]
+    else:
+        blocks += [list(_order(result, style)), list(_commands(result, style))]
+    blocks.append(list(_notes(result, style)))
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _answer(result: PackResult, style: Style) -> Iterator[str]:
+    fancy, plain, colour = _MARKS[result.verdict]
+    mark = style.pick(fancy, plain)
+    lines = wrap(_headline(result), style.width - len(mark) - 1)
+    for number, line in enumerate(lines):
+        lead = style.paint(mark, colour, "bold") if number == 0 else " " * len(mark)
+        yield f"{lead} {style.paint(line, 'bold')}"
+
+
+def _headline(result: PackResult) -> str:
+    servers, cards = plural(len(result.needs), "server"), result.request.cards
+    where = cards[0].gpu.name if len(cards) == 1 else plural(len(cards), "slice" if cards[0].is_slice else "GPU")
+    if result.verdict == "does_not_fit":
+        reasons = "; ".join(proof(result)) if not _failing(result) else f"{_failing(result)[0].name} does not start"
+        return f"{servers} do not fit on {where}: {reasons}"
+    how = "in any order" if isinstance(result.order, str) else "in the order below"
+    left = gib(result.headroom_bytes)
+    if result.verdict == "tight":
+        return (
+            f"{servers} on {where}, starting {how}: tight, {left} free at the peak is less than the estimates may miss"
+        )
+    return f"{servers} on {where}: they start {how}, and after any restart; {left} free at the peak"
+
+
+def _card(use: PackedCard, result: PackResult, style: Style) -> Iterator[str]:
+    what = "Slice" if use.card.is_slice else "GPU"
+    title = f"{what} {use.card.number}: {use.card.gpu.name}, {gib(use.card.gpu.total_bytes)}"
+    if result.request.shifts:
+        title += f", fullest in the shift {use.shift.name}"
+    yield _MARGIN + style.paint(title, "bold")
+    by_name = {needs.server.name: needs for needs in result.needs}
+    pools = {packed.name: packed.pool_bytes for packed in result.packed}
+    total = use.card.gpu.total_bytes
+    rows = [tuple(style.paint(word, "dim") for word in ("", "peak", "", "KV cache", "holds"))]
+    for name, bytes_ in use.awake:
+        pool = pools.get(name, by_name[name].least_pool_bytes)
+        holds = _holds(next((packed for packed in result.packed if packed.name == name), None))
+        rows.append((name, gib(bytes_), f"{bytes_ / total:.1%}", gib(pool), style.paint(holds, "dim")))
+    for name, bytes_ in use.asleep:
+        rows.append(
+            (name, gib(bytes_), f"{bytes_ / total:.1%}", "asleep", style.paint("what stays on the card", "dim"))
+        )
+    for other in use.card.others:
+        rows.append((other.name, gib(other.bytes), f"{other.bytes / total:.1%}", "", style.paint("as given", "dim")))
+    free = use.headroom_bytes
+    share = f"{abs(free) / total:.1%}"
+    if free < 0:
+        rows.append(("missing", gib(-free), share, "", style.paint("even with the least KV caches", "red")))
+    else:
+        kept = f"the estimates may miss by {human_bytes(use.spread_bytes)}"
+        rows.append(("free", gib(free), share, "", style.paint(kept, "dim")))
+    yield from (_MARGIN + line for line in columns(rows, "<>>><"))
+
+
+def _holds(packed: Packed | None) -> str:
+    if packed is None or packed.plan.memory.failure:
+        return ""
+    kv = packed.plan.memory.kv
+    if kv.shape.is_empty:
+        return "keeps no KV cache"
+    return f"{kv.max_concurrency:.2f} x {packed.plan.settings.max_model_len:,} tokens"
+
+
+def _failing(result: PackResult) -> list[Packed]:
+    """Servers that memory is not short for, and that do not start all the same."""
+    return [packed for packed in result.packed if packed.plan.memory.failure and not result.short_bytes]
+
+
+def _failures(result: PackResult, style: Style) -> Iterator[str]:
+    for packed in _failing(result):
+        failure = packed.plan.memory.failure
+        if failure:
+            yield from wrap(f"{packed.name}: {failure.message}", style.width, _MARGIN, _MARGIN * 2)
+
+
+def _changes(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
+    if not changes:
+        yield from wrap(
+            "No smaller batch, context or KV precision makes room, nor do more cards.", style.width, _MARGIN
+        )
+        return
+    yield _MARGIN + style.paint("What would make them fit, the least change first:", "bold")
+    for change in changes:
+        who = f"{change.server}: " if change.server else ""
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.flags.items())
+        if change.gpus:
+            flags = f"--gpus {change.gpus}"
+        elif change.result.request.shifts and not flags:
+            flags = " ".join(f"--shift {shift.name}={shift.name}" for shift in change.result.request.shifts)
+        yield from wrap(f"{who}{flags} ({change.why})", style.width, _MARGIN * 2, _MARGIN * 3)
+
+
+def _order(result: PackResult, style: Style) -> Iterator[str]:
+    if isinstance(result.order, str):
+        return
+    first = result.request.shifts[0]
+    now = [name for name in result.order if name in first.awake]
+    later = [name for name in result.order if name not in first.awake]
+    yield from wrap(
+        f"Start {', '.join(now)} first. A server has to be awake to start: put those that are not awake in the next "
+        f"shift to sleep, then start {', '.join(later)}. From then on, sleep first, then wake.",
+        style.width,
+        _MARGIN,
+    )
+
+
+def _commands(result: PackResult, style: Style) -> Iterator[str]:
+    for number, packed in enumerate(result.packed):
+        if number:
+            yield ""
+        env = [f"{name}={shlex.quote(value)}" for name, value in sorted(packed.plan.args.env.items()) if _is_ours(name)]
+        words = [shlex.quote(word) for word in ready_command(packed.plan)]
+        lines = wrap_command([*env, *command_phrases(words)], style.width - len(_MARGIN) - 4)
+        for place, line in enumerate(lines):
+            yield f"{_MARGIN}{'$ ' if place == 0 else '    '}{line}"
+
+
+def _is_ours(name: str) -> bool:
+    from legroom.facts.sleep import ENDPOINTS_SWITCH  # noqa: PLC0415 - few packs sleep
+
+    return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
+
+
+def _notes(result: PackResult, style: Style) -> Iterator[str]:
+    notes = dict.fromkeys(note for packed in result.packed for note in packed.plan.notes)
+    if result.request.cards[0].is_slice:
+        notes["each server gets its slice by CUDA_VISIBLE_DEVICES=MIG-..., the UUID that `nvidia-smi -L` prints"] = None
+    for note in notes:
+        yield from wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 2)
