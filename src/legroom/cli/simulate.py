@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.cli.sweeps import add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
-from legroom.simulation.timeline import ScheduledStep
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
@@ -24,58 +20,6 @@ if TYPE_CHECKING:
     from legroom.simulation.settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
-
-
-_ROWS_A_GROUP = 10_000
-
-
-@contextmanager
-def step_writer(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
-    """Write steps to `path`, by its ending."""
-    try:
-        if path.endswith(".parquet"):
-            with _parquet(path) as write:
-                yield write
-            return
-        with Path(path).open("w", encoding="utf-8") as out:
-            dumps = json.JSONEncoder(separators=(",", ":")).encode
-
-            def write_line(step: ScheduledStep) -> None:
-                out.write(dumps(step.as_json()) + "\n")
-
-            yield write_line
-    except OSError as error:
-        raise LegroomError(f"could not write the timeline to {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _parquet(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
-    try:
-        import pyarrow as pa  # type: ignore[import-not-found,unused-ignore]
-        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise LegroomError("a Parquet timeline needs the package pyarrow", "write to a .jsonl file instead") from None
-    names = pa.list_(pa.string())
-    schema = pa.schema([
-        ("step", pa.int64()), ("scheduled", pa.map_(pa.string(), pa.int64())), ("preempted", names),
-        ("finished", names), ("running", pa.int64()), ("waiting", pa.int64()), ("free_blocks", pa.int64()),
-    ])  # fmt: skip
-    rows: list[dict[str, Any]] = []
-    with parquet.ParquetWriter(path, schema) as out:
-
-        def flush() -> None:
-            if rows:
-                out.write_table(pa.Table.from_pylist(rows, schema))
-                rows.clear()
-
-        def write(step: ScheduledStep) -> None:
-            rows.append({**step.as_json(), "scheduled": list(step.scheduled.items())})
-            if len(rows) >= _ROWS_A_GROUP:
-                flush()
-
-        yield write
-        flush()
-
 
 _DESCRIPTION = """\
 Replay a trace of requests through the decisions of vLLM's scheduler and block pool, without a model or a GPU:
@@ -92,6 +36,7 @@ examples:
   legroom simulate --synthetic 'poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)' \\
       --model qwen3-8b --gpu l4 --max-model-len 8192 --choose
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --max-model-len 8192 --autoscale 8
+  legroom simulate mooncake.jsonl --model qwen3-8b --gpu h100 --max-model-len 40960 --tier cpu=200GiB@50GB/s
   legroom simulate azure.csv --model qwen3-8b --gpu l4 --choose --ray auto
 
 exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled fleet is not steady,
@@ -121,6 +66,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_scheduler_options(parser)
     _add_choose_options(parser)
     _add_fleet_options(parser)
+    _add_tier_options(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--timeline", metavar="FILE", help="write every step to a .jsonl or .parquet file")
@@ -200,6 +146,17 @@ def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--start", metavar="TIME", help="what a new server takes to start (default: as planned)")
 
 
+def _add_tier_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a second tier of KV cache (vLLM's --kv-offloading-size)")
+    group.add_argument(
+        "--tier",
+        metavar="cpu=SIZE[@RATE]",
+        help="host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; "
+        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N and prompt_only=yes|no may follow after commas",
+    )
+    group.add_argument("--tier-curve", action="store_true", help="replay tiers of several sizes too: hits over size")
+
+
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options into a namespace; TRACE and vLLM's words beside them."""
     own, rest, after = split(parser, words)
@@ -221,6 +178,10 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace(args)
     from legroom.cli.simulate_pool import pool_of
 
+    if args.tier and (args.choose or args.autoscale is not None):
+        raise LegroomError("--tier replays one server with its own flags", "leave out --choose and --autoscale")
+    if args.tier_curve and not args.tier:
+        raise LegroomError("--tier-curve needs a tier", "add --tier cpu=SIZE@RATE")
     pool = pool_of(args, trace)
     for remark in pool.notes:
         note(remark)
@@ -230,6 +191,10 @@ def run(args: argparse.Namespace) -> int:
         from legroom.cli.simulate_fleet import run_fleet
 
         return run_fleet(args, trace, pool)
+    if args.tier:
+        from legroom.cli.simulate_tier import run_tier
+
+        return run_tier(args, trace, pool)
     timeline = _replay(args, trace, pool.settings, pool.cost)
     if args.svg:
         from legroom.render.simulation_text import timeline_svg
@@ -260,6 +225,7 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 
 def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
+    from legroom.cli.simulate_steps import step_writer
     from legroom.simulation.replay import simulate
 
     bar = ProgressBar("simulating")

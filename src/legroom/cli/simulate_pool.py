@@ -17,6 +17,7 @@ from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
+    from legroom.planning.plan import Plan
     from legroom.simulation.fast.columns import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
@@ -45,6 +46,10 @@ class PoolChoice:
     def gpu(self) -> str:
         """The card as it was named; empty for a number of blocks."""
         return "" if self.meant is None else self.args.gpu or ""
+
+    def plan(self) -> Plan | None:
+        """The plan that the pool is of; None for a number of blocks."""
+        return None if self.meant is None else _plan(self.args, self.meant, {})
 
     def candidates(self) -> list[Candidate]:
         """Every setting that vLLM would take."""
@@ -144,16 +149,20 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     return None
 
 
+def _plan(args: argparse.Namespace, meant: RequestedDeployment, flags: dict[str, Any]) -> Plan:
+    from legroom.cli.deployment import machine
+    from legroom.planning.machine import make_plan
+
+    given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
+    return make_plan(replace(meant.args, **given, **flags), meant.release, machine(args, meant), advice=False)
+
+
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.cli.deployment import machine
-    from legroom.planning.machine import make_plan
     from legroom.simulation.deployment import as_one_group, deployed, hardware
 
-    given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
-    serve = replace(meant.args, **given, **flags)
-    plan = make_plan(serve, meant.release, machine(args, meant), advice=False)
+    plan = _plan(args, meant, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None

@@ -255,15 +255,18 @@ class KvCache:
         hit: Hit | None = None,
         num_hit_tokens: int = 0,
         *,
+        num_loaded_tokens: int = 0,
+        reserved_blocks: int = 0,
         whole_must_fit: bool = False,
         others_run: bool = True,
     ) -> bool:
         """Hold slots for `num_new_tokens` more; False if the pool has too few free blocks.
 
-        Blocks behind a window are given back either way.
+        Blocks behind a window are given back either way. `num_loaded_tokens` come from another tier: their blocks can
+        be found only once they are there. `reserved_blocks` must stay free.
         """
         settings = self.settings
-        computed = min(request.num_computed_tokens + num_hit_tokens, settings.max_model_len)
+        computed = min(request.num_computed_tokens + num_hit_tokens + num_loaded_tokens, settings.max_model_len)
         if hit is None and computed + num_new_tokens <= request.quiet_tokens:
             return True
         is_admission = request.status is not Status.RUNNING
@@ -275,13 +278,15 @@ class KvCache:
         slots = min(computed + num_new_tokens + settings.lookahead_tokens, settings.max_model_len)
         for table in self.tables:
             table.drop_skipped(request, max(0, computed - request.in_flight_tokens))
-        if self._blocks_needed(request, slots, hit, computed, False) + reserve > self.pool.num_free:
+        if self._blocks_needed(request, slots, hit, computed, False) + reserve > self.pool.num_free - reserved_blocks:
             return False
         if hit is not None and any(hit):
             for table, blocks in zip(self.tables, hit, strict=True):
                 table.adopt(request, blocks, computed)
         for table in self.tables:
             table.grow(request, slots)
+        if num_loaded_tokens:
+            return True
         if settings.enable_prefix_caching:
             # Draft tokens may be rejected: only tokens that are known for certain are cached.
             self.cache(request, min(computed + num_new_tokens, request.num_tokens))

@@ -42,11 +42,7 @@ def simulate(
     in seconds (see `steptime`). All engines decide alike; `replays` says how many such replays are to come.
     """
     trace = trace.checked()
-    if trace.in_seconds and cost is None:
-        raise LegroomError(
-            f"{trace.name} tells arrivals in seconds, so steps need a duration",
-            "give a GPU and a model, or --step-ms",
-        )
+    check_cost(trace, cost)
     chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
     if chosen != "reference":
         try:
@@ -54,6 +50,15 @@ def simulate(
         except Outgrown:
             pass
     return Reference(trace, settings, on_step, cost, progress).run()
+
+
+def check_cost(trace: Trace, cost: StepCost | None) -> None:
+    """Arrivals in seconds need steps that take time."""
+    if trace.in_seconds and cost is None:
+        raise LegroomError(
+            f"{trace.name} tells arrivals in seconds, so steps need a duration",
+            "give a GPU and a model, or --step-ms",
+        )
 
 
 def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:
@@ -84,13 +89,17 @@ class Reference:
         self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
-        self.scheduler = SchedulerV0(settings) if settings.engine == "V0" else Scheduler(settings)
+        self.scheduler = self._make_scheduler()
         self.on_step = on_step
         self.accepted, self.rejections = admissible(trace, settings)
         self.requests: list[Request | None] = [None] * len(trace)
         self.tally = Tally()
         self.sampler = Sampler()
         self.step = 0
+        self.next_arrival: float | None = None
+
+    def _make_scheduler(self) -> Scheduler:
+        return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
 
     def run(self) -> Timeline:
         """Serve every request that can be served, or until the user interrupts."""
@@ -110,6 +119,7 @@ class Reference:
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
                 self._arrive(*upcoming)
                 upcoming = next(arrivals, None)
+            self.next_arrival = upcoming[1].arrival if upcoming else None
             self._one_step()
             self.step += 1
             if self.progress and self.step % _STEPS_A_REPORT == 0:
@@ -123,7 +133,7 @@ class Reference:
 
     def _arrive(self, index: int, row: TraceRequest) -> None:
         request = Request(row, index, self.settings.max_model_len)
-        if self.settings.enable_prefix_caching:
+        if self.scheduler.hasher:
             request.token_ids = prompt_tokens(row)
         self.requests[index] = request
         self.scheduler.add(request)
@@ -138,11 +148,7 @@ class Reference:
                 tally.prompt_tokens += request.num_prompt_tokens
                 if clocks:
                     clocks.sched_s[request.arrival_index] = self.now_s
-        if self.cost:
-            stored = sum(request.num_computed_tokens for request in scheduler.running)
-            self.now_s += step_seconds(  # type: ignore[no-untyped-call]
-                self.cost, sum(batch.scheduled.values()), stored, len(scheduler.running)
-            )
+        self._run(batch)
         sampled, finished = self._settle(batch)
         for request in sampled:
             if request.first_token_step < 0:
@@ -156,6 +162,15 @@ class Reference:
         self._account(batch, finished)
         if not (batch.scheduled or batch.preempted or batch.ignored or self.in_flight or finished):
             self._give_up_on_first()
+
+    def _run(self, batch: Batch) -> None:
+        """The step takes its time."""
+        if self.cost:
+            running = self.scheduler.running
+            stored = sum(request.num_computed_tokens for request in running)
+            self.now_s += step_seconds(  # type: ignore[no-untyped-call]
+                self.cost, sum(batch.scheduled.values()), stored, len(running)
+            )
 
     def _give_up_on_first(self) -> None:
         """Nothing runs and the first in line still cannot: it never will."""
@@ -174,7 +189,7 @@ class Reference:
     def _account(self, batch: Batch, finished: list[Request]) -> None:
         scheduler, tally = self.scheduler, self.tally
         free = scheduler.kv.pool.num_free
-        running, waiting = len(scheduler.running), len(scheduler.waiting)
+        running, waiting = len(scheduler.running), scheduler.num_waiting
         used = self.settings.usable_blocks - free
         tally.steps += 1
         tally.preemptions += len(batch.preempted)

@@ -99,6 +99,10 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self.running) or bool(len(self.waiting))
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
     def take_stuck(self) -> Request | None:
         """Take the first in line out if nothing runs: a step that could not start it then never will."""
         return self.waiting.pop() if len(self.waiting) and not self.running else None
@@ -139,6 +143,8 @@ class Scheduler:
                 continue
             while not self.kv.allocate(request, wanted):
                 victim = self._victim()
+                if not self._can_free(victim):
+                    return budget
                 place = self.running.index(victim)
                 del self.running[place]
                 index -= place < index
@@ -211,8 +217,15 @@ class Scheduler:
             return max(self.running, key=lambda request: request.urgency)
         return self.running[-1]
 
-    def _preempt(self, request: Request, batch: Batch) -> None:
+    def _can_free(self, request: Request) -> bool:
+        """Whether its blocks could be given to others at once."""
+        return True
+
+    def _free(self, request: Request) -> None:
         self.kv.free(request)
+
+    def _preempt(self, request: Request, batch: Batch) -> None:
+        self._free(request)
         request.status = Status.PREEMPTED
         request.num_computed_tokens = 0
         request.num_draft_tokens = 0
@@ -251,7 +264,7 @@ class Scheduler:
             request.num_placeholders -= 1 + drafts
         if request.status is Status.RUNNING:
             request.num_draft_tokens = self.settings.num_speculative_tokens
-            if self.settings.async_scheduling and self.hasher:
+            if self.settings.async_scheduling and self.settings.enable_prefix_caching:
                 self.kv.cache(request, request.num_computed_tokens - request.num_placeholders)
 
     def _accepted(self, request: Request, drafts: int) -> int:
@@ -263,7 +276,7 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         if request.status is Status.RUNNING:
-            self.kv.free(request)
+            self._free(request)
         else:
             self.waiting.remove(request)
         request.status = Status.FINISHED

@@ -13,7 +13,7 @@ from legroom.version import __version__
 _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
     "catalog", "deployments", "diagnosis", "drawing", "explain", "facts", "memory", "planning", "render",
-    "simulation", "vllm",
+    "simulation", "sweeps", "vllm",
 )  # fmt: skip
 """What the endpoints use, besides the modules at the top."""
 _WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")

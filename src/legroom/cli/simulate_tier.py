@@ -1,0 +1,148 @@
+"""`legroom simulate --tier`: what host memory behind the GPU's KV cache buys on this trace."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.cli.output import ProgressBar, note, print_json, write_file
+from legroom.errors import OK, LegroomError
+from legroom.simulation.tiers.settings import TierSettings
+from legroom.units import GIB, parse_bytes, parse_count, round_up
+
+if TYPE_CHECKING:
+    from legroom.cli.simulate_pool import PoolChoice
+    from legroom.planning.plan import Plan
+    from legroom.simulation.tiers.replay import TieredTimeline
+    from legroom.simulation.trace import Trace
+
+_FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
+_TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=\w+)*)")
+_COUNTED = ("blocks_per_chunk", "store_threshold", "max_tracker_size")
+_PAGE_BYTES = 4096
+"""vLLM rounds a chunk up to whole pages of memory (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32)."""
+
+
+def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    """Replay with the tier and without, and report both."""
+    from legroom.simulation.replay import simulate
+    from legroom.simulation.tiers.outcome import TierReport, hit_curve
+
+    plan = pool.plan()
+    tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
+    if (tier.load_s_per_block or tier.store_s_per_block) and pool.cost is None:
+        tier = replace(tier, load_s_per_block=0.0, store_s_per_block=0.0)
+        note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
+    with_tier = _replay(args, trace, pool, tier)
+    without = simulate(trace, pool.settings, cost=pool.cost)
+    curve = hit_curve(trace, pool.settings, with_tier, pool.cost) if args.tier_curve else ()
+    host_bytes = _host_bytes(plan, tier) if plan is not None else None
+    report = TierReport(with_tier, without, pool.cost, curve, host_bytes)
+    if args.svg:
+        from legroom.render.simulation_text import timeline_svg
+
+        write_file(args.svg, timeline_svg(with_tier.timeline), "picture")
+    if args.json:
+        print_json({**with_tier.timeline.as_json(), "tier": report.as_json()})
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.simulation_text import timeline_text
+        from legroom.render.tier_text import tier_text
+
+        sys.stdout.write(timeline_text(with_tier.timeline, style_of(sys.stdout)) + tier_text(report))
+    return OK
+
+
+def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
+    from legroom.cli.simulate_steps import step_writer
+    from legroom.simulation.tiers.replay import simulate_with_tier
+
+    bar = ProgressBar("simulating")
+    try:
+        with step_writer(args.timeline) if args.timeline else nullcontext() as write:
+            return simulate_with_tier(trace, pool.settings, tier, write, cost=pool.cost, progress=bar)
+    finally:
+        bar.clear()
+
+
+def tier_settings(text: str, block_bytes: int) -> TierSettings:
+    """The tier that `--tier` describes; `block_bytes` is one block over all ranks, 0 where it is not known."""
+    match = _TIER.fullmatch(text.strip())
+    if match is None:
+        raise LegroomError(f"--tier {text}: not a tier", _FORM)
+    if match["kind"] != "cpu":
+        raise LegroomError(
+            f"--tier {text}: {match['kind']} is not simulated, only vLLM's native offloading to host memory is", _FORM
+        )
+    options = _options(text, match["options"])
+    blocks_per_chunk = options.get("blocks_per_chunk", 1)
+    rate = match["rate"]
+    seconds = 0.0
+    if rate:
+        _need_block_bytes(text, block_bytes)
+        seconds = block_bytes / max(1, parse_bytes(rate, "the rate of --tier"))
+    counted = re.fullmatch(r"([\d_]+) ?blocks", match["size"])
+    if counted:
+        num_chunks = int(counted[1]) // blocks_per_chunk
+    else:
+        _need_block_bytes(text, block_bytes)
+        num_chunks = parse_bytes(match["size"], "--tier") // round_up(block_bytes * blocks_per_chunk, _PAGE_BYTES)
+    if num_chunks < 1:
+        raise LegroomError(f"--tier {text}: too small for one chunk of KV cache", "give the tier more room")
+    return TierSettings(
+        num_chunks, block_bytes=block_bytes, load_s_per_block=seconds, store_s_per_block=seconds, **options
+    )
+
+
+def _options(text: str, words: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in filter(None, words.split(",")):
+        name, value = word.split("=")
+        if name in _COUNTED:
+            options[name] = parse_count(value, f"{name} of --tier")
+        elif name == "policy":
+            options[name] = value
+        elif name == "prompt_only" and value in ("yes", "no"):
+            options[name] = value == "yes"
+        else:
+            raise LegroomError(f"--tier {text}: {word} is not known", _FORM)
+    return options
+
+
+def _need_block_bytes(text: str, block_bytes: int) -> None:
+    if not block_bytes:
+        raise LegroomError(
+            f"--tier {text}: how many bytes a block has depends on the model",
+            "give --model and --gpu, or a number of blocks and no rate: --tier cpu=4000blocks",
+        )
+
+
+def _block_bytes(plan: Plan) -> int:
+    """One block over all ranks of an engine. Ranks that hold the same latent cache store one copy."""
+    from legroom.memory.kv.specs import LatentSpec
+
+    settings, shape = plan.settings, plan.memory.kv.shape
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    is_latent = all(isinstance(group.spec, LatentSpec) for group in shape.groups)
+    copies = 1 if is_latent and settings.pipeline_parallel_size == 1 else ranks
+    return shape.stages[0].bytes_per_block * copies
+
+
+def _host_bytes(plan: Plan, tier: TierSettings) -> int:
+    """What the host allocates for the tier under the plan's release."""
+    room = tier.num_chunks * round_up(tier.block_bytes * tier.blocks_per_chunk, _PAGE_BYTES)
+    return _bytes_held(plan, room / GIB) - _bytes_held(plan, 0)
+
+
+def _bytes_held(plan: Plan, offloading_gib: float) -> int:
+    from legroom.memory.host import deployment_host
+
+    given = plan.settings.given
+    # The last one wins, where the command has the flag already.
+    words = (*given.others, "--kv-offloading-size", str(offloading_gib))
+    settings = replace(plan.settings, given=replace(given, others=words))
+    return deployment_host(plan.target.model, plan.target.gpu, settings, plan.memory).held_bytes

@@ -1,0 +1,254 @@
+"""What is stored and loaded when: the scheduler's side of vLLM's `OffloadingConnector` (0.32), full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from legroom.simulation.blocks import Block
+from legroom.simulation.request import Request
+from legroom.simulation.tiers.host import ChunkAccess, HostTier, LookupResult
+from legroom.simulation.tiers.policies import ChunkKey
+from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.tiers.transfers import TransferJob, TransferPlan
+from legroom.units import cdiv
+
+
+class OffloadState:
+    """One request as the connector knows it."""
+
+    __slots__ = ("access", "block_numbers", "is_finished", "jobs", "keys", "next_chunk", "places")
+
+    def __init__(self) -> None:
+        self.keys: list[ChunkKey] = []
+        self.places: dict[ChunkKey, int] = {}
+        self.block_numbers: list[int] = []
+        self.next_chunk = 0
+        """The first chunk that was not yet offered."""
+        self.jobs: dict[TransferJob, None] = {}
+        self.access = ChunkAccess()
+        self.is_finished = False
+
+
+@dataclass
+class TierTally:
+    """Counts that grow during a replay."""
+
+    hit_tokens: int = 0
+    """Prompt tokens of newly admitted requests that were loaded."""
+    loaded_tokens: int = 0
+    """Those of resumed requests included."""
+    loaded_pairs: float = 0.0
+    """Loaded tokens times the tokens before each of them: the attention that loading saved."""
+    loaded_blocks: int = 0
+    stored_blocks: int = 0
+    evicted_chunks: int = 0
+    failed_stores: int = 0
+    """Offers that found no room: everything in the tier was in use."""
+    loads: int = 0
+    stores: int = 0
+    flushes: int = 0
+    """Stores that a step had to wait for."""
+    peak_chunks: int = 0
+
+
+class KvOffload:
+    """Decides stores and loads, and keeps track of those under way."""
+
+    def __init__(self, settings: TierSettings, block_size: int, *, prefix_caching: bool) -> None:
+        self.settings = settings
+        self.block_size = block_size
+        self.chunk_tokens = block_size * settings.blocks_per_chunk
+        self.tier = HostTier(settings)
+        self.tally = TierTally()
+        self.jobs: dict[TransferJob, None] = {}
+        self.evicted: list[ChunkKey] = []
+        """In the last step."""
+        self._states: dict[Request, OffloadState] = {}
+        # Only the GPU's own prefix cache makes it worthwhile to wait for somebody else's load.
+        self._being_loaded: set[ChunkKey] | None = set() if prefix_caching else None
+        self._plan = TransferPlan()
+        self._given_blocks: set[int] = set()
+        self._fences: dict[int, dict[TransferJob, None]] = {}
+        """Blocks of ended requests that a store still reads."""
+
+    def add(self, request: Request) -> None:
+        self._states[request] = OffloadState()
+
+    def places_of(self, request: Request) -> dict[ChunkKey, int]:
+        """Where each chunk is in the request."""
+        return self._states[request].places
+
+    def find_hit(self, request: Request, num_computed: int) -> int | None:
+        """Tokens beyond `num_computed` that can be loaded; None: ask again in the next step."""
+        state = self._states[request]
+        state.block_numbers = []
+        if state.jobs:
+            return None
+        self._name_chunks(request, state)
+        longest = min(request.num_tokens, len(state.keys) * self.chunk_tokens)
+        if longest - num_computed < self.chunk_tokens:
+            return 0
+        first = num_computed // self.chunk_tokens
+        num_hits, is_pending = self._lookup(state.keys[first : cdiv(longest, self.chunk_tokens)])
+        if is_pending:
+            return None
+        tokens = min(longest, (first + num_hits) * self.chunk_tokens) - num_computed
+        if tokens < self.chunk_tokens:
+            return 0
+        if self._being_loaded and not self._being_loaded.isdisjoint(state.keys[first : first + num_hits]):
+            return None
+        return tokens
+
+    def _lookup(self, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
+        """The run of chunks from the first on that the tier has, and whether one is still being written."""
+        num_hits, is_pending = 0, False
+        for key in keys:
+            answer = self.tier.lookup(key)
+            if answer is LookupResult.MISS:
+                break
+            is_pending |= answer is LookupResult.PENDING
+            num_hits += 1
+        return num_hits, is_pending
+
+    def _name_chunks(self, request: Request, state: OffloadState) -> None:
+        per_chunk = self.settings.blocks_per_chunk
+        for last in range((len(state.keys) + 1) * per_chunk - 1, len(request.block_hashes), per_chunk):
+            state.places[request.block_hashes[last]] = len(state.keys)
+            state.keys.append(request.block_hashes[last])
+
+    def load(self, request: Request, num_computed: int, num_loaded: int) -> None:
+        """The request was given blocks for what the tier has: fill them."""
+        state = self._states[request]
+        self._given_blocks.update(_numbers(request.blocks[0]))
+        first_block, end_block = num_computed // self.block_size, cdiv(num_computed + num_loaded, self.block_size)
+        end_chunk = cdiv(num_computed + num_loaded, self.chunk_tokens)
+        keys = state.keys[first_block // self.settings.blocks_per_chunk : end_chunk]
+        state.next_chunk = end_chunk
+        self.tier.prepare_load(keys, state.places, state.access)
+        job = TransferJob(request, keys, False, end_block - first_block)
+        state.jobs[job] = None
+        self.jobs[job] = None
+        self._plan.loads.append(job)
+        if self._being_loaded is not None:
+            self._being_loaded.update(keys)
+        self.tally.loads += 1
+        self.tally.loaded_blocks += job.num_blocks
+        self.tally.loaded_tokens += num_loaded
+        self.tally.loaded_pairs += num_loaded * (num_computed + num_loaded / 2)
+        if request.num_preemptions == 0:
+            self.tally.hit_tokens += num_loaded
+
+    def end_schedule(
+        self, scheduled: Iterable[Request], preempted: Iterable[Request], finished: Iterable[Request]
+    ) -> TransferPlan:
+        """A step is decided: what it has to flush, and what can be stored now."""
+        plan = self._plan
+        self.evicted = []
+        for request in scheduled:
+            self._take_blocks(request, self._states[request])
+        for request in preempted:
+            plan.flushes.update(self._states[request].jobs)
+        if self._fences:
+            for number in self._given_blocks & self._fences.keys():
+                plan.flushes.update(self._fences[number])
+        for request in scheduled:
+            self._offer(request, self._states[request], request.num_computed_tokens)
+        for request in finished:
+            # The last sampled token's slot was never written.
+            self._offer(
+                request, self._states[request], max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True
+            )
+        for request in finished:
+            state = self._states[request]
+            state.is_finished = True
+            self.tier.end_request(state.access)
+            if not state.jobs:
+                del self._states[request]
+        self.tally.flushes += len(plan.flushes)
+        self.tally.peak_chunks = max(self.tally.peak_chunks, len(self.tier.readers))
+        self._plan = TransferPlan()
+        self._given_blocks = set()
+        return plan
+
+    def _take_blocks(self, request: Request, state: OffloadState) -> None:
+        blocks, known = request.blocks[0], len(state.block_numbers)
+        if len(blocks) > known:
+            numbers = _numbers(blocks[known:])
+            state.block_numbers += numbers
+            self._given_blocks.update(numbers)
+
+    def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
+        """Offer the chunks that are full by now and were not offered before."""
+        tokens = min(num_computed, request.num_tokens)
+        if self.settings.prompt_only:
+            tokens = min(tokens, request.num_prompt_tokens)
+        if tokens // self.chunk_tokens <= state.next_chunk:
+            return
+        self._name_chunks(request, state)
+        per_chunk = self.settings.blocks_per_chunk
+        end = min(tokens // self.chunk_tokens, len(state.block_numbers) // per_chunk, len(state.keys))
+        keys = state.keys[state.next_chunk : end]
+        if not keys:
+            return
+        prepared = self.tier.prepare_store(keys, state.places, state.access)
+        if prepared is None:
+            self.tally.failed_stores += 1
+            return
+        state.next_chunk = end
+        to_store, evicted = prepared
+        self.evicted += evicted
+        self.tally.evicted_chunks += len(evicted)
+        if to_store:
+            self._store(request, state, to_store, is_finished=is_finished)
+
+    def _store(self, request: Request, state: OffloadState, keys: list[ChunkKey], *, is_finished: bool) -> None:
+        per_chunk = self.settings.blocks_per_chunk
+        sources = [
+            number
+            for key in keys
+            for number in state.block_numbers[state.places[key] * per_chunk : (state.places[key] + 1) * per_chunk]
+        ]
+        job = TransferJob(request, keys, True, len(sources), sources)
+        state.jobs[job] = None
+        self.jobs[job] = None
+        self._plan.stores.append(job)
+        self.tally.stores += 1
+        self.tally.stored_blocks += len(sources)
+        if is_finished:
+            self._fence(job)
+            if not self._given_blocks.isdisjoint(sources):
+                self._plan.flushes[job] = None
+
+    def _fence(self, job: TransferJob) -> None:
+        for number in job.source_blocks:
+            self._fences.setdefault(number, {})[job] = None
+
+    def finish(self, request: Request) -> None:
+        """The request ended and gives its blocks back: whoever gets them must wait for the stores that read them."""
+        state = self._states[request]
+        self._name_chunks(request, state)
+        for job in state.jobs:
+            self._fence(job)
+
+    def complete(self, job: TransferJob) -> None:
+        """A copy is done."""
+        if job.is_store:
+            self.tier.complete_store(job.keys)
+        else:
+            self.tier.complete_load(job.keys)
+            if self._being_loaded:
+                self._being_loaded.difference_update(job.keys)
+        for number in job.source_blocks:
+            fenced = self._fences.get(number)
+            if fenced is not None and fenced.pop(job, 0) is None and not fenced:
+                del self._fences[number]
+        del self.jobs[job]
+        state = self._states[job.request]
+        del state.jobs[job]
+        if state.is_finished and not state.jobs:
+            del self._states[job.request]
+
+
+def _numbers(blocks: Iterable[object]) -> list[int]:
+    return [block.number for block in blocks if isinstance(block, Block)]

@@ -1,0 +1,104 @@
+"""Copies between the GPU and the host: when they start, how long they take, and which of them a step waits for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from legroom.simulation.request import Request
+from legroom.simulation.tiers.policies import ChunkKey
+from legroom.simulation.tiers.settings import TierSettings
+
+
+@dataclass(eq=False, slots=True)
+class TransferJob:
+    """Chunks of one request on their way."""
+
+    request: Request
+    keys: list[ChunkKey]
+    is_store: bool
+    num_blocks: int
+    source_blocks: list[int] = field(default_factory=list)
+    """Of a store: the GPU blocks it reads, which must not be overwritten before it is done."""
+
+
+@dataclass(slots=True)
+class TransferPlan:
+    """What one step asks of the workers."""
+
+    loads: list[TransferJob] = field(default_factory=list)
+    stores: list[TransferJob] = field(default_factory=list)
+    flushes: dict[TransferJob, None] = field(default_factory=dict)
+    """Stores that must be done before the step runs: their blocks belong to somebody else now."""
+
+
+class Link:
+    """One direction: a copy starts when the one before it has ended."""
+
+    def __init__(self, s_per_block: float) -> None:
+        self.s_per_block = s_per_block
+        self.busy_s = 0.0
+        self._free_at_s = 0.0
+        self._queue: deque[tuple[TransferJob, float]] = deque()
+
+    def submit(self, job: TransferJob, now_s: float) -> None:
+        took = job.num_blocks * self.s_per_block
+        self.busy_s += took
+        self._free_at_s = max(self._free_at_s, now_s) + took
+        self._queue.append((job, self._free_at_s))
+
+    def end_of(self, jobs: Iterable[TransferJob], now_s: float) -> float:
+        """When the last of `jobs` is done."""
+        return max((end for job, end in self._queue if job in jobs), default=now_s)
+
+    @property
+    def next_end_s(self) -> float | None:
+        return self._queue[0][1] if self._queue else None
+
+    def completed(self, now_s: float) -> list[TransferJob]:
+        done: list[TransferJob] = []
+        while self._queue and self._queue[0][1] <= now_s:
+            done.append(self._queue.popleft()[0])
+        return done
+
+
+class TransferWorker:
+    """The worker's side of vLLM's offloading connector.
+
+    A store waits for the next step before it is submitted, so that it does not delay the sampled tokens.
+    """
+
+    def __init__(self, settings: TierSettings) -> None:
+        self.store_link = Link(settings.store_s_per_block)
+        self.load_link = Link(settings.load_s_per_block)
+        self._deferred: list[TransferJob] = []
+        self.waited_s = 0.0
+        """Time that steps spent waiting for stores whose blocks they were given."""
+
+    def begin_step(self, plan: TransferPlan, now_s: float) -> float:
+        """Submit what is due, and wait for what the step depends on: the time at which it can run."""
+        self._deferred += [job for job in plan.stores if job in plan.flushes]
+        for job in self._deferred:
+            self.store_link.submit(job, now_s)
+        self._deferred = []
+        if plan.flushes:
+            ready_s = max(now_s, self.store_link.end_of(plan.flushes, now_s))
+            self.waited_s += ready_s - now_s
+            now_s = ready_s
+        for job in plan.loads:
+            self.load_link.submit(job, now_s)
+        return now_s
+
+    def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
+        """The copies that are done when the step has run."""
+        self._deferred += [job for job in plan.stores if job not in plan.flushes]
+        return self.store_link.completed(now_s) + self.load_link.completed(now_s)
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When the next copy ends; at once where one waits to be submitted."""
+        if self._deferred:
+            return 0.0
+        ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
+        return min(ends, default=None)
