@@ -5,7 +5,7 @@ import json
 import ssl
 
 import pytest
-from conftest import RunningGate, deployment, review
+from running_gate import RunningGate, deployment, review
 
 FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
 

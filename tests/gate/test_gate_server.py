@@ -6,7 +6,7 @@ import ssl
 import time
 
 import pytest
-from conftest import RunningGate, deployment
+from running_gate import RunningGate, deployment
 
 from legroom.exports.gate.certificates import new_certificate
 from legroom.gate.judgement import Judgement
