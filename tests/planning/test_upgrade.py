@@ -191,7 +191,7 @@ def test_what_cannot_be_kept_is_not_claimed():
 
 
 def test_a_server_that_does_not_start_today_has_no_capacity_to_keep():
-    told = made("vllm serve llama-3.1-70b", "0.20.0", "0.21.0", "l4")
+    told = made("vllm serve qwen3-14b", "0.20.0", "0.21.0", "l4")
     assert told.kept.flags == {}
     assert not told.kept.keeps_requests
 

@@ -132,11 +132,9 @@ def test_sigterm_lets_requests_finish_and_leaves_nothing(held):
     assert not any(started(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(
-    "shape", [(), ("--data-parallel-size", "2")], ids=["one API server", "two engines, two of them"]
-)
-def test_one_ctrl_c_under_load_answers_every_client_and_ends(shape, vllm_python, tmp_path):
-    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "64M", *shape)
+def test_one_ctrl_c_under_load_answers_every_client_and_ends(vllm_python, tmp_path):
+    # How soon, and with several API servers and engines: bench/run_interrupt.py.
+    flags = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "64M")
     run = Run(vllm_python, tmp_path, *flags, own=("--no-verify",))
     try:
         run.until_said("serving at")
@@ -148,10 +146,8 @@ def test_one_ctrl_c_under_load_answers_every_client_and_ends(shape, vllm_python,
         for client in clients:
             client.start()
         assert all(event.wait(PATIENCE_S) for event in begun)
-        asked_s = time.monotonic()
         run.process.send_signal(signal.SIGINT)
         run.process.wait(PATIENCE_S)
-        assert time.monotonic() - asked_s < 4.0  # 1.4 s on a busy machine
         for client in clients:
             client.join()
         assert tokens == [0] * 8  # each stream was ended with an error event: one that breaks off raises
