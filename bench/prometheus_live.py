@@ -219,7 +219,15 @@ class Stage:
 
     def returns_data(self, expr: str) -> bool:
         """Whether an expression of the dashboard had any value since the start."""
-        for name, value in {"$__rate_interval": "12s", "$__interval": "5s", "$model": ".*", "$instance": ".*"}.items():
+        for name, value in {
+            "$__rate_interval": "12s",
+            "$__interval": "5s",
+            "$model": ".*",
+            "$cluster": ".*",
+            "$namespace": ".*",
+            "$job": ".*",
+            "$instance": ".*",
+        }.items():
             expr = expr.replace(name, value)
         found = self.get("query_range", query=expr, start=str(self.began_s), end=str(time.time()), step="2")
         return any(value != "NaN" for series in found["result"] for _, value in series["values"])
