@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -62,8 +62,20 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
 
     # A server whose waits grow by 2 s a second was sent three times what it serves. A load that lasts less long than
     # its answers would be held by fewer than three, but not if it went on.
-    high = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
-    low = high - 1
+    least = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
+    fewest = fewest_replicas(is_held_by, least, most)
+    if fewest is None:
+        return None
+    share = replace(task, replicas=fewest)
+    tried = [try_one(share, candidate) for candidate in few]
+    return HoldingFleet(gpu, fewest, best_of(tried, choice.goal, task.trace.arrives_at_once))
+
+
+def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The smallest number from `least` to `most` that holds the load; more never hold less. None where none does."""
+    if most < least:
+        return None
+    low, high = least - 1, least
     while not is_held_by(high):
         if high == most:
             return None
@@ -74,9 +86,7 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
             high = middle
         else:
             low = middle
-    share = replace(task, replicas=high)
-    tried = [try_one(share, candidate) for candidate in few]
-    return HoldingFleet(gpu, high, best_of(tried, choice.goal, task.trace.arrives_at_once))
+    return high
 
 
 def card_that_holds(

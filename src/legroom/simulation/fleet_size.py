@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.planning.plan import Target, plan_on_named_card
+from legroom.simulation.capacity import fewest_replicas
 from legroom.simulation.choose import Candidate, ReplayTask, is_sustained, replay_task, try_one
 from legroom.simulation.deployment import as_one_group, deployed, hardware
 from legroom.simulation.outcome import Goal, ReplayOutcome
@@ -220,25 +221,8 @@ def _fewest(
             return False
         return is_sustained(task, candidate, outcome) is not False
 
-    count = _first(is_held_by, least, min(most, len(load.trace)))
+    count = fewest_replicas(is_held_by, least, min(most, len(load.trace)))
     return (None, None) if count is None else (count, outcomes[count])
-
-
-def _first(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
-    if most < least:
-        return None
-    low, high = least - 1, least
-    while not is_held_by(high):
-        if high == most:
-            return None
-        low, high = high, min(most, 2 * high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if is_held_by(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 def _shortfall(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
