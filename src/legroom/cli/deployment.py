@@ -74,6 +74,17 @@ class RequestedDeployment:
     """Whether the call, an image or a file names the release, or it is the newest for want of a name."""
 
 
+def add_machine_options(where: argparse._ArgumentGroup) -> None:
+    """The machine that a server runs on."""
+    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
+    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
+    where.add_argument(
+        "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
+    )
+    where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
+    where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
+
+
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """The ways to say what runs other than MODEL and flags."""
     what = parser.add_argument_group("other ways to say what runs")

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, count_of, machine, parse, requested
+from legroom.cli.deployment import add_machine_options, add_source_options, count_of, machine, parse, requested
 from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
@@ -61,13 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where it runs")
-    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
-    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument(
-        "--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it (79.10GiB)"
-    )
-    where.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use (2GiB)")
-    where.add_argument("--host-memory", metavar="SIZE", help="host memory it may use: a container's limit (16GiB)")
+    add_machine_options(where)
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
