@@ -27,7 +27,8 @@ def fragments_svg(report: FragmentReport) -> str:
     for line in wrap(headline(report), 96):
         svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
         y += 20
-    summary = f"{human_bytes(state.reserved_bytes)} reserved, {human_bytes(state.allocated_bytes)} in use"
+    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
+    summary = f"{reserved}{human_bytes(state.allocated_bytes)} in use"
     svg.text(_LEFT, y + 2, summary, "sans soft")
     y += 20
     rows, left_out = segment_rows(report, _MOST_ROWS)
