@@ -282,11 +282,13 @@ def _checked(kind: Any, origin: Any, value: Any) -> Any:
         raise TypeError(f"{value!r} is no number")
     if not isinstance(value, allowed):
         raise TypeError(f"{value!r:.40} is no {plain.__name__}")
+    if isinstance(value, dict):
+        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_setting(inner)}
+    if isinstance(value, str):
+        return _CONTROLS.sub("", value)
     if plain in (int, float) and not 0 <= value < _BEYOND:
         raise ValueError(f"{value!r:.40} is no size, count or time")
-    if plain is dict:
-        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_setting(inner)}
-    return _CONTROLS.sub("", value) if plain is str else value
+    return value
 
 
 def _is_setting(value: Any) -> bool:
