@@ -124,7 +124,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
                 return
             given, launcher = renamed, KSERVE
     if more := env.get(_ADDITIONAL):
-        given += tuple(Word(text, more.offset, text) for text in _split(more.text))
+        given += tuple(Word(text, more.offset, text) for text in split_words(more.text))
         image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
@@ -135,7 +135,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
             gpu_names=gpu_names, launcher=server.launcher or launcher,
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
-            start_limit=_start_limit(container), stop_limit=_grace(container, pod),
+            start_limit=start_limit(container), stop_limit=_grace(container, pod),
         ),
     )  # fmt: skip
 
@@ -166,7 +166,8 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
+    """The words of a variable that a shell puts into a command; at every space where a quote is never closed."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -214,7 +215,7 @@ def cards(container: Node) -> int | None:
     return None
 
 
-def _start_limit(container: Node) -> At | None:
+def start_limit(container: Node) -> At | None:
     """How long a pod may load: its startup probe, else its liveness probe."""
     startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
     for probe in (startup, liveness):

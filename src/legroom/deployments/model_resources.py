@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legroom.deployments.containers import bytes_of
 from legroom.deployments.kubeai import kubeai_server, serve_words
-from legroom.deployments.kubernetes import cards, list_env
+from legroom.deployments.kubernetes import cards, list_env, split_words, start_limit
 from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
@@ -53,7 +53,7 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     env = list_env(container.get("env")) if container else {}
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
-        given += [Word(text, more.offset, text) for text in more.text.split()]
+        given += [Word(text, more.offset, text) for text in split_words(more.text)]
     words = (*serve_words(uri), *_parallel(workload), *given)
     place = document.source.place
     return StartedServer(
@@ -61,7 +61,7 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
         in_container=True, gpus=cards(container) if container else None,
         gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
-        read_as=_read_as(document),
+        start_limit=start_limit(container) if container else None, read_as=_read_as(document),
     )  # fmt: skip
 
 

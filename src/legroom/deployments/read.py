@@ -46,7 +46,9 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     kind = kind_of(path, text)
     pinned = set(_PINNED.findall(text))
     images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
-    named = pinned | {version for image in images if (version := image_release(image))}
+    releases = {image_release(image) for image in images}
+    # A document with several images, one of an unknown release, does not say which of them a command runs in.
+    named = pinned | (set() if None in releases else {version for version in releases if version})
     hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
     for part in _parts(kind, Text(path, text), release):
         if len(named) == 1:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
+from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, ratio_instead, releases_of
 from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
@@ -64,7 +64,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         rule = RULE if instead or spans else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
-        suggestion = f"write {instead}" if instead else _without(name)
+        better = "" if plain else ratio_instead(name, context.release)
+        suggestion = f"write {better or instead}" if better or instead else _without(name)
         message = f"{name} {why(spans, context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
