@@ -95,11 +95,11 @@ def test_compose_splits_what_stands_in_a_default():
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        ('"""vllm: start it with --swap-space 4"""\n', "a.py", ("flag-removed", "note")),
-        ("vllm:\n  batching:\n    swap_space: 4\n", "a.yaml", ("flag-removed", "note")),
-        ("# vLLM\n\n| `--swap-space` | room on the host |\n", "a.md", ("flag-removed", "note")),
+        ('"""vllm: start it with --swap-space 4"""\n', "a.py", ("flag-removed", "warning")),
+        ("vllm:\n  batching:\n    swap_space: 4\n", "a.yaml", ("flag-removed", "warning")),
+        ("# vLLM\n\n| `--swap-space` | room on the host |\n", "a.md", ("flag-removed", "warning")),
         ("# for vllm\nexport VLLM_USE_V1=0\n", "a.sh", ("env-unknown", "warning")),
-        ("# vLLM\n\nIt reads `VLLM_USE_V1`.\n", "a.md", ("env-unknown", "note")),
+        ("# vLLM\n\nIt reads `VLLM_USE_V1`.\n", "a.md", ("env-unknown", "warning")),
         ("usage=$(value 'vllm:num_requests_swapped')\n", "a.sh", ("metric-unknown", "warning")),
     ],
 )

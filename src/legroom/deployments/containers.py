@@ -196,6 +196,16 @@ _FORKS = re.compile(
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 
 
+_OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
+"""A commit or a date behind the version: a build of somebody's own, at some commit after the release."""
+
+
+def is_other_build(image: str) -> bool:
+    """Whether an image names a release of vLLM and holds more or less than that: other hardware, commits of its own."""
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
+
+
 def follows_newest(image: str) -> bool:
     """Whether an image is vLLM's own under a tag that moves with its releases: `vllm/vllm-openai:latest`."""
     name, _, tag = image.removeprefix("docker.io/").partition(":")

@@ -21,6 +21,8 @@ _PARALLEL = (
 """Of `spec.parallelism`: what KServe's own template makes of it."""
 _MAIN = "main"
 """The container of an LLMInferenceService that runs vLLM."""
+_MOUNTED = "mounted"
+"""KServe's own templates (config/llmisvcconfig) mount a /dev/shm into it."""
 
 
 def model_resource(document: Node) -> Iterator[StartedServer]:
@@ -58,7 +60,7 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     place = document.source.place
     return StartedServer(
         "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",
-        in_container=True, gpus=cards(container) if container else None,
+        in_container=True, shm=_MOUNTED, gpus=cards(container) if container else None,
         gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None, read_as=_read_as(document),

@@ -12,8 +12,8 @@ from legroom.deployments.text import Place, Shifted, Text
 from legroom.deployments.yaml_nodes import Node
 
 Owner = Literal["alert", "scaler", "record", "panel", "variable", "text", "family", "sample", "prose"]
-"""`scaler`: an autoscaler's query with its threshold, as a comparison; `text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics;
-`prose`: a name that a sentence or a table quotes."""
+"""`scaler`: an autoscaler's query with its threshold, as a comparison; `text`: a string that may be a name; `family`:
+one that may be a family's name; `sample`: a line of /metrics; `prose`: a name that a sentence or a table quotes."""
 NAMES_ONLY: tuple[Owner, ...] = ("text", "family", "sample", "prose")
 """Owners of names rather than of PromQL."""
 COMPARED: tuple[Owner, ...] = ("alert", "scaler")

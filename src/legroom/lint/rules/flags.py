@@ -124,6 +124,8 @@ def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
 def _why_unsure(subject: StartedServer, context: Context) -> str:
     if context.hides_release(subject):
         return f"which release {_what_runs(subject)} holds is not known"
+    if subject.named_release:
+        return f"{_what_runs(subject) or 'it'} is not vLLM's own build of {context.release_of(subject)}"
     return f"the file names no release, and {context.release} is assumed"
 
 

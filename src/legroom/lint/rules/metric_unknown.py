@@ -61,6 +61,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if subject.owner in _IN_CODE and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
         spans = spans_of(name, subject.owner)
+        if spans and subject.owner == "prose":
+            continue  # a mention: what the sentence around it says decides
         rule = RULE if instead or spans else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it

@@ -124,7 +124,9 @@ def _is_level(compared: _Compared) -> bool:
         return False
     if not compared.is_alone and (compared.comparison.number == 0 or compared.kinds == {"histogram"}):
         return False
-    return all(type_of(series.name) == "counter" or series.name.endswith(("_sum", "_count")) for series in compared.named)
+    return all(
+        type_of(series.name) == "counter" or series.name.endswith(("_sum", "_count")) for series in compared.named
+    )
 
 
 def _counter_level(subject: Expression, compared: _Compared) -> LintFinding:
