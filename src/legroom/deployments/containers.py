@@ -24,7 +24,7 @@ _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post
 _COMPANION = re.compile(
     r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
     r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
-    r"tuner|agent|top|chat|manager)([-_]|$)"
+    r"tuner|agent|top|chat|manager|render)([-_]|$)"
 )
 _PROJECT = "vllm-project/"
 """An organization with many projects: that its name stands before an image says nothing of what is in it."""
@@ -155,7 +155,7 @@ def serves_vllm(image: str) -> bool:
 
 
 def _is_companion(image: str) -> bool:
-    return bool(_COMPANION.search(image.rpartition("/")[2].partition(":")[0]))
+    return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
 
 
 def _can_be_model(word: str) -> bool:

@@ -70,6 +70,9 @@ GRACE_S = 30.0
 _PERIOD_S, _FAILURES = 10.0, 3.0
 """Kubernetes' defaults of a probe."""
 _MOST_PODS = 1000
+_DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
+_DYNAMO_SHM = "8Gi"
+"""What Dynamo's operator mounts at /dev/shm unless told (deploy/operator/docs)."""
 _CONTAINERS = ("containers", "initContainers", "container")
 """Where a container stands that may leave everything to its image."""
 
@@ -88,7 +91,8 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
     def described(server: StartedServer) -> StartedServer:
         gpus = server.gpu_count  # of one pod; a group of pods is one server
         gpus = gpus * pods if gpus is not None and pods > 1 else server.gpus
-        return replace(server, gpus=gpus, read_as=f"Kubernetes {kind} {name}".rstrip())
+        shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
+        return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
     yield from with_servers(_pods(document), described)
 

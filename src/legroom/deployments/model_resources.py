@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.deployments.containers import bytes_of
-from legroom.deployments.kubeai import kubeai_server, serve_words
+from legroom.deployments.kubeai import kubeai_server, names_model, serve_words
 from legroom.deployments.kubernetes import cards, list_env, split_words, start_limit
 from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
 from legroom.deployments.shell.scan import Word
@@ -56,7 +56,8 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += [Word(text, more.offset, text) for text in split_words(more.text)]
-    words = (*serve_words(uri), *_parallel(workload), *given)
+    served = serve_words(uri)[:2] if names_model(tuple(given)) else serve_words(uri)
+    words = (*served, *_parallel(workload), *given)
     place = document.source.place
     return StartedServer(
         "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",

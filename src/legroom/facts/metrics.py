@@ -218,6 +218,12 @@ def _role_by_series() -> dict[str, str]:
     return by_series
 
 
+def is_shown_by_companion(series: str) -> bool:
+    """Whether a program that stands beside vLLM shows a series under vLLM's prefix."""
+    families = read_data("companion_series.json")["families"]
+    return series in families or _ENDINGS.sub("", series) in families
+
+
 def ratio_instead(name: str, release: Release) -> str:
     """The quotient of two counters that took the place of a gauge; empty where a release has no such counters."""
     colon = re.sub(r"^vllm[_.:]+", "vllm:", name)

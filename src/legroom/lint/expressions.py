@@ -105,7 +105,12 @@ def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
 
 
 def _series(source: Text) -> Iterator[Expression]:
-    names = list(_NAME.finditer(source.text))
+    # A program that knows both spellings keeps the series under a name of its own.
+    names = [
+        name
+        for name in _NAME.finditer(source.text)
+        if name[2].startswith("vllm:") or name[2].replace("vllm_", "vllm:", 1) not in source.text
+    ]
     beside = frozenset(name[2] for name in names)
     owner = "family" if _FAMILIES.search(source.text) else "text"
     for name in names:

@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, ratio_instead, releases_of
+from legroom.facts.metrics import (
+    Metric,
+    all_exposed_names,
+    is_shown_by_companion,
+    metrics_of,
+    nearest,
+    ratio_instead,
+    releases_of,
+)
 from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
@@ -49,7 +57,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     )
     for series in named:
         name = series.name
-        if not _OWN.fullmatch(name) or name in known or name in context.records:
+        if not _OWN.fullmatch(name) or name in known or name in context.records or is_shown_by_companion(name):
             continue
         if alternatives and releases_of(name):
             continue  # `new or old`: an alternative for other releases
@@ -71,6 +79,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         message = f"{name} {why(spans, context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
+        if plain and f"{name}_total" in known:
+            severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
         if rule is RULE and severity is None and not (is_slip(name, instead) if not spans else context.is_told_release):
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
