@@ -14,6 +14,7 @@ from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
 from legroom.deployments.subjects import At, Invoked, Runs, StartedServer, with_servers
+from legroom.deployments.text import Text
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 
@@ -128,7 +129,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
                 return
             given, launcher = renamed, KSERVE
     if more := env.get(_ADDITIONAL):
-        given += tuple(Word(text, more.offset, text) for text in split_words(more.text))
+        given += added_words(more, container.source)
         image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
@@ -170,8 +171,17 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a variable that a shell puts into a command; at every space where a quote is never closed."""
+def added_words(variable: Word, source: Text) -> tuple[Word, ...]:
+    """The words of a variable that a shell puts into a command, each at its place."""
+    words, cursor = [], variable.offset
+    for text in _split(variable.text):
+        at = source.text.find(text, cursor, variable.offset + 2 * len(variable.text) + len(text))
+        cursor = at if at >= 0 else cursor
+        words.append(Word(text, cursor, text))
+    return tuple(words)
+
+
+def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legroom.deployments.containers import bytes_of
 from legroom.deployments.kubeai import kubeai_server, names_model, serve_words
-from legroom.deployments.kubernetes import cards, list_env, split_words, start_limit
+from legroom.deployments.kubernetes import added_words, cards, list_env, start_limit
 from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
@@ -55,7 +55,7 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     env = list_env(container.get("env")) if container else {}
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
-        given += [Word(text, more.offset, text) for text in split_words(more.text)]
+        given += added_words(more, document.source)
     served = serve_words(uri)[:2] if names_model(tuple(given)) else serve_words(uri)
     words = (*served, *_parallel(workload), *given)
     place = document.source.place
