@@ -64,10 +64,8 @@ def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression])
     """Every name that no subject of the file has, once; a line that is a comment says nothing."""
     subjects = tuple(subjects)
     judged = {name for subject in subjects for name in _names_of(subject)}
-    # Where a file starts a server, its reader knows which variables that server has; a program may set them anywhere.
-    is_env_read = kind not in ("python", "document") and any(
-        isinstance(subject, StartedServer) and subject.words for subject in subjects
-    )
+    # In a script that starts a server, its reader follows every variable to the server that sees it.
+    is_env_read = kind == "shell" and any(isinstance(subject, StartedServer) and subject.words for subject in subjects)
     first: dict[tuple[MentionKind, str], tuple[int, bool]] = {}
     offset = 0
     for line in source.text.splitlines(keepends=True):
@@ -76,7 +74,8 @@ def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression])
                 if (what, name) not in first or (is_plain and not first[what, name][1]):
                     first[what, name] = (offset + column, is_plain)
         offset += len(line)
-    releases = named_releases(source.text)
+    started = (subject.named_release for subject in subjects if isinstance(subject, StartedServer))
+    releases = named_releases(source.text) | frozenset(filter(None, started))
     beside = frozenset(name for _, name in first) | judged
     for (what, name), (at, is_plain) in first.items():
         if name not in judged and not (what == "variable" and is_env_read):
