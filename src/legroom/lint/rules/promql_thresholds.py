@@ -8,7 +8,7 @@ from typing import Any
 from legroom.facts.metrics import MetricType, role_of, type_of
 from legroom.lint.expressions import COMPARED, Expression
 from legroom.lint.promql import Comparison, Operand, Series, operands, series_names, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 from legroom.records import dataclass
 
 COUNTER_LEVEL = Rule(
@@ -159,7 +159,7 @@ def _units(subject: Expression, compared: _Compared) -> Iterator[LintFinding]:
         unlikely = _UNREACHED_S.get(role, _UNLIKELY_OTHER_S)
         if comparison.number >= unlikely:
             message = f"{name} is in seconds, and {comparison.number:g} are asked for"
-            severity = None if comparison.number >= unreached else "warning"
+            severity: Severity | None = None if comparison.number >= unreached else "warning"
             yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", severity=severity)
 
 
