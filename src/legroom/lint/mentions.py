@@ -27,7 +27,7 @@ _IS_SET = re.compile(r"""^(=|['"]?\s*\]\s*=[^=]|['"]?:\s+\S)""")
 """What follows the name of a variable that is given a value: `NAME=1`, `environ["NAME"] = "1"`, `NAME: "1"`."""
 _IS_LISTED = re.compile(r"""(?<!\w)['"]?name['"]?:\s*['"]?$""")
 """What stands before it in a list of `name` and `value`."""
-_DECLARES = re.compile(r"""add_argument\($|action\s*=""")
+_DECLARES = re.compile(r"""add_argument\(|action\s*=""")
 """A program's own option: its name says nothing of what the program does with it."""
 _GONE = re.compile(
     r"deprecat|remov|renam|replac|previous|former|legacy|no longer|obsolete|instead of|used to|superse|older|migrat",
