@@ -34,6 +34,8 @@ FOREIGN = Rule(
     "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
 )
 RULES = (RULE, FOREIGN)
+_KSERVE = "kserve_"
+"""What KServe's monitors of an LLMInferenceService put before vLLM's names (config/monitoring/llmisvc)."""
 _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 _SLIP = 0.94
 """How much of a name is right when one or two letters are not."""
@@ -56,7 +58,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         series.name in known for series in named
     )
     for series in named:
-        name = series.name
+        prefix = _KSERVE if series.name.startswith(_KSERVE) and not plain else ""
+        name = series.name.removeprefix(prefix)
         if not _OWN.fullmatch(name) or name in known or name in context.records or is_shown_by_companion(name):
             continue
         if alternatives and releases_of(name):
@@ -75,7 +78,9 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
         better = "" if plain else ratio_instead(name, context.release)
-        suggestion = f"write {better or instead}" if better or instead else _without(name)
+        if prefix:
+            better = better.replace("vllm:", f"{prefix}vllm:")
+        suggestion = f"write {better or prefix + instead}" if better or instead else _without(name)
         message = f"{name} {why(spans, context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
