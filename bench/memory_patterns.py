@@ -6,7 +6,8 @@
 A worker that serves is played through legroom's model of PyTorch's allocator (held against recordings of a real one in
 tests/memory): weights, a KV pool, steps whose tensors come and go, and what the case adds, with sizes and times drawn
 anew for every seed, until a request is refused. The fragmented one is built to be so: what it asks for at the end is
-drawn between what can be given back and all that is free, and enough is left beside the pool for `watch` to speak. What it leaves is written in the formats of the real thing: a torch
+drawn between what can be given back and all that is free, and enough is left beside the pool for `watch` to speak.
+What it leaves is written in the formats of the real thing: a torch
 memory snapshot with its history, a black box, and the gauges of the last minutes. `legroom fragments` reads the
 snapshot (of a leak: two), `legroom diagnose` the black box, and the detectors of `legroom watch` the gauges; a seed
 counts where each says what it can: of a burst and a neighbour a snapshot shows only that no setting would have helped
