@@ -56,7 +56,7 @@ def load(
     if _looks_like_a_path(text):
         raise LegroomError(f"there is no file or folder {text}", "check the path")
     if revision is None and (bundled := mirrored(text)):
-        return from_bundled(bundled, text, overrides)
+        return _from_mirror(bundled, text, overrides)
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
@@ -71,6 +71,15 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     config = overridden(expanded(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
     return replace(model, assumed=True) if bundled.entry.get("assumed") else model
+
+
+def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
+    """A copy of an unquantized checkpoint has its facts. A quantized one of the same name was made by somebody else,
+    who chose for himself what stays at 16 bits: only that it is quantized this way is known."""
+    model = from_bundled(bundled, name, overrides)
+    if model.quantization is None or bundled.base is None:
+        return model
+    return replace(model, assumed=True, quantization=replace(model.quantization, list_assumed=True))
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -100,8 +109,10 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
         return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
-    if bundled := find(text) or mirrored(text):
+    if bundled := find(text):
         return from_bundled(bundled, text, overrides)
+    if bundled := mirrored(text):
+        return _from_mirror(bundled, text, overrides)
     error = _unknown(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error
