@@ -29,7 +29,9 @@ _KERNEL_BLOCK = 16
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return sampler_tables(model, settings) + _block_tables(model, settings, gpu) + _latent_workspace(model, settings, gpu)
+    return (
+        sampler_tables(model, settings) + _block_tables(model, settings, gpu) + _latent_workspace(model, settings, gpu)
+    )
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
