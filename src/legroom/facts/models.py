@@ -22,8 +22,9 @@ from legroom.facts.bundled import (
     title,
     variants,
 )
+from legroom.facts.config.quantization import quantization
 from legroom.facts.config.reading import model_from_config
-from legroom.facts.model import Model
+from legroom.facts.model import Model, Quantization
 from legroom.facts.model_files import Tensor, config_of_folder, local_tensors, read_json_object, total_bytes
 from legroom.isolation import Isolation, isolation
 
@@ -79,7 +80,16 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
-    return replace(model, assumed=True, quantization=replace(model.quantization, list_assumed=True))
+    return replace(model, assumed=True, quantization=_by_another_maker(model.quantization))
+
+
+def _by_another_maker(scheme: Quantization) -> Quantization:
+    """The same method, with what its checkpoints usually leave alone in place of the known one's list."""
+    if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
+        usual = quantization({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}})
+        assert usual is not None
+        return usual
+    return replace(scheme, list_assumed=True)
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
