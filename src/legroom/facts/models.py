@@ -22,7 +22,7 @@ from legroom.facts.bundled import (
     title,
     variants,
 )
-from legroom.facts.config.quantization import quantization
+from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.model import Model, Quantization
 from legroom.facts.model_files import Tensor, config_of_folder, local_tensors, read_json_object, total_bytes
@@ -86,9 +86,10 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 def _by_another_maker(scheme: Quantization) -> Quantization:
     """The same method, with what its checkpoints usually leave alone in place of the known one's list."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
-        usual = quantization({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}})
+        ignored = ["lm_head", LINEAR_ATTENTION]
+        usual = quantization({"quantization_config": {"quant_algo": "NVFP4", "ignore": ignored}})
         assert usual is not None
-        return usual
+        return replace(usual, list_assumed=True)
     return replace(scheme, list_assumed=True)
 
 
