@@ -21,7 +21,7 @@ from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
-from legroom.vllm.speculation import draft_method, predicts_itself
+from legroom.vllm.speculation import draft_method, head_kind, predicts_itself
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
             yield replace(drafted, module=replace(drafted.module, part=part), layer=None)
         return
     own = predicts_itself(method)
-    for module in draft_modules(model, method, build.shape, build.ranks):
+    for module in draft_modules(model, head_kind(settings.given.speculative_config), build.shape, build.ranks):
         yield StoredModule(
             module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context)
         )
