@@ -13,6 +13,7 @@ from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
 from legroom.vllm.args import is_given, other_value
+from legroom.vllm.refusals import RefusedByVllm
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -41,6 +42,8 @@ class FileServer:
     hint: str = ""
     refused_flags: tuple[FlagProblem, ...] = ()
     """Flags at which its release stops."""
+    refusal: RefusedByVllm | None = None
+    """What its release says to the values of its flags, whatever the memory."""
     gpus_short: int = 0
     """How many more GPUs its flags ask for than its container is given."""
 
@@ -51,7 +54,7 @@ class FileServer:
     @property
     def verdict(self) -> FileVerdict:
         """`does_not_fit`: it starts on none of the GPUs. `tight`: it may not hold on one of them."""
-        if self.refused_flags or self.gpus_short:
+        if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
             return "unknown"
@@ -114,6 +117,10 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
     try:
         for gpu in names[:_MOST_GPUS]:
             plans.append(_plan(what, machine, gpu, given, advice))
+    except RefusedByVllm as refusal:
+        if what.release_hint is not None:
+            return FileServer(name, what, refusal=refusal)
+        return FileServer(name, what, unknown=refusal.message, hint=refusal.hint)
     except LegroomError as error:
         return FileServer(name, what, unknown=error.message, hint=error.hint)
     return FileServer(name, what, tuple(plans))
