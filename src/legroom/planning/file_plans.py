@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from legroom.deployments.deployment import deployment_of
+from legroom.deployments.server_words import has_variable
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
-from legroom.vllm.args import is_given, other_value
+from legroom.vllm.args import ServeArgs, is_given, other_value
 from legroom.vllm.refusals import RefusedByVllm
 
 if TYPE_CHECKING:
@@ -100,7 +101,12 @@ def planned_servers(
 
 
 def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
-    fatal = tuple(problem for problem in what.problems if problem.stops_vllm)
+    open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
+    undecided = next((problem for problem in open_values if _decides_memory(problem.flag)), None)
+    if undecided is not None:
+        why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
+        return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
+    fatal = tuple(problem for problem in what.problems if problem.stops_vllm and problem not in open_values)
     if fatal and what.release_hint is not None:
         return FileServer(name, what, refused_flags=fatal)
     if not what.args.model:
@@ -127,6 +133,11 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
 
 
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
+
+
+def _decides_memory(flag: str) -> bool:
+    """Whether a plan depends on it: those are the flags that have a field of their own."""
+    return flag.lstrip("-").replace("-", "_") in ServeArgs.__dataclass_fields__
 
 
 def _several_nodes(what: Deployment) -> bool:
