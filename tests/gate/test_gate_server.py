@@ -10,6 +10,7 @@ import pytest
 from running_gate import RunningGate, deployment
 
 from legroom.exports.gate.certificates import new_certificate
+from legroom.errors import LegroomError
 from legroom.gate.judgement import Judgement
 from legroom.gate.judges import JudgeOptions, Judges, Undecided
 from legroom.gate.meters import GateMeters
@@ -151,6 +152,20 @@ def test_a_verdict_is_there_while_the_flags_that_fix_it_are_looked_for():
         return first.sentences, made.known({"kind": "Pod"})[1].sentences
 
     assert asyncio.run(asked()) == (("No.",), ("No.", "Fix."))
+
+
+def test_a_search_that_fails_leaves_the_verdict():
+    class FailingPool(SlowPool):
+        async def call(self, name, body, query=None):
+            raise LegroomError("it takes too long")
+
+    async def asked():
+        made = judges(0)
+        made._pool.answer = b'{"outcome": "does_not_fit", "sentences": ["No."], "is_searched": false}'
+        made._search_pool = FailingPool(0)
+        return await made.decide(made.known({"kind": "Pod"})[0], {"kind": "Pod"})
+
+    assert asyncio.run(asked()).outcome == "does_not_fit"
 
 
 def test_who_asks_for_the_same_at_the_same_time_waits_for_one_answer():

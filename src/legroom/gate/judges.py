@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -95,8 +96,9 @@ class Judges:
         judgement = await self._ask(self._pool, part, "quick")
         self._remember(key, judgement)
         if not judgement.is_searched:
-            judgement = await self._ask(self._search_pool, part, "whole")
-            self._remember(key, judgement)
+            with suppress(LegroomError):  # the verdict stands, whatever becomes of the search
+                judgement = await self._ask(self._search_pool, part, "whole")
+                self._remember(key, judgement)
         return judgement
 
     async def _ask(self, pool: WorkerPool, part: Mapping[str, Any], search: Search) -> Judgement:
