@@ -9,8 +9,8 @@ import time
 import pytest
 from running_gate import RunningGate, deployment
 
-from legroom.exports.gate.certificates import new_certificate
 from legroom.errors import LegroomError
+from legroom.exports.gate.certificates import new_certificate
 from legroom.gate.judgement import Judgement
 from legroom.gate.judges import JudgeOptions, Judges, Undecided
 from legroom.gate.meters import GateMeters
