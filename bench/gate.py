@@ -279,7 +279,8 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
             result["memory_mib"] = resident_mib(gate.pid)
             result["steady"] = await with_cpu(gate.pid, steady(callers, args.rate, args.seconds, args.manifests))
             result["most"] = await with_cpu(gate.pid, most(callers, min(args.seconds, 10), args.manifests))
-            many = [Caller(port, context) for _ in range(4 * args.connections)]
+            # An API server opens another connection where all wait for an answer.
+            many = [Caller(port, context) for _ in range(16 * args.connections)]
             result["mixed"] = await mixed(many, args.rate, args.seconds, args.manifests, args.new_every)
             result["hostile"] = {}
             for name, body in hostile().items():

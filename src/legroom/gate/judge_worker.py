@@ -18,21 +18,30 @@ from legroom.web.worker import Frame, answer_frames
 
 _MOST_MEMORY_BYTES = 1 << 30
 _OK, _BUG = 200, 500
-_EXAMPLES = (("Qwen/Qwen3-8B", "h100"), ("Qwen/Qwen3-8B", "l4"), ("Qwen/Qwen3-30B-A3B-FP8", "l40s"))
+_EXAMPLES = (
+    ("Qwen/Qwen3-8B", "NVIDIA-H100-80GB-HBM3"),
+    ("Qwen/Qwen3-8B", "NVIDIA-L4"),
+    ("Qwen/Qwen3-30B-A3B-FP8", "NVIDIA-L40S"),
+)
 """One that fits, one that a single change fixes, and a quantized one with experts."""
 _GARBAGE_AFTER = 20_000
 """Objects made before the collector looks: an object makes many that live as long as its judgement."""
-_LESS_URGENT = 5
-"""What is remembered is answered before what must be computed."""
+_LESS_URGENT, _LEAST_URGENT = 5, 15
+"""What is remembered is answered before what must be computed, and a verdict before a search. A process may only ever
+become less urgent, and the workers of one pool are asked for one of the two alone."""
 
 
 def main() -> None:
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    with suppress(OSError):
-        os.nice(_LESS_URGENT)
+    _yield_to_others(_LESS_URGENT)
     _warm_up()
     answer_frames(_answered)
+
+
+def _yield_to_others(niceness: int) -> None:
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def _warm_up() -> None:
@@ -40,8 +49,8 @@ def _warm_up() -> None:
     need not look at them again."""
     for model, card in _EXAMPLES:
         container = {"name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "args": ["--model", model]}
-        metadata = {"annotations": {"legroom/gpu": card}}
-        judge({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
+        pod = {"nodeSelector": {"nvidia.com/gpu.product": card}, "containers": [container]}
+        judge({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": pod})
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE_AFTER)
@@ -50,6 +59,7 @@ def _warm_up() -> None:
 def _answered(frame: Frame, source: BinaryIO) -> tuple[int, bytes]:
     try:
         request = json.loads(frame.body.partition(b"\n")[2])
+        _yield_to_others(_LESS_URGENT if request["search"] == "quick" else _LEAST_URGENT)
         answer = judge(request["object"], request["default_gpu"], search=request["search"], hub=request["hub"])
         return _OK, json.dumps(answer.to_json() | {"is_searched": answer.is_searched}).encode()
     except MemoryError:
