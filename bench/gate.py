@@ -281,6 +281,8 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
             result["most"] = await with_cpu(gate.pid, most(callers, min(args.seconds, 10), args.manifests))
             # An API server opens another connection where all wait for an answer.
             many = [Caller(port, context) for _ in range(16 * args.connections)]
+            for caller in many:  # 256 handshakes would stand in the way of the first second
+                await caller.ask(review(0, args.manifests))
             result["mixed"] = await mixed(many, args.rate, args.seconds, args.manifests, args.new_every)
             result["hostile"] = {}
             for name, body in hostile().items():
