@@ -36,7 +36,8 @@ ROUNDING_BYTES = 0.006 * GIB
 def planned(pair: dict[str, Any]) -> Upgrade:
     old, new = map(release, pair["vllm"])
     args = parse_flags(shlex.split(pair["command"]), old).args
-    return upgrade(args, old, new, Machine(pair["gpu"], None, pair.get("gpu_memory"), pair.get("gpu_used")))
+    machine = Machine(pair["gpu"], None, pair.get("gpu_memory"), pair.get("gpu_used"))
+    return upgrade(args, old, new, machine, advice=False)
 
 
 def direction(before: float, after: float, same: float) -> str:

@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     row_width: int
     """Blocks in a row of the table."""
     num_ids: int
-    """Blocks that can be told apart: all of them, or none without a prefix cache."""
+    """Blocks that can be told apart: as many as the trace can take, or none without a prefix cache."""
     hash_mask: int
     own_streams: int
     """The first of the streams that belong to one request each."""

@@ -186,6 +186,12 @@ class FastReplay:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
+def _most_blocks(trace: Trace, settings: SchedulerSettings) -> int:
+    """What the trace could ever take. In a larger pool nothing is evicted or preempted, so none is taken twice."""
+    lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
+    return sum(cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths)
+
+
 def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rules:
     width = ids = 0
     hash_size = 16
@@ -194,7 +200,7 @@ def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rul
         most = cdiv(min(longest, settings.max_model_len), settings.block_size)
         # Any request may come to be told apart when the least urgent are thrown out.
         width = most if settings.scheduling_policy == "priority" else min(most, max(contents.shared_blocks))
-        ids = settings.usable_blocks
+        ids = min(settings.usable_blocks, _most_blocks(trace, settings))
         while hash_size < 2 * ids:
             hash_size *= 2
     return Rules(
