@@ -16,7 +16,7 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
 
-COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0)
+COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004)
 
 
 def _same(fast: Timeline, other: Timeline) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import add_sweep_options, executor_of
+from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
-    group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
+    add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument(
         "--allow-preemptions",
@@ -245,7 +245,10 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.simulation.outcome import Goal
 
     bar = ProgressBar("searching")
-    goal = Goal(args.slo_first_token, args.slo_latency, args.allow_preemptions)
+    if args.tpot is not None and not trace.in_seconds:
+        raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
+    per_token = None if args.tpot is None else args.tpot / 1000
+    goal = Goal(args.ttft, args.slo_latency, args.allow_preemptions, per_token)
     candidates = pool.candidates()
     try:
         executor = executor_of(args, on_ray=args.engine == "ray")

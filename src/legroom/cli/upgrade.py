@@ -82,9 +82,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and answer with 1 where a server does not start on the other release."""
+    _check_words(args)
     if not args.releases:
         raise LegroomError("to which release?", _CALL)
-    _check_words(args)
     target = _release(args.releases[-1])
     asked = _release(args.releases[0]) if len(args.releases) == 2 else None
     made = [_upgrade(server, target, args) for server in _servers(args, asked)]

@@ -63,6 +63,8 @@ class StepCost(NamedTuple):
     launch_captured: float = 0.0
     captured: float = 0.0
     """Tokens of the largest CUDA graph."""
+    exchange: float = 0.0
+    """For every token: what the cards of one server send each other."""
 
 
 class Sim(NamedTuple):
