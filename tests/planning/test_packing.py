@@ -142,6 +142,14 @@ def test_three_servers_that_can_never_fit_are_shown_the_sum():
     assert "without any KV cache" in proof(result)[0]
 
 
+def test_a_server_that_no_card_holds_alone_is_offered_to_be_split():
+    result = pack(PackRequest((server("qwen3-32b", "l40s"), server("qwen3-8b", "l40s")), cards("l40s")))
+    (change,) = (change for change in changes_that_fit(result) if change.server == "qwen3-32b")
+    assert change.flags == {"tensor_parallel_size": 2}
+    assert change.result.verdict != "does_not_fit"
+    assert len(change.result.request.cards) == change.gpus
+
+
 def test_every_change_that_is_offered_makes_them_fit():
     servers = (
         server("llama-3.1-8b", "rtx4090", max_model_len=16384),

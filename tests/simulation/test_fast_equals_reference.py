@@ -62,6 +62,7 @@ def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSetting
         st.floats(0, 1),
         *[st.floats(0, 2, allow_subnormal=False) for _ in range(6)],
         st.integers(0, 60).map(float),
+        st.floats(0, 2, allow_subnormal=False),
     ),
     st.integers(1, 50),
     st.integers(0, 500),

@@ -3,8 +3,8 @@
 A step reads the weights (of the experts those that its tokens choose) and the KV of every token held, and computes each
 scheduled token; the slower of the two decides. Every layer adds the latency of its kernels; cards that share layers
 send each other what they computed, twice a layer. A step is never quicker than the host can start it: from one CUDA
-graph, from a graph for each piece between the attention layers, or kernel by kernel. In steps the simulation is exact; in
-seconds it is as good as the fits of `step_fit.json` (measured steps, `bench/simulate_fit.py`) and of `step_link.json`
+graph, from a graph for each piece between the attention layers, or kernel by kernel. In steps the simulation is exact;
+in seconds it is as good as the fits of `step_fit.json` (measured steps, `bench/simulate_fit.py`) and `step_link.json`
 (published runs of servers on several cards, `bench/published_times.py`).
 """
 
