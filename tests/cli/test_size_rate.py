@@ -48,11 +48,11 @@ def test_the_command_of_a_row_starts_the_server_that_was_sized(capsys):
 
 def test_more_requests_take_more_gpus(capsys):
     def needed(rate):
-        words = ("--rate", rate, "--prompt", "900", "--answer", "40", "--gpu", "l4", "--tensor-parallel-size", "1")
+        words = ("--rate", rate, "--prompt", "2000", "--answer", "20", "--gpu", "l4", "--tensor-parallel-size", "1")
         (row,) = rows_that_hold(answer(capsys, "llama-3.1-8b", *words, "--ttft", "2"))
         return row["gpus"]
 
-    few, many = needed("2"), needed("12")
+    few, many = needed("1"), needed("5")
     assert few["middle"] < many["middle"]
     assert many["low"] <= many["middle"] <= (many["high"] or 32)
 
@@ -207,7 +207,7 @@ def test_what_was_measured_on_the_h200_has_the_narrow_band(capsys, model):
 
 
 def test_longer_steps_never_takes_fewer_gpus(capsys):
-    words = ("--rate", "5", "--prompt", "500", "--answer", "60", "--gpu", "a10,l4", "--tpot", "80")
+    words = ("--rate", "3", "--prompt", "2000", "--answer", "20", "--gpu", "a10,l4", "--tpot", "400")
     for row in rows_that_hold(answer(capsys, "llama-3.1-8b", *words)):
         gpus = row["gpus"]
         assert gpus["low"] <= gpus["middle"] <= (gpus["high"] or gpus["middle"])
