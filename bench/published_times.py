@@ -7,8 +7,9 @@ Every run of `published_times.json` is a server under a fixed number of requests
 legroom's step times on the plan of that server: decodes first, prompts in chunks of what is left of a step. Printed by
 card and split: the median errors of the time to the first token, of the time a token, and of the whole answer, and how
 many of the whole answers lie in the band that legroom gives. `--all` prints every run. Servers for which legroom gives
-no time are counted. `--fit-link` fits what cards send each other to the split servers on H200 alone and writes
-`step_link.json`: for the other cards, the figures are a forecast.
+no time are counted, and those with experts shown in brackets, with what it would have said. `--fit-link` fits what
+cards send each other to the split servers on H200 alone and writes `step_link.json`: for the other cards, the figures
+are a forecast.
 """
 
 from __future__ import annotations
@@ -223,23 +224,28 @@ def main() -> int:
         write_link(document)
         return 0
     rows: list[dict[str, Any]] = []
+    with_experts: list[dict[str, Any]] = []
     no_number: dict[str, int] = defaultdict(int)
     for run in document["runs"]:
         plan = planned(run)
-        if why := why_untrusted(plan, hardware(plan)):
+        work = hardware(plan)
+        if why := why_untrusted(plan, work):
             no_number[why] += len(run["rows"])
-            continue
-        rows += predictions(plan, run)
+            with_experts += predictions(plan, run) if work.expert_bytes else ()
+        else:
+            rows += predictions(plan, run)
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[f"{row['gpu']}, {'one card' if row['tensor_parallel_size'] == 1 else 'split'}"].append(row)
     groups["all"] = rows
+    for row in with_experts:
+        groups[f"({row['gpu']}, experts)"].append(row)
     result = {"groups": {name: summary(each) for name, each in sorted(groups.items())}, "no_number": dict(no_number)}
     if args.json:
         print(json.dumps({**result, "theirs": document["theirs"]}))
         return 0
     if args.all:
-        for row in rows:
+        for row in (*rows, *with_experts):
             print(_line(row))
     for name, figures in result["groups"].items():
         print(
