@@ -15,7 +15,7 @@ from legroom.cli.simulate_tier import tier_settings
 from legroom.errors import LegroomError
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.steptime import fixed
-from legroom.simulation.tiers.outcome import CurvePoint, chunks_for
+from legroom.simulation.tiers.outcome import CurvePoint, chunks_for, hit_curve
 from legroom.simulation.tiers.policies import ArcPolicy, LruPolicy
 from legroom.simulation.tiers.replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.tiers.settings import TierSettings
@@ -209,3 +209,20 @@ def test_host_memory_is_what_the_release_allocates(
     flags = ["--model", "qwen3-8b", "--gpu", "l4", "--max-model-len", "4096", "--vllm", release, "--json"]
     assert main(["simulate", trace_file, *flags, "--tier", "cpu=3GiB"]) == 0
     assert json.loads(capsys.readouterr().out)["tier"]["host_bytes"] == allocated
+
+
+def test_a_curve_says_how_much_room_most_of_the_hits_need(trace_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", trace_file, *_POOL, "--tier", "cpu=9000blocks", "--tier-curve", "--json"]) == 0
+    tier = json.loads(capsys.readouterr().out)["tier"]
+    most = tier["most_hits"]
+    assert most["share_of_hits"] == 0.95
+    assert 0 < most["chunks"] <= tier["curve"][-1]["chunks"]
+
+
+def test_a_curve_is_the_same_from_a_tier_that_evicts_and_from_one_that_does_not() -> None:
+    trace, settings = _trace(_twice()), SchedulerSettings(num_blocks=24, max_model_len=256, max_num_seqs=2)
+    curves = [
+        hit_curve(trace, settings, simulate_with_tier(trace, settings, TierSettings(chunks)), None)
+        for chunks in (10, 9000)
+    ]
+    assert curves[0] == curves[1]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import ProgressBar, note, print_json, write_file
+from legroom.cli.sweeps import executor_of
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.settings import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.planning.plan import Plan
     from legroom.simulation.choose import Candidate
+    from legroom.simulation.tiers.outcome import CurvePoint
     from legroom.simulation.tiers.replay import TieredTimeline
     from legroom.simulation.trace import Trace
 
 _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
 _TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=\w+)*)")
 _COUNTED = ("blocks_per_chunk", "store_threshold", "max_tracker_size")
+_WORTH_PROCESSES = 200
+"""Requests from which the sizes of a curve are replayed in processes of their own."""
 _PAGE_BYTES = 4096
 """vLLM rounds a chunk up to whole pages of memory (`SharedOffloadRegion.BLOCK_SIZE_ALIGNMENT`, 0.32)."""
 
@@ -33,7 +37,7 @@ _PAGE_BYTES = 4096
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replay with the tier and without, and report both."""
     from legroom.simulation.replay import simulate
-    from legroom.simulation.tiers.outcome import TierReport, hit_curve
+    from legroom.simulation.tiers.outcome import TierReport
 
     plan = pool.plan()
     tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
@@ -42,7 +46,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
     replayed = _replay(args, trace, pool, tier)
     without = simulate(trace, pool.settings, cost=pool.cost)
-    curve = hit_curve(trace, pool.settings, replayed, pool.cost) if args.tier_curve else ()
+    curve = _curve(args, trace, pool, replayed) if args.tier_curve else ()
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
     report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     if args.svg:
@@ -58,6 +62,20 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
 
         sys.stdout.write(timeline_text(replayed.timeline, style_of(sys.stdout)) + tier_text(report))
     return OK
+
+
+def _curve(
+    args: argparse.Namespace, trace: Trace, pool: PoolChoice, replayed: TieredTimeline
+) -> tuple[CurvePoint, ...]:
+    from legroom.simulation.tiers.outcome import hit_curve
+
+    bar = ProgressBar("replaying other sizes")
+    # Starting processes takes longer than replaying a small trace.
+    executor = executor_of(args, on_ray=args.engine == "ray", workers=1 if len(trace) < _WORTH_PROCESSES else None)
+    try:
+        return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
+    finally:
+        bar.clear()
 
 
 def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.fast.engine import Progress
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.tiers.replay import TieredTimeline, simulate_with_tier
+from legroom.simulation.tiers.settings import TierSettings
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
+from legroom.sweeps.executor import SweepExecutor
+from legroom.sweeps.processes import ProcessExecutor
 
 MOST_OF_THE_HITS = 0.95
 _HALVINGS = 6
@@ -23,21 +28,55 @@ class CurvePoint(NamedTuple):
 
 
 def hit_curve(
-    trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None
+    trace: Trace,
+    settings: SchedulerSettings,
+    replayed: TieredTimeline,
+    cost: StepCost | None,
+    *,
+    executor: SweepExecutor | None = None,
+    progress: Progress | None = None,
 ) -> tuple[CurvePoint, ...]:
     """Replays of a tier that never evicts, and of halves, quarters and so on of what that one held; smallest first."""
+    report = progress or (lambda _share: None)
+    unlimited = _unlimited(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
+    points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
+    sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
+    task = CurveTask(trace, settings, replayed.tier, cost)
+    # Without --workers or a cluster, this process does it: a test or a small trace needs no pool.
+    with closing((executor or ProcessExecutor(1)).run(replay_size, task, sizes)) as results:
+        for _, point in results:
+            points.append(point)
+            report(len(points) / (len(sizes) + 1))
+    return tuple(sorted(points))
+
+
+def _unlimited(
+    trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
+) -> TieredTimeline:
+    """A tier with room for everything: the one that was replayed already, where nothing had to leave it."""
+    if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
+        return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
     ends = map(int.__add__, trace.prompt_lens, trace.output_lens)
     everything = 1 + sum(end // chunk_tokens for end in ends)
-    unlimited = simulate_with_tier(trace, settings, replace(replayed.tier, num_chunks=everything), cost=cost)
-    points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
-    for halving in range(1, _HALVINGS + 1):
-        num_chunks = points[0].num_chunks >> halving
-        if num_chunks < 1:
-            break
-        smaller = simulate_with_tier(trace, settings, replace(replayed.tier, num_chunks=num_chunks), cost=cost)
-        points.append(CurvePoint(num_chunks, tier_hit_ratio(smaller)))
-    return tuple(reversed(points))
+    tier = replace(replayed.tier, num_chunks=everything)
+    return simulate_with_tier(trace, settings, tier, cost=cost, progress=progress)
+
+
+@dataclass(frozen=True)
+class CurveTask:
+    """What is the same in every replay of a curve."""
+
+    trace: Trace
+    settings: SchedulerSettings
+    tier: TierSettings
+    cost: StepCost | None
+
+
+def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
+    """One point of a curve; a function of this module, so that other processes can be asked for it."""
+    tier = replace(task.tier, num_chunks=num_chunks)
+    return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(task.trace, task.settings, tier, cost=task.cost)))
 
 
 def tier_hit_ratio(replayed: TieredTimeline) -> float:
@@ -109,6 +148,13 @@ class TierReport:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
 
+    def _most_hits(self) -> dict[str, Any] | None:
+        """How much room gives nearly all the hits there are; None without a curve, or where there are no hits."""
+        enough = chunks_for(self.curve, MOST_OF_THE_HITS)
+        if enough is None:
+            return None
+        return {"share_of_hits": MOST_OF_THE_HITS, "chunks": enough, "bytes": self.tier_bytes(enough)}
+
     def as_json(self) -> dict[str, Any]:
         """The key `tier` of `legroom simulate --json`."""
         replayed, tally = self.replayed, self.replayed.tally
@@ -139,6 +185,7 @@ class TierReport:
                 {"chunks": point.num_chunks, "bytes": self.tier_bytes(point.num_chunks), "hit_ratio": point.hit_ratio}
                 for point in self.curve
             ],
+            "most_hits": self._most_hits(),
         }
         if self.first_tokens_s:
             for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):
