@@ -19,6 +19,7 @@ import argparse
 import gzip
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,8 @@ sys.path.insert(0, str(HERE))
 COPY_TIMES = (0.0, 1 / 64, 1 / 8, 1 / 2, 2.0)
 
 
-def load(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
-    """Settings, a tier and requests that share prefixes and press on both pools."""
+def load(rng: random.Random, kind: str = "plain", *, files: bool = False) -> dict[str, Any]:
+    """Settings, a tier (with files behind it) and requests that share prefixes and press on both pools."""
     from simulate_exact import workload
 
     item = workload(rng, kind)
@@ -53,6 +54,9 @@ def load(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
         "load_s_per_block": rng.choice(COPY_TIMES),
         "store_s_per_block": rng.choice(COPY_TIMES),
     }
+    if files:
+        # vLLM refuses a threshold there.
+        item["tier"] |= {"store_threshold": 0, "disk_s_per_chunk": rng.choice(COPY_TIMES)}
     return item
 
 
@@ -101,6 +105,10 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
             loads, stores, names.of(offload.evicted), len(plan.flushes), len(offload.tier.readers),
             offload.tier.num_idle,
         ]  # fmt: skip
+        if "disk_s_per_chunk" in item["tier"]:
+            # Nothing is read back that was not stored before, so every chunk has its name.
+            promoted = [names.of(job.keys) for job in offload.tier.submitted_loads]
+            transfers[step].append([promoted, len(offload.tier.jobs)])
 
     def keep(s: Any) -> None:
         steps[s.step] = [
@@ -148,6 +156,53 @@ class MadeUpCopies:
         return done
 
 
+class MadeUpFiles:
+    """Stands in for the threads of vLLM's `FileSystemTierManager`: one job after the other, and answers by the next step."""
+
+    def __init__(self, secondary: Any, copies: MadeUpCopies, s_per_chunk: float) -> None:
+        self.secondary, self.copies, self.s_per_chunk = secondary, copies, s_per_chunk
+        self.free_at = {True: 0.0, False: 0.0}
+        self.queues: dict[bool, deque[tuple[int, float]]] = {True: deque(), False: deque()}
+        self.file_at: dict[str, float] = {}
+        secondary._pool.shutdown()
+        secondary._pool = self
+        lookups = secondary._lookup_manager
+        lookups.shutdown()
+        lookups.batch_lookup = self.batch_lookup
+        lookups._lookup_queue = self
+
+    def _enqueue(self, is_store: bool, job: int) -> float:
+        took = self.secondary._job_block_counts[job] * self.s_per_chunk
+        self.free_at[is_store] = max(self.free_at[is_store], self.copies.now) + took
+        self.queues[is_store].append((job, self.free_at[is_store]))
+        return self.free_at[is_store]
+
+    def enqueue_store(self, job: int, count: int, tasks: list[Any]) -> None:
+        end = self._enqueue(True, job)
+        for path in tasks[0].args[0]:
+            self.file_at.setdefault(path, end)
+
+    def enqueue_load(self, job: int, count: int, tasks: list[Any]) -> None:
+        self._enqueue(False, job)
+
+    def get_finished(self) -> list[tuple[int, bool, float]]:
+        done = []
+        for queue in self.queues.values():
+            while queue and queue[0][1] <= self.copies.now:
+                done.append((queue.popleft()[0], True, 0.0))
+        return done
+
+    def batch_lookup(self, keys: Any, context: Any) -> list[bool]:
+        now, paths = self.copies.now, map(self.secondary.file_mapper.get_file_name, keys)
+        return [self.file_at.get(path, now + 1) <= now for path in paths]
+
+    def put(self, batch: Any) -> None:
+        """A step's questions, answered at once: they are looked at in the next step."""
+        hits = [self.batch_lookup([key], context)[0] for key, context, _ in batch]
+        answers = [(key, generation, hit) for (key, _, generation), hit in zip(batch, hits, strict=True)]
+        self.secondary._lookup_manager._pending_results.put(answers)
+
+
 def connect(config: Any, settings: dict[str, Any], tier: dict[str, Any]) -> None:
     """Turn the native offloading on, with room for so many chunks."""
     import mmap
@@ -165,6 +220,10 @@ def connect(config: Any, settings: dict[str, Any], tier: dict[str, Any]) -> None
             "max_tracker_size": tier["max_tracker_size"], "offload_prompt_only": tier["prompt_only"],
         },
     )  # fmt: skip
+    if "disk_s_per_chunk" in tier:
+        config.kv_transfer_config.kv_connector_extra_config |= {
+            "spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "fs", "root_dir": tempfile.mkdtemp()}],
+        }  # fmt: skip
 
 
 def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
@@ -183,7 +242,9 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
         hash_function = get_hash_fn_by_name(oracle.config.cache_config.prefix_caching_hash_algo)
         hasher = kv_cache_utils.get_request_block_hasher(settings["block_size"], hash_function)
     side = scheduler.connector.connector_scheduler
-    manager = side.manager
+    manager = whole = side.manager
+    if "disk_s_per_chunk" in tier:
+        manager = whole.primary_tier
     assert manager._num_chunks == tier["num_chunks"], (manager._num_chunks, tier)
     worker = OffloadingConnectorWorker.__new__(OffloadingConnectorWorker)
     worker._is_store_writer, worker._load_jobs, worker._unsubmitted_store_jobs = True, {}, []
@@ -191,6 +252,17 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
 
     worker._connector_worker_meta = OffloadingWorkerMetadata()
     copies = worker.worker = MadeUpCopies(tier)
+    promotions: list[Any] = []
+    if manager is not whole:
+        (secondary,) = whole.secondary_tiers
+        MadeUpFiles(secondary, copies, tier["disk_s_per_chunk"])
+        submit_load = secondary.submit_load
+
+        def keep_promotion(job: Any) -> None:
+            promotions.append(list(job.keys))
+            submit_load(job)
+
+        secondary.submit_load = keep_promotion
     names, ended, evicted = ChunkNames(), list[str](), list[Any]()
     prepare, build = manager.prepare_store, side.build_connector_meta
 
@@ -212,6 +284,8 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
 
     places: dict[str, Any] = {}
     manager.prepare_store, side.build_connector_meta = prepare_store, build_connector_meta
+    if manager is not whole:
+        manager.prepare_write = prepare_store
 
     class TierDrive(Drive):
         def run(self) -> None:
@@ -233,6 +307,7 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                 ended.extend(finished)
                 return
             evicted.clear()
+            promotions.clear()
             decided = self.scheduler.schedule()
             meta = decided.kv_connector_metadata
             label = {job: side._jobs[job] for job in [*meta.load_jobs, *meta.store_jobs]}
@@ -249,6 +324,8 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
             transfers = [
                 loads, stores, names.of(evicted), len(meta.jobs_to_flush), chunks, manager._num_evictable_cache_chunks
             ]  # fmt: skip
+            if manager is not whole:
+                transfers.append([[names.of(keys) for keys in promotions], len(whole._jobs)])
             worker.handle_preemptions(meta)
             worker.start_kv_transfers(meta)
             ids = list(decided.num_scheduled_tokens)
@@ -279,6 +356,9 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
 
     driver = TierDrive(scheduler, hasher, item["requests"], 2 if settings.get("async_scheduling") else 1)
     driver.run()
+    if manager is not whole:
+        shutil.rmtree(oracle.config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"][0]["root_dir"])
+        manager.shutdown()
     return driver.steps
 
 
@@ -311,17 +391,18 @@ def main() -> int:
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=("plain", "async"), default="plain")
+    parser.add_argument("--files", action="store_true", help="a tier of files behind the one in host memory")
     parser.add_argument("--record", help="write the recordings to this .jsonl.gz")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    items = [load(rng, args.kind) for _ in range(args.workloads)]
+    items = [load(rng, args.kind, files=args.files) for _ in range(args.workloads)]
     answers = ask_vllm(args.vllm_python, items)
     recordings = [{**item, **decided} for item, decided in zip(items, answers, strict=True)]
     if args.record:
         with gzip.open(args.record, "wt", encoding="utf-8") as out:
             out.writelines(json.dumps(recording) + "\n" for recording in recordings)
     same = 0
-    counts = dict.fromkeys(("steps", "loads", "stores", "evictions", "flushes", "preemptions"), 0)
+    counts = dict.fromkeys(("steps", "loads", "stores", "evictions", "flushes", "preemptions", "promotions"), 0)
     for number, recording in enumerate(recordings):
         try:
             difference = first_difference(replay(recording), recording["steps"])
@@ -330,7 +411,8 @@ def main() -> int:
         same += not difference
         if difference:
             print(f"load {number} differs: {difference}\n   {recording['settings']} {recording['tier']}")
-        for _, row, (loads, stores, evicted, flushes, *_) in recording["steps"]:
+        for _, row, (loads, stores, evicted, flushes, _, _, *files) in recording["steps"]:
+            counts["promotions"] += sum(len(promoted) for promoted, _ in files)
             counts["steps"] += 1
             counts["loads"] += len(loads)
             counts["stores"] += len(stores)

@@ -19,18 +19,22 @@ class LookupResult(Enum):
     HIT = auto()
     PENDING = auto()
     """Here, but still being written."""
+    RETRY = auto()
+    """Not known yet."""
 
 
 class ChunkAccess:
     """What one request did with the tier; the eviction policy hears of it once, when the request ends."""
 
-    __slots__ = ("inserted", "positions", "reused", "wanted")
+    __slots__ = ("inserted", "is_finished", "positions", "reused", "stores_under_way", "wanted")
 
     def __init__(self) -> None:
         self.positions: dict[ChunkKey, int] = {}
         self.inserted: set[ChunkKey] = set()
         self.reused: set[ChunkKey] = set()
         self.wanted: set[ChunkKey] = set()
+        self.stores_under_way = 0
+        self.is_finished = False
 
     def record(self, keys: Iterable[ChunkKey], places: dict[ChunkKey, int]) -> None:
         for key in keys:
@@ -50,9 +54,21 @@ class HostTier:
         self.readers: dict[ChunkKey, int] = {}
         """Of every chunk here: the loads that read it, or -1 while it is being written."""
         self.num_idle = 0
+        self.now_s = 0.0
+        self.evicted_by_lookups: list[ChunkKey] = []
         self._offers: OrderedDict[ChunkKey, int] | None = OrderedDict() if settings.store_threshold >= 2 else None
 
-    def lookup(self, key: ChunkKey) -> LookupResult:
+    @property
+    def has_work(self) -> bool:
+        """Whether copies to or from a tier behind this one are under way."""
+        return False
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When the next of those copies ends."""
+        return None
+
+    def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
         readers = self.readers.get(key)
         if readers is None:
             return LookupResult.MISS
@@ -60,11 +76,14 @@ class HostTier:
 
     def prepare_load(self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess) -> None:
         """Pin chunks that are about to be read."""
+        self._pin(keys)
+        access.record(keys, places)
+        access.reuse(keys)
+
+    def _pin(self, keys: Iterable[ChunkKey]) -> None:
         for key in keys:
             self.num_idle -= self.readers[key] == 0
             self.readers[key] += 1
-        access.record(keys, places)
-        access.reuse(keys)
 
     def complete_load(self, keys: Iterable[ChunkKey]) -> None:
         for key in keys:
@@ -135,11 +154,14 @@ class HostTier:
                 del self.readers[key]
         return evicted
 
-    def complete_store(self, keys: Iterable[ChunkKey]) -> None:
+    def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         for key in keys:
             if self.readers.get(key) == _WRITING:
                 self.readers[key] = 0
                 self.num_idle += 1
+
+    def end_schedule(self) -> None:
+        """A step is decided, but for what it stores."""
 
     def end_request(self, access: ChunkAccess) -> None:
         """Tell the policy what the request used, from the start of its prompt on."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from legroom.simulation.blocks import Block
 from legroom.simulation.request import Request
-from legroom.simulation.tiers.host import ChunkAccess, HostTier, LookupResult
+from legroom.simulation.tiers.disk import host_tier
+from legroom.simulation.tiers.host import ChunkAccess, LookupResult
 from legroom.simulation.tiers.policies import ChunkKey
 from legroom.simulation.tiers.settings import TierSettings
 from legroom.simulation.tiers.transfers import TransferJob, TransferPlan
@@ -59,7 +60,7 @@ class KvOffload:
         self.settings = settings
         self.block_size = block_size
         self.chunk_tokens = block_size * settings.blocks_per_chunk
-        self.tier = HostTier(settings)
+        self.tier = host_tier(settings)
         self.tally = TierTally()
         self.jobs: dict[TransferJob, None] = {}
         self.evicted: list[ChunkKey] = []
@@ -71,6 +72,11 @@ class KvOffload:
         self._given_blocks: set[int] = set()
         self._fences: dict[int, dict[TransferJob, None]] = {}
         """Blocks of ended requests that a store still reads."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a copy is under way, on any link."""
+        return bool(self.jobs) or self.tier.has_work
 
     def add(self, request: Request) -> None:
         self._states[request] = OffloadState()
@@ -90,7 +96,7 @@ class KvOffload:
         if longest - num_computed < self.chunk_tokens:
             return 0
         first = num_computed // self.chunk_tokens
-        num_hits, is_pending = self._lookup(state.keys[first : cdiv(longest, self.chunk_tokens)])
+        num_hits, is_pending = self._lookup(state, state.keys[first : cdiv(longest, self.chunk_tokens)])
         if is_pending:
             return None
         tokens = min(longest, (first + num_hits) * self.chunk_tokens) - num_computed
@@ -100,15 +106,15 @@ class KvOffload:
             return None
         return tokens
 
-    def _lookup(self, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
-        """The run of chunks from the first on that the tier has, and whether one is still being written."""
+    def _lookup(self, state: OffloadState, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
+        """The run of chunks from the first on that the tier has, and whether one is still to come."""
         num_hits, is_pending = 0, False
         for key in keys:
-            answer = self.tier.lookup(key)
+            answer = self.tier.lookup(key, state.places, state.access)
             if answer is LookupResult.MISS:
                 break
-            is_pending |= answer is LookupResult.PENDING
-            num_hits += 1
+            is_pending |= answer is not LookupResult.HIT
+            num_hits += answer is not LookupResult.RETRY
         return num_hits, is_pending
 
     def _name_chunks(self, request: Request, state: OffloadState) -> None:
@@ -144,9 +150,11 @@ class KvOffload:
     ) -> TransferPlan:
         """A step is decided: what it has to flush, and what can be stored now."""
         plan = self._plan
-        self.evicted = []
+        self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
+        self.tally.evicted_chunks += len(self.evicted)
         for request in scheduled:
             self._take_blocks(request, self._states[request])
+        self.tier.end_schedule()
         for request in preempted:
             plan.flushes.update(self._states[request].jobs)
         if self._fences:
@@ -234,7 +242,7 @@ class KvOffload:
     def complete(self, job: TransferJob) -> None:
         """A copy is done."""
         if job.is_store:
-            self.tier.complete_store(job.keys)
+            self.tier.complete_store(job.keys, self._states[job.request].access)
         else:
             self.tier.complete_load(job.keys)
             if self._being_loaded:

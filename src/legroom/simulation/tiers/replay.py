@@ -66,8 +66,9 @@ class TierReplay(Reference):
 
     def _one_step(self) -> None:
         self.is_live = self.scheduler.has_requests
+        self.scheduler.offload.tier.now_s = self.now_s
         super()._one_step()
-        self.idle_steps = 0 if self.scheduler.running or self.scheduler.offload.jobs else self.idle_steps + 1
+        self.idle_steps = 0 if self.scheduler.running or self.scheduler.offload.has_work else self.idle_steps + 1
         if self.idle_steps > _IDLE_STEPS:
             self._give_up_on_first()
 
@@ -86,10 +87,15 @@ class TierReplay(Reference):
         else:
             self._wait()
         self.ended.append(self.worker.end_step(plan, self.now_s))
+        self.scheduler.offload.tier.now_s = self.now_s
 
     def _wait(self) -> None:
         """Nothing can run: until a copy ends or a request arrives, the engine idles."""
-        events = [self.worker.next_event_s, self.next_arrival if self.clocks else None]
+        events = [
+            self.worker.next_event_s,
+            self.scheduler.offload.tier.next_event_s,
+            self.next_arrival if self.clocks else None,
+        ]
         self.now_s = max(self.now_s, min((event for event in events if event is not None), default=self.now_s))
 
     def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:

@@ -49,14 +49,14 @@ class TieredScheduler(Scheduler):
 
     @property
     def has_requests(self) -> bool:
-        return super().has_requests or bool(len(self.holding)) or bool(self._finished) or bool(self.offload.jobs)
+        return super().has_requests or bool(len(self.holding)) or bool(self._finished) or self.offload.has_work
 
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.holding)
 
     def take_stuck(self) -> Request | None:
-        if self.running or self.offload.jobs:
+        if self.running or self.offload.has_work:
             return None
         return self.holding.pop() if len(self.holding) else super().take_stuck()
 

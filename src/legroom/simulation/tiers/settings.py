@@ -26,6 +26,8 @@ class TierSettings:
     """Of one block over all ranks; 0: not known."""
     load_s_per_block: float = 0.0
     store_s_per_block: float = 0.0
+    disk_s_per_chunk: float | None = None
+    """Of a tier of files behind this one, each way; None: there is none."""
 
     def __post_init__(self) -> None:
         if self.num_chunks < 1:
@@ -34,3 +36,5 @@ class TierSettings:
             raise LegroomError(f"blocks_per_chunk is {self.blocks_per_chunk}, but must be at least 1")
         if self.policy not in POLICIES:
             raise LegroomError(f"no eviction policy {self.policy!r}", "vLLM has lru and arc")
+        if self.disk_s_per_chunk is not None and self.store_threshold >= 2:
+            raise LegroomError("vLLM refuses store_threshold together with a tier of files", "leave out one of them")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from legroom.simulation.request import Request
 from legroom.simulation.tiers.policies import ChunkKey
@@ -33,22 +34,27 @@ class TransferPlan:
     """Stores that must be done before the step runs: their blocks belong to somebody else now."""
 
 
-class Link:
+Job = TypeVar("Job")
+
+
+class Link(Generic[Job]):
     """One direction: a copy starts when the one before it has ended."""
 
     def __init__(self, s_per_block: float) -> None:
         self.s_per_block = s_per_block
         self.busy_s = 0.0
         self._free_at_s = 0.0
-        self._queue: deque[tuple[TransferJob, float]] = deque()
+        self._queue: deque[tuple[Job, float]] = deque()
 
-    def submit(self, job: TransferJob, now_s: float) -> None:
-        took = job.num_blocks * self.s_per_block
+    def submit(self, job: Job, num_blocks: int, now_s: float) -> float:
+        """When the copy will be done."""
+        took = num_blocks * self.s_per_block
         self.busy_s += took
         self._free_at_s = max(self._free_at_s, now_s) + took
         self._queue.append((job, self._free_at_s))
+        return self._free_at_s
 
-    def end_of(self, jobs: Iterable[TransferJob], now_s: float) -> float:
+    def end_of(self, jobs: Container[Job], now_s: float) -> float:
         """When the last of `jobs` is done."""
         return max((end for job, end in self._queue if job in jobs), default=now_s)
 
@@ -56,8 +62,8 @@ class Link:
     def next_end_s(self) -> float | None:
         return self._queue[0][1] if self._queue else None
 
-    def completed(self, now_s: float) -> list[TransferJob]:
-        done: list[TransferJob] = []
+    def completed(self, now_s: float) -> list[Job]:
+        done: list[Job] = []
         while self._queue and self._queue[0][1] <= now_s:
             done.append(self._queue.popleft()[0])
         return done
@@ -70,8 +76,8 @@ class TransferWorker:
     """
 
     def __init__(self, settings: TierSettings) -> None:
-        self.store_link = Link(settings.store_s_per_block)
-        self.load_link = Link(settings.load_s_per_block)
+        self.store_link = Link[TransferJob](settings.store_s_per_block)
+        self.load_link = Link[TransferJob](settings.load_s_per_block)
         self._deferred: list[TransferJob] = []
         self.waited_s = 0.0
         """Time that steps spent waiting for stores whose blocks they were given."""
@@ -80,14 +86,14 @@ class TransferWorker:
         """Submit what is due, and wait for what the step depends on: the time at which it can run."""
         self._deferred += [job for job in plan.stores if job in plan.flushes]
         for job in self._deferred:
-            self.store_link.submit(job, now_s)
+            self.store_link.submit(job, job.num_blocks, now_s)
         self._deferred = []
         if plan.flushes:
             ready_s = max(now_s, self.store_link.end_of(plan.flushes, now_s))
             self.waited_s += ready_s - now_s
             now_s = ready_s
         for job in plan.loads:
-            self.load_link.submit(job, now_s)
+            self.load_link.submit(job, job.num_blocks, now_s)
         return now_s
 
     def end_step(self, plan: TransferPlan, now_s: float) -> list[TransferJob]:
