@@ -157,7 +157,7 @@ class MadeUpCopies:
 
 
 class MadeUpFiles:
-    """Stands in for the threads of vLLM's `FileSystemTierManager`: one job after the other, and answers by the next step."""
+    """Stands in for the threads of vLLM's `FileSystemTierManager`: one job after another, answers by the next step."""
 
     def __init__(self, secondary: Any, copies: MadeUpCopies, s_per_chunk: float) -> None:
         self.secondary, self.copies, self.s_per_chunk = secondary, copies, s_per_chunk
@@ -226,6 +226,21 @@ def connect(config: Any, settings: dict[str, Any], tier: dict[str, Any]) -> None
         }  # fmt: skip
 
 
+def make_up_files(manager: Any, copies: MadeUpCopies, tier: dict[str, Any]) -> list[Any]:
+    """No real files; a list to which the chunks of each job that reads files are added."""
+    (secondary,) = manager.secondary_tiers
+    MadeUpFiles(secondary, copies, tier["disk_s_per_chunk"])
+    promotions: list[Any] = []
+    submit_load = secondary.submit_load
+
+    def keep_promotion(job: Any) -> None:
+        promotions.append(list(job.keys))
+        submit_load(job)
+
+    secondary.submit_load = keep_promotion
+    return promotions
+
+
 def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
     """Run one load through vLLM's scheduler and connector."""
     from simulate_oracle import Drive
@@ -252,17 +267,7 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
 
     worker._connector_worker_meta = OffloadingWorkerMetadata()
     copies = worker.worker = MadeUpCopies(tier)
-    promotions: list[Any] = []
-    if manager is not whole:
-        (secondary,) = whole.secondary_tiers
-        MadeUpFiles(secondary, copies, tier["disk_s_per_chunk"])
-        submit_load = secondary.submit_load
-
-        def keep_promotion(job: Any) -> None:
-            promotions.append(list(job.keys))
-            submit_load(job)
-
-        secondary.submit_load = keep_promotion
+    promotions = [] if manager is whole else make_up_files(whole, copies, tier)
     names, ended, evicted = ChunkNames(), list[str](), list[Any]()
     prepare, build = manager.prepare_store, side.build_connector_meta
 
@@ -288,6 +293,8 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
         manager.prepare_write = prepare_store
 
     class TierDrive(Drive):
+        last_run = 0
+
         def run(self) -> None:
             step = place = 0
             while place < len(self.rows) or self.scheduler.has_requests() or self.pending:
@@ -298,6 +305,10 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                     place += 1
                 self.one_step(step)
                 step += 1
+                if step - self.last_run > ENDLESS_STEPS and manager is not whole:
+                    # A tier that is too small for a prompt: what is read back from files evicts itself for ever.
+                    self.steps = [row for row in self.steps if row[0] <= self.last_run + 50]
+                    return
                 assert step < 200_000, "does not end"
 
         def one_step(self, step: int) -> None:
@@ -349,6 +360,7 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
             ended.extend(finished)
             row = None
             if ids:
+                self.last_run = step
                 running, waiting = self.scheduler.get_request_counts()
                 free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
                 row = [decided.num_scheduled_tokens, sorted(thrown_out), sorted(finished), running, waiting, free]
@@ -376,11 +388,15 @@ def answer(questions: str, answers: str) -> None:
     os._exit(0)
 
 
+ENDLESS_STEPS = 20_000
+
+
 def first_difference(ours: list[Any], theirs: list[Any]) -> str:
     for mine, vllm in zip(ours, theirs, strict=False):
         if json.loads(json.dumps(mine)) != vllm:
             return f"legroom {json.dumps(mine)[:600]}\n   vllm {json.dumps(vllm)[:600]}"
-    return "" if len(ours) == len(theirs) else f"{len(ours)} steps, vllm {len(theirs)}"
+    is_endless = len(theirs) > 50 and all(row is None for _, row, _ in theirs[-50:]) and any(theirs[-1][2][6:])
+    return "" if len(ours) == len(theirs) or is_endless else f"{len(ours)} steps, vllm {len(theirs)}"
 
 
 def main() -> int:

@@ -144,7 +144,8 @@ def test_a_chunk_is_rounded_up_to_whole_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["200GiB", "disk=1TiB", "cpu=much", "cpu=1GiB,colour=red", "cpu=1KiB", "cpu=1GiB,policy=x"]
+    "text",
+    ["200GiB", "disk=1TiB", "cpu=much", "cpu=1GiB,colour=red", "cpu=1KiB", "cpu=1GiB,policy=x", "cpu=1GiB,disk=fast"],
 )
 def test_a_tier_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(LegroomError):
@@ -226,3 +227,35 @@ def test_a_curve_is_the_same_from_a_tier_that_evicts_and_from_one_that_does_not(
         for chunks in (10, 9000)
     ]
     assert curves[0] == curves[1]
+
+
+def test_files_have_a_rate_and_no_size() -> None:
+    assert tier_settings("cpu=2GiB@50GB/s,disk=5GB/s,blocks_per_chunk=4", 1 << 20).disk_s_per_chunk == (4 << 20) / 5e9
+    with pytest.raises(LegroomError, match="have no size"):
+        tier_settings("disk=1TiB", 1 << 20)
+
+
+def test_a_threshold_together_with_files_is_refused_as_vllm_does() -> None:
+    with pytest.raises(LegroomError, match="store_threshold"):
+        tier_settings("cpu=400blocks,disk=yes,store_threshold=2", 0)
+
+
+def test_what_left_the_host_is_read_back_from_files() -> None:
+    trace, settings = _trace(_twice()), SchedulerSettings(num_blocks=24, max_model_len=256, max_num_seqs=2)
+    alone = simulate_with_tier(trace, settings, TierSettings(20))
+    backed = simulate_with_tier(trace, settings, TierSettings(20, disk_s_per_chunk=0.0))
+    assert backed.files is not None
+    assert backed.files.loaded_chunks > 0
+    assert backed.tally.hit_tokens > alone.tally.hit_tokens
+    assert backed.timeline.tally.finished == len(trace)
+
+
+def test_a_prompt_whose_chunks_evict_each_other_is_given_up_on() -> None:
+    rows = [
+        {"id": name, "arrival_step": at, "prompt_len": 224, "output_len": 2, "prefix_id": "p", "prefix_len": 224}
+        for name, at in (("a", 0), ("c", 400))
+    ]
+    rows.insert(1, {"id": "b", "arrival_step": 200, "prompt_len": 240, "output_len": 2})
+    settings = SchedulerSettings(num_blocks=24, max_model_len=256, max_num_seqs=1, max_num_batched_tokens=32)
+    outcome = simulate_with_tier(_trace(rows), settings, TierSettings(5, disk_s_per_chunk=0.0))
+    assert [rejection.id for rejection in outcome.timeline.rejections] == ["c"]

@@ -152,7 +152,8 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
         "--tier",
         metavar="cpu=SIZE[@RATE]",
         help="host memory for KV cache and the rate of copies each way, as in cpu=200GiB@50GB/s; "
-        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N and prompt_only=yes|no may follow after commas",
+        "policy=lru|arc, blocks_per_chunk=N, store_threshold=N, prompt_only=yes|no and disk=RATE "
+        "(files behind it) may follow after commas",
     )
     group.add_argument("--tier-curve", action="store_true", help="replay tiers of several sizes too: hits over size")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from legroom.simulation.trace import Trace
 
 _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
-_TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=\w+)*)")
+_TIER = re.compile(r"(?P<kind>\w+)=(?P<size>[^@,]+)(@(?P<rate>[^,/]+)(/s)?)?(?P<options>(,\w+=[\w.]+(/s)?)*)")
 _COUNTED = ("blocks_per_chunk", "store_threshold", "max_tracker_size")
 _WORTH_PROCESSES = 200
 """Requests from which the sizes of a curve are replayed in processes of their own."""
@@ -91,7 +91,10 @@ def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[C
 
 def _in_time(tier: TierSettings, pool: PoolChoice) -> TierSettings:
     """Copies take no time where steps take none."""
-    return tier if pool.cost is not None else replace(tier, load_s_per_block=0.0, store_s_per_block=0.0)
+    if pool.cost is not None:
+        return tier
+    disk = None if tier.disk_s_per_chunk is None else 0.0
+    return replace(tier, load_s_per_block=0.0, store_s_per_block=0.0, disk_s_per_chunk=disk)
 
 
 def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
@@ -111,11 +114,9 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
     match = _TIER.fullmatch(text.strip())
     if match is None:
         raise LegroomError(f"--tier {text}: not a tier", _FORM)
-    if match["kind"] != "cpu":
-        raise LegroomError(
-            f"--tier {text}: {match['kind']} is not simulated, only vLLM's native offloading to host memory is", _FORM
-        )
+    _check_kind(text, match["kind"])
     options = _options(text, match["options"])
+    disk = options.pop("disk", None)
     blocks_per_chunk = options.get("blocks_per_chunk", 1)
     rate = match["rate"]
     seconds = 0.0
@@ -130,9 +131,32 @@ def tier_settings(text: str, block_bytes: int) -> TierSettings:
         num_chunks = parse_bytes(match["size"], "--tier") // round_up(block_bytes * blocks_per_chunk, _PAGE_BYTES)
     if num_chunks < 1:
         raise LegroomError(f"--tier {text}: too small for one chunk of KV cache", "give the tier more room")
+    disk_seconds = None if disk is None else _disk_s_per_chunk(text, disk, block_bytes * blocks_per_chunk)
     return TierSettings(
-        num_chunks, block_bytes=block_bytes, load_s_per_block=seconds, store_s_per_block=seconds, **options
+        num_chunks,
+        block_bytes=block_bytes,
+        load_s_per_block=seconds,
+        store_s_per_block=seconds,
+        disk_s_per_chunk=disk_seconds,
+        **options,
     )
+
+
+def _check_kind(text: str, kind: str) -> None:
+    if kind == "disk":
+        raise LegroomError(
+            f"--tier {text}: vLLM's files are behind the tier in host memory and have no size: none is ever removed",
+            "give both, with the rate of the disk: --tier cpu=200GiB@50GB/s,disk=5GB/s",
+        )
+    if kind != "cpu":
+        raise LegroomError(f"--tier {text}: {kind} is not simulated, only vLLM's native offloading is", _FORM)
+
+
+def _disk_s_per_chunk(text: str, rate: str, chunk_bytes: int) -> float:
+    if rate == "yes":
+        return 0.0
+    _need_block_bytes(text, chunk_bytes)
+    return chunk_bytes / max(1, parse_bytes(rate.removesuffix("/s"), "the rate of the disk of --tier"))
 
 
 def _options(text: str, words: str) -> dict[str, Any]:
@@ -141,7 +165,7 @@ def _options(text: str, words: str) -> dict[str, Any]:
         name, value = word.split("=")
         if name in _COUNTED:
             options[name] = parse_count(value, f"{name} of --tier")
-        elif name == "policy":
+        elif name in ("policy", "disk"):
             options[name] = value
         elif name == "prompt_only" and value in ("yes", "no"):
             options[name] = value == "yes"

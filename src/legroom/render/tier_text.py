@@ -31,6 +31,9 @@ def _figures(report: TierReport) -> list[tuple[str, str]]:
     ]
     if report.host_bytes is not None:
         figures.insert(1, ("host memory", f"{gib(report.host_bytes)} allocated"))
+    if replayed.files is not None:
+        written, read = (_size(report, chunks) for chunks in replayed.files[:2])
+        figures.append(("files", f"{written} written, {read} read back"))
     if tally.failed_stores:
         figures.append(("no room", f"{count(tally.failed_stores)} offers found every chunk in use"))
     if replayed.load_busy_s or replayed.store_busy_s:

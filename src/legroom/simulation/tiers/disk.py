@@ -1,6 +1,6 @@
 """Files behind the host's tier: vLLM 0.32's `TieringOffloadingSpec` with one secondary tier `fs`.
 
-Every chunk that reaches the host is written to a file, and no file is ever removed: the tier has no size. A prompt whose
+Every chunk that reaches the host is written to a file, and none is ever removed: the tier has no size. A prompt whose
 chunks have left the host first asks which of them are files (answered by the next step), then has them read back into
 the host's tier, and loads them from there.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legroom.simulation.tiers.host import ChunkAccess, HostTier, LookupResult
+from legroom.simulation.tiers.host import ChunkAccess, FileTally, HostTier, LookupResult
 from legroom.simulation.tiers.policies import ChunkKey
 from legroom.simulation.tiers.settings import TierSettings
 from legroom.simulation.tiers.transfers import Link
@@ -145,6 +145,9 @@ class DiskBackedTier(HostTier):
         super().end_request(access)
         access.is_finished = True
         self._forget(access)
+
+    def file_tally(self) -> FileTally:
+        return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
 
     def _submit(self, job: FileJob) -> None:
         self.jobs[job] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from typing import NamedTuple
 
 from legroom.simulation.tiers.policies import POLICIES, ChunkKey
 from legroom.simulation.tiers.settings import TierSettings
@@ -43,6 +44,15 @@ class ChunkAccess:
     def reuse(self, keys: Iterable[ChunkKey]) -> None:
         """Reading back what it stored itself is no reuse."""
         self.reused.update(key for key in keys if key not in self.inserted)
+
+
+class FileTally(NamedTuple):
+    """What went to files and came back."""
+
+    stored_chunks: int
+    loaded_chunks: int
+    store_busy_s: float
+    load_busy_s: float
 
 
 class HostTier:
@@ -159,6 +169,10 @@ class HostTier:
             if self.readers.get(key) == _WRITING:
                 self.readers[key] = 0
                 self.num_idle += 1
+
+    def file_tally(self) -> FileTally | None:
+        """None where there are no files."""
+        return None
 
     def end_schedule(self) -> None:
         """A step is decided, but for what it stores."""

@@ -155,6 +155,19 @@ class TierReport:
             return None
         return {"share_of_hits": MOST_OF_THE_HITS, "chunks": enough, "bytes": self.tier_bytes(enough)}
 
+    def _files(self) -> dict[str, Any] | None:
+        files = self.replayed.files
+        if files is None:
+            return None
+        return {
+            "stored_bytes": self.tier_bytes(files.stored_chunks),
+            "loaded_bytes": self.tier_bytes(files.loaded_chunks),
+            "stored_chunks": files.stored_chunks,
+            "loaded_chunks": files.loaded_chunks,
+            "store_s": round(files.store_busy_s, 4),
+            "load_s": round(files.load_busy_s, 4),
+        }
+
     def as_json(self) -> dict[str, Any]:
         """The key `tier` of `legroom simulate --json`."""
         replayed, tally = self.replayed, self.replayed.tally
@@ -186,6 +199,7 @@ class TierReport:
                 for point in self.curve
             ],
             "most_hits": self._most_hits(),
+            "files": self._files(),
         }
         if self.first_tokens_s:
             for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):

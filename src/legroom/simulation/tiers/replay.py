@@ -12,15 +12,19 @@ from legroom.simulation.replay import Reference, StepSink, check_cost
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.tiers.host import FileTally
 from legroom.simulation.tiers.offload import KvOffload, TierTally
 from legroom.simulation.tiers.scheduler import TieredScheduler
 from legroom.simulation.tiers.settings import TierSettings
 from legroom.simulation.tiers.transfers import TransferJob, TransferPlan, TransferWorker
-from legroom.simulation.timeline import Timeline
+from legroom.simulation.timeline import Rejection, Timeline
 from legroom.simulation.trace import Trace
 
 _IDLE_STEPS = 8
 """After so many steps in which nothing runs and nothing is copied, nothing ever will."""
+_ENDLESS_READS = 50
+"""The host's tier read back so many times over while nothing runs is a circle."""
+_ENDLESS = "waits forever: the host's tier is too small to hold what is read back from files for its prompt"
 
 TransferSink = Callable[[int, TransferPlan, KvOffload], None]
 
@@ -35,6 +39,8 @@ class TieredTimeline:
     load_busy_s: float
     store_busy_s: float
     flush_wait_s: float
+    files: FileTally | None = None
+    """Of a tier of files behind it."""
 
 
 class TierReplay(Reference):
@@ -59,6 +65,8 @@ class TierReplay(Reference):
         """The copies that had ended when each step in flight had run."""
         self.is_live = False
         self.idle_steps = 0
+        self.read_before = 0
+        """Chunks that had been read back from files when something last ran."""
         super().__init__(trace, settings, on_step, cost, progress)
 
     def _make_scheduler(self) -> Scheduler:
@@ -71,6 +79,21 @@ class TierReplay(Reference):
         self.idle_steps = 0 if self.scheduler.running or self.scheduler.offload.has_work else self.idle_steps + 1
         if self.idle_steps > _IDLE_STEPS:
             self._give_up_on_first()
+        if self.scheduler.running:
+            self.read_before = self._chunks_read()
+        elif self._chunks_read() - self.read_before > _ENDLESS_READS * self.tier.num_chunks:
+            self._give_up_on_reader()
+
+    def _chunks_read(self) -> int:
+        files = self.scheduler.offload.tier.file_tally()
+        return files.loaded_chunks if files else 0
+
+    def _give_up_on_reader(self) -> None:
+        """A prompt that needs more chunks than the host holds: reading one back evicts another, in vLLM without end."""
+        stuck = self.scheduler.take_reader()
+        self.read_before = self._chunks_read()
+        if stuck is not None:
+            self.rejections.append(Rejection(stuck.id, _ENDLESS))
 
     def _run(self, batch: Batch) -> None:
         if not self.is_live:
@@ -139,4 +162,5 @@ def simulate_with_tier(
         worker.load_link.busy_s,
         worker.store_link.busy_s,
         worker.waited_s,
+        replay.scheduler.offload.tier.file_tally(),
     )

@@ -60,6 +60,10 @@ class TieredScheduler(Scheduler):
             return None
         return self.holding.pop() if len(self.holding) else super().take_stuck()
 
+    def take_reader(self) -> Request | None:
+        """Take the first out that has not been given blocks and waits for files to be read."""
+        return self.waiting.pop() if len(self.waiting) else None
+
     def schedule(self) -> Batch:
         batch = super().schedule()
         for request in batch.samples:
