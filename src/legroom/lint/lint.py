@@ -14,6 +14,7 @@ from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.lint.expressions import declared_series
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.report import Report, Skipped
 from legroom.lint.rule import Context, LintFinding
@@ -155,11 +156,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
+    declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        for finding in _check(part, replace(frames[path], records=records)):
+        for finding in _check(part, replace(frames[path], records=records, declared=declared)):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif finding.rule in options.ignore or ignores[path].silences(finding):

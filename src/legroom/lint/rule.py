@@ -63,6 +63,8 @@ class Context:
     """Series that the linted rule files record, each with its expression."""
     any_release: bool = False
     """Whether a series of any release is right."""
+    declared: frozenset[str] = frozenset()
+    """Series that programs among the linted files show themselves."""
 
     @property
     def release(self) -> Release:

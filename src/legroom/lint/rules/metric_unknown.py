@@ -60,7 +60,13 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     for series in named:
         prefix = _KSERVE if series.name.startswith(_KSERVE) and not plain else ""
         name = series.name.removeprefix(prefix)
-        if not _OWN.fullmatch(name) or name in known or name in context.records or is_shown_by_companion(name):
+        if (
+            not _OWN.fullmatch(name)
+            or name in known
+            or name in context.records
+            or name in context.declared
+            or is_shown_by_companion(name)
+        ):
             continue
         if alternatives and releases_of(name):
             continue  # `new or old`: an alternative for other releases
