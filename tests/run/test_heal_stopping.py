@@ -212,6 +212,23 @@ def test_a_server_that_is_still_starting_has_nobody_to_answer():
     assert server.got == ["SIGINT"]
 
 
+def test_a_server_that_a_ctrl_c_had_to_kill_ended_by_ctrl_c(ending):
+    stopping, server, clock = ending
+    assert stopping.exit_code(137) == 137  # somebody else's kill
+    for patience_s in (ANSWERING_S, LEAVING_S):
+        clock[0] += patience_s
+        stopping.check(server)
+    assert [stopping.exit_code(code) for code in (137, 0, 1)] == [130, 0, 1]
+
+
+def test_a_server_that_did_not_drain_in_time_was_killed(world):
+    stopping, server, clock = world
+    stopping.take(signal.SIGTERM, server)
+    clock[0] += 60 + GRACE_S
+    stopping.check(server)
+    assert stopping.exit_code(137) == 137
+
+
 def test_sighup_drains_and_starts_anew(world):
     stopping, server, _ = world
     stopping.take(signal.SIGHUP, server)

@@ -102,7 +102,7 @@ class Supervisor:
             if not self._setups.tried:
                 self.say(f"starting: {self.setup.line}")
             ending = self._serve_once()
-            code = ending.code
+            code = self.stopping.exit_code(ending.code)
             if not self.stopping.begun:
                 code = code or ANSWER_IS_NO
                 delay_s = self._restarts.delay_after(ending)
