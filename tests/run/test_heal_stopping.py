@@ -271,6 +271,17 @@ def test_other_signals_are_passed_on(world):
     assert not stopping.begun
 
 
+def test_a_ctrl_c_is_heard_even_where_a_script_started_the_run_in_its_background():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell without job control does for `command &`
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.taken() == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal that can be closed."""
