@@ -8,8 +8,8 @@ Each kind is served once with the middleware, and the proxy stands in front of i
 - pooling: /v1/embeddings, /score, /rerank and /pooling of an embedding model;
 - several: two data-parallel engines behind two API servers, 48 requests at once, and a drain that both obey;
 - realtime: a WebSocket at /v1/realtime, which takes audio and streams text. The model is a Llama that answers each
-  piece of audio with tokens, so that no audio model is needed. uvicorn needs `websockets` for it, which may be in a folder of
-  its own (`--also-on-path`).
+  piece of audio with tokens, so that no audio model is needed. uvicorn needs `websockets` for it, which may be in a
+  folder of its own (`--also-on-path`).
 
 A row says what was asked, what the middleware and the proxy answered, and whether that is what was to be expected.
 """
@@ -72,13 +72,9 @@ def compare(asked: str, places: tuple[Endpoint, Endpoint], look: Callable[[Endpo
 
 
 def lora(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:
-    wish = {"prompt": [5] * 20, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
-
-    def differ(place: Endpoint) -> str:
-        texts = [place.post(wish | {"model": model})[2]["choices"][0]["text"] for model in ("tiny", "tuned", "tuned")]
-        return "the adapter's own" if texts[0] != texts[1] == texts[2] else "the base model's"
-
-    yield compare("an adapter's answer", (server, proxy), differ, "the adapter's own")
+    wish = {"prompt": [5] * 20, "max_tokens": 8, "ignore_eos": True}
+    yield compare("an adapter by its name", (server, proxy), lambda place: str(
+        place.post(wish | {"model": "tuned"})[2]["model"]), "tuned")  # fmt: skip
     yield compare("an adapter that is not there", (server, proxy), lambda place: str(
         place.post(wish | {"model": "nobody"})[0]), "404")  # fmt: skip
     yield held_nothing(server)

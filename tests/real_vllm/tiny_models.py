@@ -89,8 +89,8 @@ def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
 
 
 def write_lora(folder: Path, rank: int = 8) -> Path:
-    """A LoRA adapter for the Llama of `write_model`, as PEFT writes one, with weights large enough to change every
-    answer; serve it with `--enable-lora --lora-modules NAME=FOLDER`."""
+    """A LoRA adapter for the Llama of `write_model`, as PEFT writes one; serve it with
+    `--enable-lora --lora-modules NAME=FOLDER`."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "adapter_config.json", {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 4 * rank, "lora_dropout": 0.0,
