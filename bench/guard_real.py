@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -30,7 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_toggle import ROOT, Connection, RealServer, percentile
+from guard_toggle import ROOT, Connection, RealServer, percentile, read_metrics
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
@@ -69,6 +71,7 @@ class Run:
     p50_s: float = 0.0
     p99_s: float = 0.0
     cpu_ms: dict[str, float] = field(default_factory=dict)
+    looks: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,12 +90,50 @@ def children(pid: int) -> list[int]:
     return own + [grandchild for child in own for grandchild in children(child)]
 
 
+class Looks:
+    """The server's gauges ten times a second while a load runs: what it held, and whether it had room while requests
+    waited in the guard.
+    """
+
+    def __init__(self, server: RealServer, proxy_port: int | None) -> None:
+        self.server, self.pages, self.stop = server, list[dict[str, float]](), threading.Event()
+        self.guard_url = f"http://127.0.0.1:{proxy_port}" if proxy_port else server.url
+        self.thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Looks:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    def _look(self) -> None:
+        while not self.stop.wait(0.1):
+            self.pages.append(read_metrics(self.guard_url))
+
+    def means(self) -> dict[str, float]:
+        used = [page["vllm:kv_cache_usage_perc"] for page in self.pages]
+        idle = [
+            1 - page["vllm:kv_cache_usage_perc"]
+            for page in self.pages
+            if page["legroom_guard_waiting"] and not page["vllm:num_requests_waiting"]
+        ]
+        running = [page["vllm:num_requests_running"] for page in self.pages]
+        of_all = max(1, len(self.pages))
+        return {
+            "kv_use": round(statistics.mean(used or [0.0]), 3), "running": round(statistics.mean(running or [0.0]), 1),
+            "free_while_held_back": round(sum(idle) / of_all, 3), "held_back": round(len(idle) / of_all, 3),
+        }  # fmt: skip
+
+
 class Bench:
     def __init__(self, server: RealServer, policy: Path, proxy: subprocess.Popen[bytes] | None, proxy_port: int):
         self.server, self.policy, self.proxy, self.proxy_port = server, policy, proxy, proxy_port
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
         self.pids |= {"proxy": [proxy.pid]} if proxy else {}
         self.answers = 1.0
+        self.look = False
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -128,8 +169,11 @@ class Bench:
         port = self.proxy_port if mode == "proxy" else self.server.port
         guard = mode not in ("direct", "proxy")
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
-        await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
-        run.seconds = round(time.perf_counter() - began, 3)
+        looks = Looks(self.server, self.proxy_port if mode == "proxy" else None)
+        with looks if self.look else contextlib.nullcontext():
+            await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
+            run.seconds = round(time.perf_counter() - began, 3)
+        run.looks = looks.means() if self.look else {}
         run.cpu_ms = {name: round((end - used[name]) * 1e3 / len(bodies), 2) for name, end in self._cpu().items()}
         key = "vllm:num_preemptions_total"
         run.preemptions = int(self.server.metrics()[key] - before[key])
@@ -183,7 +227,8 @@ def table(runs: list[Run]) -> None:
                 f"(least {min(ratios):.3f})  preemptions {sum(run.preemptions for run in own):4}  "
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
-                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}",
+                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}"
+                + (f"  looks {own[-1].looks}" if own[-1].looks else ""),
                 flush=True,
             )
 
@@ -201,6 +246,7 @@ def main() -> None:
     parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
+    parser.add_argument("--looks", action="store_true", help="read the server's gauges ten times a second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     until, runs = time.monotonic() + args.minutes * 60, list[Run]()
@@ -215,7 +261,7 @@ def main() -> None:
                 if "proxy" in args.modes:
                     proxy = start_proxy(args.proxy_python, server.url, port, Path(folder) / "proxy.log")
                 bench = Bench(server, policy, proxy, port)
-                bench.answers = args.answers
+                bench.answers, bench.look = args.answers, args.looks
                 asyncio.run(bench.run(args.loads[0], "direct", 0, 0.3))  # warm
                 for number in range(args.rounds):
                     modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]

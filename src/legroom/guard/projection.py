@@ -40,6 +40,11 @@ class Growth(NamedTuple):
     block_steps: int = 0
     """Steps from one further block to the next; 0: it grows evenly."""
 
+    @property
+    def average_steps(self) -> float:
+        """Of the lengths that its answers may have; at least 1."""
+        return max(1.0, sum(self.lives) / len(self.lives) if self.lives else self.steps)
+
     def without(self, blocks: float) -> Growth:
         """The same without blocks of its prompt that others hold, too."""
         less = min(blocks, self.start_blocks)
