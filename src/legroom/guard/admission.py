@@ -231,23 +231,28 @@ class Admission:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
 
-        def call() -> None:
+        def call(*_: object) -> None:
             if not turn.done():
                 turn.set_result(None)
 
         ticket.on_admitted = call
         if ticket.state is not TicketState.WAITING:  # room came between asking and waiting
             call()
+        if gone is not None:
+            gone.add_done_callback(call)
+        timer = loop.call_later(self.policy.queue.wait_s, call)
         self._waiting_bytes += len(request.body)
         self._look_again()
         try:
-            both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
-            await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await turn
         except asyncio.CancelledError:
             self.abandon(request)
             raise
         finally:
             self._waiting_bytes -= len(request.body)
+            timer.cancel()
+            if gone is not None:
+                gone.remove_done_callback(call)
         ticket.on_admitted = None
         if gone is not None and gone.done():
             self.abandon(request)

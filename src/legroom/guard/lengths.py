@@ -39,7 +39,7 @@ def prior_length(share: float, worst: int) -> int:
     length is as likely as the next. To count each at its worst holds nine of ten back from an idle server.
     """
     shortest = min(SHORTEST_PRIOR, worst)
-    return max(1, round(shortest * (worst / max(1, shortest)) ** share))
+    return max(1, round(shortest * math.pow(worst / max(1, shortest), share)))
 
 
 def prior_lives(worst: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    __slots__ = ("admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane", "need", "on_admitted",
+    __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane", "need", "on_admitted",
                  "outlook", "outlook_average", "shared_units", "state", "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
@@ -66,6 +66,7 @@ class Ticket:
         self.chains = need.chains
         self.blocks_a_unit = need.blocks_a_unit
         self.shared_units = 0
+        self._own_units, self._own_need = 0, need
         self.in_lane = False
         self.state = TicketState.WAITING
         self.on_admitted: Callable[[], None] | None = None
@@ -83,7 +84,10 @@ class Ticket:
 
     @property
     def own_need(self) -> Need:
-        return self.need.without(self.shared_blocks)
+        """Without what others hold, too: asked again and again while who shares what seldom changes."""
+        if self._own_units != self.shared_units:
+            self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
+        return self._own_need
 
     def hold(self, now_s: float, steps_per_s: float) -> Holding:
         """What it alone holds, by the tokens that passed or by how long it runs."""
