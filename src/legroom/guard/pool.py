@@ -274,8 +274,8 @@ class Pool:
         room = blocks / self.use_ratio - self._prefixes.shared_blocks
         if not lane:
             room += self._in_transit(need.growth) * need.average_blocks
-        # While small work is about, for all its life: a pool that overflows preempts the newest, which is the small one,
-        # and whoever was preempted before stands in front of it in the engine's queue.
+        # While small work is about, for all its life: a pool that overflows preempts the newest, which is the small
+        # one, and whoever was preempted before stands in front of it in the engine's queue.
         steps = need.growth.steps if lane else self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks

@@ -50,8 +50,9 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane", "need", "on_admitted",
-                 "outlook", "outlook_average", "shared_units", "state", "steps_seen")  # fmt: skip
+    __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane",
+                 "need", "on_admitted", "outlook", "outlook_average", "shared_units", "state",
+                 "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
         self.need = need
