@@ -52,6 +52,11 @@ def test_inside_vllm_the_registry_says_the_same(monkeypatch):
         prometheus.Gauge(f"vllm:{name}", "", ["engine"], registry=registry).labels("0").set(value)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(REGISTRY=registry))
     assert use_of_registry() == EngineUse(0.5, 4, 2)
+    steps = prometheus.Histogram("vllm:iteration_tokens_total", "", ["engine"], registry=registry).labels("0")
+    for tokens in (120, 8, 8):
+        steps.observe(tokens)
+    prometheus.Counter("vllm:prompt_tokens", "", ["engine"], registry=registry).labels("0").inc(112)
+    assert use_of_registry() == EngineUse(0.5, 4, 2, 3, 112)
 
 
 def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
