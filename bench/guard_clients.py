@@ -85,20 +85,20 @@ async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
     rnd = random.Random(2)
     began = time.perf_counter()
     clients = [asyncio.ensure_future(ask(port, body(rnd, 60, rnd.choice([30, 150])), "")) for _ in range(requests)]
-    running, looks = [], 0
+    running: list[tuple[float, float]] = []
     while True:
         await asyncio.wait(clients, timeout=0.05)
         if all(client.done() for client in clients):
             break
         page = await asyncio.to_thread(read_metrics, url)
-        looks += 1
-        running.append(page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"])
+        inside = page["vllm:num_requests_running"] + page["vllm:num_requests_waiting"]
+        running.append((round(time.perf_counter() - began, 2), inside))
     took = [client.result() for client in clients]
-    idle = sum(count == 0 for count in running)
-    page = read_metrics(url)
+    idle = [at_s for at_s, inside in running if not inside]
+    page, looks = read_metrics(url), len(running)
     return {
-        "requests": requests, "seconds": round(time.perf_counter() - began, 1), "looks": looks, "idle_looks": idle,
-        "idle_share": round(idle / max(1, looks), 4), "refused": page["legroom_guard_rejected_total"],
+        "requests": requests, "seconds": round(time.perf_counter() - began, 1), "looks": looks, "idle_at_s": idle,
+        "idle_share": round(len(idle) / max(1, looks), 4), "refused": page["legroom_guard_rejected_total"],
         "p50_s": round(statistics.median(took), 1), "worst_s": round(max(took), 1),
     }  # fmt: skip
 

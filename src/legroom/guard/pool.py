@@ -59,6 +59,9 @@ MOST_AVERAGE_SHARE = 1.15
 """Of the pool, what all that run may hold on average over their lives, where computing a prompt again is dear: requests
 that began together grow together, and nothing but this keeps the look ahead from starting many more of them than will
 find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
+LANE_DOUBT = 0.25
+"""While small work is about: of the steps that a request has made by the clock alone, how many it may not have made. It
+then ends later than expected, and the pool overflows."""
 ROUND_TRIP_S = 0.1
 """From an answer's last token to the first step of the request that takes its place: two hops, two event loops and the
 engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
@@ -239,8 +242,9 @@ class Pool:
         if limit.seats is not None:
             waits_s.append(self._seats.wait_s(need.seats, limit.seats - self.held_seats, now_s, not gave_up))
         known = [wait_s for wait_s in waits_s if wait_s is not None]
-        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error.
-        return max(1, math.ceil(min(max(known), LONGEST_RETRY_S))) if known else UNKNOWN_RETRY_S
+        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error. Rounded down: who
+        # comes early finds a place in the queue, who comes late leaves the server idle.
+        return max(1, math.floor(min(max(known), LONGEST_RETRY_S))) if known else UNKNOWN_RETRY_S
 
     def admit_waiting(self, now_s: float) -> None:
         """The next in turn as long as it fits; it is not overtaken, but for small work in its own lane. With a look
@@ -315,7 +319,8 @@ class Pool:
         if self._is_fresh(now_s) and steps <= self._outlook.steps:
             return self._outlook
         pace, tickets = self.steps_per_s, self._running.values()
-        holds = [ticket.hold(now_s, pace) for ticket in tickets]
+        doubt = LANE_DOUBT if self._lane_size() else 0.0
+        holds = [ticket.hold(now_s, pace, doubt) for ticket in tickets]
         outlook = Outlook(now_s, pace * LEAD_S, max(steps, self._outlook.steps), holds)
         for ticket, hold in zip(tickets, holds, strict=True):
             ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks

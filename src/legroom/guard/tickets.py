@@ -90,12 +90,18 @@ class Ticket:
             self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
         return self._own_need
 
-    def hold(self, now_s: float, steps_per_s: float) -> Holding:
-        """What it alone holds, by the tokens that passed or by how long it runs."""
+    def hold(self, now_s: float, steps_per_s: float, doubt: float = 0.0) -> Holding:
+        """What it alone holds, by the tokens that passed or by how long it runs. `doubt`: the share of the latter by
+        which it may stay longer.
+        """
         growth = self.own_need.growth
         if growth is None:
             own = max(0.0, self.need.blocks - self.shared_blocks)
             return Holding(Growth(own, own, 1, 1), 0.0, (math.inf,))
         if self.steps_seen:
             return hold_of(growth, self.steps_seen, counted=True)
-        return hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
+        holding = hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
+        if not doubt:
+            return holding
+        longer = doubt * holding.done_steps
+        return holding._replace(steps_left=tuple([steps + longer for steps in holding.steps_left]))
