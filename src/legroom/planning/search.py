@@ -215,7 +215,9 @@ def _best_structures(
     most frugal end is not enough is passed over. Of another checkpoint, also the best that leaves some room."""
 
     def grants(shape: Structure) -> bool:
-        return shape.shortfall_bytes(wish) <= 0
+        # The second is the whole question, the first a quick no. Without the second, where a neighbour holds most of
+        # the card, every combination would be tried that has the bytes and no share of the card to claim them with.
+        return shape.shortfall_bytes(wish) <= 0 and bool(_walk_utilization(shape, args, wish, variant, 0)[1])
 
     def fits_with_ease(shape: Structure) -> bool:
         return any(option.roomy for option in _walk_utilization(shape, args, wish, variant, base.max_num_seqs)[1])
@@ -227,7 +229,7 @@ def _best_structures(
         return
     for sufficient in (grants, fits_with_ease) if variant else (grants,):
         branches = itertools.chain.from_iterable(_branches((), way, combined, sufficient) for way in _by_loss(axes))
-        best = next((shape for shape in branches if _walk_utilization(shape, args, wish, variant, 0)[1]), None)
+        best = next((shape for shape in branches if grants(shape)), None)
         if best is not None:
             yield best
 
