@@ -203,8 +203,12 @@ def test_a_name_of_another_release_in_code_is_a_warning():
     assert judged(text, "a.py") == [("metric-unknown", "warning", 1)]
 
 
-def test_a_name_that_a_sentence_quotes_is_a_note():
-    assert judged("Watch `vllm:gpu_cache_usage_perc`.\n", "a.md") == [("metric-unknown", "note", 1)]
+def test_a_removed_name_that_a_sentence_quotes_is_a_warning():
+    assert judged("Watch `vllm:gpu_cache_usage_perc`.\n", "a.md") == [("metric-unknown", "warning", 1)]
+
+
+def test_a_removed_name_of_which_the_sentence_says_so_is_a_note():
+    assert judged("`vllm:gpu_cache_usage_perc` was removed.\n", "a.md") == [("metric-unknown", "note", 1)]
 
 
 def test_the_stages_of_vllm_omni_have_settings_of_their_own():

@@ -78,6 +78,15 @@ def rule_file(expression, alert=True):
         ("rate(vllm:inter_token_latency_seconds_sum[5m]) / rate(vllm:inter_token_latency_seconds_count[5m]) > 50",
          "promql-units"),
         ("rate(vllm:prefix_cache_hits_total[5m]) < 0.3", "promql-ratio"),
+        ("100 * rate(vllm:prefix_cache_hits_total[5m]) < 30", "promql-ratio"),
+        ("rate(vllm:spec_decode_num_accepted_tokens_total[5m]) < 0.6", "promql-ratio"),
+        ("rate(sum(vllm:num_requests_waiting)[5m:]) > 1", "promql-rate-of-gauge"),
+        ("rate({__name__='vllm:num_requests_waiting'}[5m]) > 1", "promql-rate-of-gauge"),
+        ("vllm:e2e_request_latency_seconds_count > 100", "promql-counter-level"),
+        ("histogram_quantile(0.9, rate(vllm:time_to_first_token_seconds_sum[5m])) > 1", "promql-no-le"),
+        ("histogram_quantile(0.9, vllm:num_requests_waiting) > 1", "promql-no-le"),
+        ("histogram_quantile(0.9, rate(vllm:request_decode_time_seconds_bucket[5m])) > 60000", "promql-units"),
+        ("histogram_quantile(0.9, rate(vllm:time_to_first_token_seconds_bucket[5m])) * 1000 > 0.5", "promql-units"),
     ],
 )  # fmt: skip
 def test_an_alert_that_means_something_else_is_an_error(expression, rule):
@@ -95,6 +104,8 @@ def test_an_alert_that_means_something_else_is_an_error(expression, rule):
         "histogram_quantile(0.9, rate(vllm:e2e_request_latency_seconds_bucket[5m])) > 300",
         "rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m]) < 0.3",
         "deriv(vllm:num_requests_running[5m]) > 1",
+        "rate(count_over_time(vllm:num_requests_running[5m])[5m:]) > 1",
+        "rate(vllm:generation_tokens_total[5m]) < 1 and vllm:request_success_total > 0",
         "rate(vllm:time_to_first_token_seconds_count[5m]) > 500",
     ],
 )
@@ -104,3 +115,83 @@ def test_an_alert_that_means_what_it_says_is_left_alone(expression):
 
 def test_a_total_in_a_panel_is_what_it_says():
     assert judged("dashboards:\n- expr: sum(vllm:request_success_total)\n") == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "rule"),
+    [
+        ("histogram_quantile(0.9, rate(vllm:e2e_request_latency_seconds_bucket[5m])) > 500", "promql-units"),
+        ("histogram_quantile(0.9, vllm:time_to_first_token_seconds_bucket) > 1", "promql-no-le"),
+        ("vllm:prefix_cache_hits_total / vllm:prefix_cache_queries_total < 0.3", "promql-counter-level"),
+        ("avg(vllm:request_success_total) < 1", "promql-counter-level"),
+    ],
+)
+def test_an_alert_that_may_be_meant_so_is_a_warning(expression, rule):
+    assert judged(rule_file(expression)) == [(rule, "warning")]
+
+
+def test_a_ratio_that_became_two_counters_is_written_as_their_quotient():
+    report = lint_texts([("a.yaml", rule_file("vllm:gpu_prefix_cache_hit_rate < 0.5"))], Options())
+    assert [finding.suggestion for finding in report.findings] == [
+        "write rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m])"
+    ]
+
+
+def scaled_object(query, threshold):
+    return (
+        "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\nspec:\n  triggers:\n  - type: prometheus\n    metadata:\n"
+        f"      query: {query}\n      threshold: '{threshold}'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "threshold", "expected"),
+    [
+        ("sum(vllm:request_success_total)", "5", [("promql-counter-level", "error")]),
+        ("avg(vllm:kv_cache_usage_perc)", "80", [("alert-never", "error")]),
+        ("sum(vllm:num_requests_waiting)", "5", []),
+        ("avg(vllm:kv_cache_usage_perc)", "0.8", []),
+    ],
+)
+def test_the_threshold_of_an_autoscaler_is_judged_like_an_alert_s(query, threshold, expected):
+    assert judged(scaled_object(query, threshold)) == expected
+
+
+def test_a_pool_that_is_too_small_within_the_error_of_the_estimate_is_a_warning():
+    text = pod("meta-llama/Llama-3.1-8B-Instruct", 1, gpu="nvidia-l4").replace("v0.32.0", "v0.8.5")
+    assert judged(text.replace("4096", "32768")) == [("does-not-fit", "warning")]
+
+
+LLM_SERVICE = f"""apiVersion: serving.kserve.io/v1alpha1
+kind: LLMInferenceService
+metadata: {{name: m}}
+spec:
+  model: {{uri: hf://{LLAMA_70B}}}
+  parallelism: {{tensor: 4}}
+  template:
+    containers:
+    - name: main
+      image: vllm/vllm-openai:v0.32.0
+      env:
+      - name: VLLM_ADDITIONAL_ARGS
+        value: "--max-model-len 4096 --kv-transfer-config '{{\\"kv_connector\\": \\"X\\"}}'"
+      resources: {{limits: {{nvidia.com/gpu: 4, memory: 200Gi}}}}
+      livenessProbe: {{periodSeconds: PERIOD}}
+"""
+
+
+def test_the_flags_of_an_llm_inference_service_are_split_as_a_shell_splits_them():
+    assert judged(LLM_SERVICE.replace("PERIOD", "600")) == []
+
+
+def test_the_probe_of_an_llm_inference_service_is_judged_by_its_model():
+    assert judged(LLM_SERVICE.replace("PERIOD", "10")) == [("start-too-short", "error")]
+
+
+def test_a_model_of_the_production_stack_is_judged_like_a_pod():
+    text = (
+        "servingEngineSpec:\n  modelSpec:\n  - name: m\n    repository: vllm/vllm-openai\n    tag: v0.32.0\n"
+        f"    modelURL: {LLAMA_70B}\n    requestGPU: 4\n    limitMemory: 4Gi\n"
+        "    vllmConfig: {tensorParallelSize: 4, maxModelLen: 4096, extraArgs: [--swap-space, '4']}\n"
+    )
+    assert sorted(judged(text)) == [("flag-removed", "error"), ("host-memory", "error")]

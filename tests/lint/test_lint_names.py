@@ -124,3 +124,11 @@ def test_a_series_that_measures_something_else_is_not_offered_for_one_of_another
     rules = f"groups:\n- rules:\n  - record: a\n    expr: {name}\n"
     (finding,) = findings(rules, "a.yml", vllm)
     assert (finding.rule, finding.suggestion) == ("metric-unknown", "leave it out: this release shows nothing like it")
+
+
+def test_a_removed_series_under_the_prefix_of_kserve_is_found():
+    rule = "groups:\n- name: g\n  rules:\n  - record: a\n    expr: kserve_vllm:gpu_cache_usage_perc\n"
+    report = lint_texts([("a.yaml", rule)], Options())
+    assert [(finding.rule, finding.suggestion) for finding in report.findings] == [
+        ("metric-unknown", "write kserve_vllm:kv_cache_usage_perc")
+    ]

@@ -95,11 +95,11 @@ def test_compose_splits_what_stands_in_a_default():
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        ('"""vllm: start it with --swap-space 4"""\n', "a.py", ("flag-removed", "note")),
-        ("vllm:\n  batching:\n    swap_space: 4\n", "a.yaml", ("flag-removed", "note")),
-        ("# vLLM\n\n| `--swap-space` | room on the host |\n", "a.md", ("flag-removed", "note")),
+        ('"""vllm: start it with --swap-space 4"""\n', "a.py", ("flag-removed", "warning")),
+        ("vllm:\n  batching:\n    swap_space: 4\n", "a.yaml", ("flag-removed", "warning")),
+        ("# vLLM\n\n| `--swap-space` | room on the host |\n", "a.md", ("flag-removed", "warning")),
         ("# for vllm\nexport VLLM_USE_V1=0\n", "a.sh", ("env-unknown", "warning")),
-        ("# vLLM\n\nIt reads `VLLM_USE_V1`.\n", "a.md", ("env-unknown", "note")),
+        ("# vLLM\n\nIt reads `VLLM_USE_V1`.\n", "a.md", ("env-unknown", "warning")),
         ("usage=$(value 'vllm:num_requests_swapped')\n", "a.sh", ("metric-unknown", "warning")),
     ],
 )
@@ -123,3 +123,41 @@ def test_a_comment_another_program_an_older_release_and_both_names_are_left_alon
 def test_a_file_that_something_is_said_of_is_not_listed_as_skipped():
     report = lint_texts([("a.py", '"""vllm: --swap-space 4"""\n')], Options())
     assert (len(report.findings), report.skipped) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("python -m vllm_gaudi.entrypoints.openai.multi_model_api_server --port 1\n", "a.sh"),
+        ("# for vllm\nexport VLLM_SKIP_WARMUP=true\n", "a.sh"),
+        ("import vllm\nargs = vllm.EngineArgs(model='org/m', logits_processors=[])\n", "a.py"),
+        ("FROM x\nRUN cp /p/vllm/entrypoints/openai/api_server.py /w/api_server.py\n", "Dockerfile"),
+        ('# metrics\nshown = {"vllm_num_requests_running": "vllm:num_requests_running"}\n', "a.py"),
+        ("vllm:\n  expr: sum(vllm:healthy_pods_total)\n", "a.yaml"),
+    ],
+)  # fmt: skip
+def test_what_is_a_plugin_s_or_another_program_s_is_left_alone(text, path):
+    assert judged(text, path) == []
+
+
+@pytest.mark.parametrize(
+    "image", ["us/vllm-openai:v0.6.1-edb07092-20250118", "rocm/vllm:v0.6.1", "intel/vllm:0.6.1-xpu"]
+)
+def test_a_build_that_is_not_vllm_s_own_makes_a_flag_of_another_release_a_warning(image):
+    text = f"docker run {image} --model org/m --disable-fastapi-docs\n"
+    assert judged(text, "a.sh") == [("flag-not-yet", "warning")]
+
+
+def test_a_document_with_several_images_does_not_say_which_one_a_command_runs_in():
+    images = "Use `vllm/vllm-openai:v0.6.1` or `vllm/vllm-openai:nightly-abc`.\n"
+    text = f"{images}\n```bash\nvllm serve org/m --disable-fastapi-docs\n```\n"
+    assert judged(text, "a.md") == []
+
+
+def test_a_command_in_a_temporary_file_is_read():
+    text = "cat << EOF > $ARGS\nvllm serve org/m --swap-space 4 --max-model-len REPLACE_ENV_LEN\nEOF\n"
+    assert judged(text, "a.sh") == [("flag-removed", "warning")]
+
+
+def test_flags_of_a_script_that_no_server_is_given_are_not_understood():
+    assert judged("# vllm\nrun_it --max-model-len 4096\n", "a.sh") == [("not-understood", "note")]

@@ -24,7 +24,7 @@ _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post
 _COMPANION = re.compile(
     r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
     r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
-    r"tuner|agent|top|chat|manager)([-_]|$)"
+    r"tuner|agent|top|chat|manager|render)([-_]|$)"
 )
 _PROJECT = "vllm-project/"
 """An organization with many projects: that its name stands before an image says nothing of what is in it."""
@@ -155,7 +155,7 @@ def serves_vllm(image: str) -> bool:
 
 
 def _is_companion(image: str) -> bool:
-    return bool(_COMPANION.search(image.rpartition("/")[2].partition(":")[0]))
+    return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
 
 
 def _can_be_model(word: str) -> bool:
@@ -194,6 +194,16 @@ _FORKS = re.compile(
     r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
+
+
+_OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
+"""A commit or a date behind the version: a build of somebody's own, at some commit after the release."""
+
+
+def is_other_build(image: str) -> bool:
+    """Whether an image names a release of vLLM and holds more or less than that: other hardware, commits of its own."""
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
 
 
 def follows_newest(image: str) -> bool:

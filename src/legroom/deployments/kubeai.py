@@ -29,11 +29,13 @@ def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") ->
     # Profiles of other hardware bring an image of their own, of a release that is not said.
     card = gpu or (gpu_of_profile(profile["name"]) if profile else "")
     url = node.get("url")
+    flags = _flags(node, env)
     words = serve_words(url) if url is not None else (Word("vllm", node.offset), Word("serve", node.offset))
+    words = words[:2] if names_model(flags) else words
     place = node.source.place
     return StartedServer(
         "kubernetes",
-        (*words, *_flags(node, env)),
+        (*words, *flags),
         env,
         place,
         place(node.offset),
@@ -58,6 +60,11 @@ def _flags(node: Node, env: dict[str, Word]) -> tuple[Word, ...]:
     if adapters is not None and adapters.list():
         words.append(Word("--enable-lora", adapters.offset))
     return tuple(words)
+
+
+def names_model(words: tuple[Word, ...]) -> bool:
+    """Whether flags name a model themselves: then the one of the resource is not served."""
+    return any(word.text.partition("=")[0] == "--model" for word in words)
 
 
 def serve_words(uri: Node) -> tuple[Word, ...]:

@@ -14,6 +14,7 @@ from legroom.deployments.server_words import expand, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import script_subjects
 from legroom.deployments.subjects import At, Invoked, Runs, StartedServer, with_servers
+from legroom.deployments.text import Text
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 
@@ -70,6 +71,9 @@ GRACE_S = 30.0
 _PERIOD_S, _FAILURES = 10.0, 3.0
 """Kubernetes' defaults of a probe."""
 _MOST_PODS = 1000
+_DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
+_DYNAMO_SHM = "8Gi"
+"""What Dynamo's operator mounts at /dev/shm unless told (deploy/operator/docs)."""
 _CONTAINERS = ("containers", "initContainers", "container")
 """Where a container stands that may leave everything to its image."""
 
@@ -88,20 +92,27 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
     def described(server: StartedServer) -> StartedServer:
         gpus = server.gpu_count  # of one pod; a group of pods is one server
         gpus = gpus * pods if gpus is not None and pods > 1 else server.gpus
-        return replace(server, gpus=gpus, read_as=f"Kubernetes {kind} {name}".rstrip())
+        shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
+        return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
     yield from with_servers(_pods(document), described)
 
 
 def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
+    of_pods: dict[int, Node] = {}
     for node in document.walk():
+        own, spec = node.get("metadata"), node.get("spec")
+        if own is not None and spec is not None:
+            of_pods[id(spec)] = own  # a template for pods, wherever a kind keeps it: LeaderWorkerSet has two
         for key, value in node.items():
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container):
-                    yield from _container(container, node, gpus_named(container, node, *metadata))
+                    yield from _container(
+                        container, node, gpus_named(container, node, of_pods.get(id(node)), *metadata)
+                    )
 
 
 def _is_container(key: str, node: Node) -> bool:
@@ -124,7 +135,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
                 return
             given, launcher = renamed, KSERVE
     if more := env.get(_ADDITIONAL):
-        given += tuple(Word(text, more.offset, text) for text in _split(more.text))
+        given += added_words(more, container.source)
         image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
@@ -135,7 +146,7 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
             server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
             gpu_names=gpu_names, launcher=server.launcher or launcher,
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
-            start_limit=_start_limit(container), stop_limit=_grace(container, pod),
+            start_limit=start_limit(container), stop_limit=_grace(container, pod),
         ),
     )  # fmt: skip
 
@@ -164,6 +175,16 @@ def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> I
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+
+
+def added_words(variable: Word, source: Text) -> tuple[Word, ...]:
+    """The words of a variable that a shell puts into a command, each at its place."""
+    words, cursor = [], variable.offset
+    for text in _split(variable.text):
+        at = source.text.find(text, cursor, variable.offset + 2 * len(variable.text) + len(text))
+        cursor = at if at >= 0 else cursor
+        words.append(Word(text, cursor, text))
+    return tuple(words)
 
 
 def _split(text: str) -> list[str]:
@@ -214,7 +235,7 @@ def cards(container: Node) -> int | None:
     return None
 
 
-def _start_limit(container: Node) -> At | None:
+def start_limit(container: Node) -> At | None:
     """How long a pod may load: its startup probe, else its liveness probe."""
     startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
     for probe in (startup, liveness):

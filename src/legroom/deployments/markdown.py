@@ -26,7 +26,7 @@ _LIKELY_SHELL = re.compile(
 )
 START = re.compile(
     r"^[ \t]*(\$ )?(sudo |exec |nohup |\$\w+ |[A-Z_]+=\S* )*"
-    r"(vllm serve|python3?( -u)? -m vllm\.\S+|(docker|podman) run)\s",
+    r"(vllm serve|python3?( -u)? -m (vllm\.\S+|dynamo\.vllm)|(docker|podman) run)\s",
     re.IGNORECASE | re.MULTILINE,
 )
 """A line that starts a server."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.deployments.containers import bytes_of
-from legroom.deployments.kubeai import kubeai_server, serve_words
-from legroom.deployments.kubernetes import cards, list_env
+from legroom.deployments.kubeai import kubeai_server, names_model, serve_words
+from legroom.deployments.kubernetes import added_words, cards, list_env, start_limit
 from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
 from legroom.deployments.shell.scan import Word
 from legroom.deployments.subjects import StartedServer
@@ -21,6 +21,8 @@ _PARALLEL = (
 """Of `spec.parallelism`: what KServe's own template makes of it."""
 _MAIN = "main"
 """The container of an LLMInferenceService that runs vLLM."""
+_MOUNTED = "mounted"
+"""KServe's own templates (config/llmisvcconfig) mount a /dev/shm into it."""
 
 
 def model_resource(document: Node) -> Iterator[StartedServer]:
@@ -53,15 +55,16 @@ def _workload(document: Node, workload: Node, uri: Node) -> StartedServer | None
     env = list_env(container.get("env")) if container else {}
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
-        given += [Word(text, more.offset, text) for text in more.text.split()]
-    words = (*serve_words(uri), *_parallel(workload), *given)
+        given += added_words(more, document.source)
+    served = serve_words(uri)[:2] if names_model(tuple(given)) else serve_words(uri)
+    words = (*served, *_parallel(workload), *given)
     place = document.source.place
     return StartedServer(
         "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",
-        in_container=True, gpus=cards(container) if container else None,
+        in_container=True, shm=_MOUNTED, gpus=cards(container) if container else None,
         gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
-        read_as=_read_as(document),
+        start_limit=start_limit(container) if container else None, read_as=_read_as(document),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ looked for is what vLLM itself is given.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
@@ -15,6 +16,7 @@ from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
 from legroom.deployments.kubernetes import list_env
 from legroom.deployments.markdown import FENCE, START
+from legroom.deployments.production_stack import is_model_spec, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
 from legroom.deployments.shell.scan import Word, placed_env
 from legroom.deployments.shell.script import read_shell
@@ -76,6 +78,9 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
             if is_kubeai_model(node):
                 yield kubeai_server(node)
                 continue
+            if is_model_spec(node):
+                yield model_spec_server(node)
+                continue
             yield from _arguments(node, scope)
             yield from _settings(node, release)
             waiting += reversed([(value, scope.under(key)) for key, value in node.items()])
@@ -121,7 +126,11 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
     """`command` and `args`, or flags alone where it is plain that they are vLLM's."""
     command = compose_words(node.get("command"))
     given = tuple(
-        word for key, value in node.items() if _ARGUMENTS.fullmatch(key) for word in compose_words(value) if word.text
+        _whole_json(word)
+        for key, value in node.items()
+        if _ARGUMENTS.fullmatch(key)
+        for word in compose_words(value)
+        if word.text
     )
     words = (*command, *given)
     if scope.keys.startswith(_RECIPE):
@@ -146,6 +155,14 @@ def _are_flags(words: tuple[Word, ...], known: Set[str]) -> bool:
 def _is_vllms(node: Node, scope: _Scope) -> bool:
     around = f"{scope.keys} {scope.image} {node.text('modelCommand')}".lower()
     return "vllm" in around.replace("vllm-project/", "") and not _COMPANIONS.search(f"{around} {node.text('name')}")
+
+
+def _whole_json(word: Word) -> Word:
+    """`{"level": 3}` as it stands: whether a shell takes the quotes off is the tool's matter."""
+    try:
+        return word.with_text(word.raw) if word.raw.startswith("{") and json.loads(word.raw) else word
+    except ValueError:
+        return word
 
 
 def _joined_flag(word: Word) -> tuple[Word, ...]:

@@ -263,7 +263,7 @@ def _flag_words(flag: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [flag, json.dumps(value, default=str)]
     if isinstance(value, list | tuple):
-        return [flag, *(str(item) for item in value)]
+        return [flag, *(str(item) for item in value)] if value else []
     return [flag, str(value)]
 
 

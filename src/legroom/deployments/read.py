@@ -14,7 +14,7 @@ from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.env_file import env_file_server
 from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
-from legroom.deployments.markdown import blocks_of
+from legroom.deployments.markdown import START, blocks_of
 from legroom.deployments.model_resources import model_resource
 from legroom.deployments.other_yaml import embedded_files, other_subjects
 from legroom.deployments.python import python_subjects
@@ -46,7 +46,9 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     kind = kind_of(path, text)
     pinned = set(_PINNED.findall(text))
     images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
-    named = pinned | {version for image in images if (version := image_release(image))}
+    releases = {image_release(image) for image in images}
+    # A document with several images, one of an unknown release, does not say which of them a command runs in.
+    named = pinned | (set() if None in releases else {version for version in releases if version})
     hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
     for part in _parts(kind, Text(path, text), release):
         if len(named) == 1:
@@ -188,7 +190,9 @@ def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
     target = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in (">", ">>", "tee")), "")
     if target:
         kind = kind_of(target, text)
-        return kind if kind != "document" else None
+        if kind == "document":  # a temporary file's name (`$(mktemp)`) says nothing, its first line may
+            return "shell" if target.startswith("$") and START.match(text) else None
+        return kind
     if any(name in _SCRIPT_RUNNERS for name in names):
         return "shell"
     if any(re.fullmatch(r"python[\d.]*", name) for name in names):

@@ -12,6 +12,7 @@ SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
 """Options of other programs (`ramalama --runtime vllm serve`): what follows is theirs."""
+_API_SERVER_FILE = "entrypoints/openai/api_server.py"
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
@@ -26,11 +27,16 @@ def server_start(words: Sequence[str]) -> int | None:
         following = words[i + 1] if i + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve" and not (i and words[i - 1] in _CHOOSES_ENGINE):
             return i
-        if word in API_SERVERS or word.endswith("entrypoints/openai/api_server.py"):
+        if word in API_SERVERS or (word.endswith(_API_SERVER_FILE) and _is_run(words[:i])):
             return _interpreter(words, i - 1) if i and words[i - 1] == "-m" else i
         if basename(word) in CONTAINER_TOOLS and following in ("run", "container", "create"):
             return i
     return None
+
+
+def _is_run(before: Sequence[str]) -> bool:
+    """Whether a file of Python is run rather than copied or changed."""
+    return not before or any(basename(word).startswith("python") for word in before)
 
 
 def _interpreter(words: Sequence[str], at: int) -> int:
@@ -51,6 +57,11 @@ def visible_gpus(env: Mapping[str, str]) -> int | None:
         if value and value not in ("all", "none", "void", "-1") and "$" not in value:
             return len([part for part in value.split(",") if part.strip()])
     return None
+
+
+def has_variable(word: str) -> bool:
+    """Whether a part of it is put in only where it runs, as `$(LWS_WORKER_INDEX)` is."""
+    return _VARIABLE.search(word) is not None
 
 
 def expand(word: str, env: Mapping[str, str]) -> str:

@@ -191,6 +191,16 @@ def env_history(name: str) -> tuple[tuple[str, str], ...] | None:
     return tuple((releases[first], releases[last]) for first, last in entry["in"]) if entry else None
 
 
+@cache
+def _plugin_env() -> frozenset[str]:
+    return frozenset(name for names in _data("plugin_env")["plugins"].values() for name in names)
+
+
+def is_read_by_plugin(name: str) -> bool:
+    """Whether a plugin for other hardware reads a variable that vLLM itself gave up."""
+    return name in _plugin_env()
+
+
 def env_names(release: Release) -> tuple[str, ...]:
     """Every environment variable that a release reads."""
     i = _index()[release.version]

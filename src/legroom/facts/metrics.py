@@ -218,6 +218,21 @@ def _role_by_series() -> dict[str, str]:
     return by_series
 
 
+def is_shown_by_companion(series: str) -> bool:
+    """Whether a program that stands beside vLLM shows a series under vLLM's prefix."""
+    families = read_data("companion_series.json")["families"]
+    return series in families or _ENDINGS.sub("", series) in families
+
+
+def ratio_instead(name: str, release: Release) -> str:
+    """The quotient of two counters that took the place of a gauge; empty where a release has no such counters."""
+    colon = re.sub(r"^vllm[_.:]+", "vllm:", name)
+    parts = read_data("metric_roles.json")["ratios"].get(colon, ())
+    if not parts or not exposed_names(release).issuperset(parts):
+        return ""
+    return " / ".join(f"rate({part}[5m])" for part in parts)
+
+
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
     """What to write instead of a name that a release does not show: its new name first, else the closest spelling.
 

@@ -11,14 +11,17 @@ from legroom.deployments.read import rule_groups
 from legroom.deployments.text import Place, Shifted, Text
 from legroom.deployments.yaml_nodes import Node
 
-Owner = Literal["alert", "record", "panel", "variable", "text", "family", "sample", "prose"]
-"""`text`: a string that may be a name; `family`: one that may be a family's name; `sample`: a line of /metrics;
-`prose`: a name that a sentence or a table quotes."""
+Owner = Literal["alert", "scaler", "record", "panel", "variable", "text", "family", "sample", "prose"]
+"""`scaler`: an autoscaler's query with its threshold, as a comparison; `text`: a string that may be a name; `family`:
+one that may be a family's name; `sample`: a line of /metrics; `prose`: a name that a sentence or a table quotes."""
 NAMES_ONLY: tuple[Owner, ...] = ("text", "family", "sample", "prose")
 """Owners of names rather than of PromQL."""
+COMPARED: tuple[Owner, ...] = ("alert", "scaler")
+"""Owners of PromQL that something happens by."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
 _SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
 """A series under its own name that an autoscaler asks for, also as Google's adapter writes it."""
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
 _SPAN = re.compile(r"(?<!`)`(vllm:[a-z][a-z0-9_]*)`(?!`)")
 _READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
@@ -53,7 +56,11 @@ def queries(document: Node) -> Iterator[Expression]:
         for key in _QUERY_KEYS:
             value = node.get(key)
             if value is not None and value.scalar and re.search(r"vllm[:_]", value.scalar):
-                yield Expression(value.scalar, ScalarLocator(value), "panel")
+                threshold = node.text("threshold") if key == "query" else ""
+                if _NUMBER.fullmatch(threshold):
+                    yield Expression(f"{value.scalar.rstrip()} > {threshold}", ScalarLocator(value), "scaler")
+                else:
+                    yield Expression(value.scalar, ScalarLocator(value), "panel")
         for value in (node.get("metric", "name"), node.get("metricName")):
             if value is not None and value.scalar and _SCALED_BY.search(value.scalar):
                 yield Expression(value.scalar, ScalarLocator(value), "panel")
@@ -98,7 +105,12 @@ def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
 
 
 def _series(source: Text) -> Iterator[Expression]:
-    names = list(_NAME.finditer(source.text))
+    # A program that knows both spellings keeps the series under a name of its own.
+    names = [
+        name
+        for name in _NAME.finditer(source.text)
+        if name[2].startswith("vllm:") or name[2].replace("vllm_", "vllm:", 1) not in source.text
+    ]
     beside = frozenset(name[2] for name in names)
     owner = "family" if _FAMILIES.search(source.text) else "text"
     for name in names:

@@ -28,7 +28,7 @@ _NOTHING = {
 """Why a file of a kind has nothing to check."""
 
 
-_FLAGS_STAND_IN = ("yaml", "json", "dockerfile", "unit")
+_FLAGS_STAND_IN = ("yaml", "json", "dockerfile", "unit", "shell")
 _VLLMS_OWN = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
     r"kv[-_]cache[-_]dtype|max[-_]num[-_]seqs|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching)(?![\w-])"

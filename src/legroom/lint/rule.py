@@ -86,11 +86,16 @@ class Context:
 
     def knows_release(self, server: StartedServer) -> bool:
         """Whether it is sure which release a server runs: one was asked for or pinned, or the tag is the newest's."""
-        if self.is_told_release or server.named_release:
+        if self.is_told_release:
             return True
-        from legroom.deployments.containers import follows_newest  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
+            follows_newest,
+            is_other_build,
+        )
 
-        return follows_newest(server.image) and not server.launcher and not _is_other_hardware(server)
+        if _is_other_hardware(server) or is_other_build(server.image):
+            return False
+        return bool(server.named_release) or (follows_newest(server.image) and not server.launcher)
 
     def runs_known_build(self, server: StartedServer) -> bool:
         """Whether every flag that a server takes is on record: vLLM's own build of a release that legroom knows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.lint.expressions import Expression
+from legroom.lint.expressions import COMPARED, Expression
 from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_in
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
@@ -21,7 +21,7 @@ _ADDS_UP = NO_LEVEL | {"sum", "sum_over_time"}
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Comparisons of a single measure with a number beyond its range."""
-    if not isinstance(subject, Expression) or subject.owner != "alert":
+    if not isinstance(subject, Expression) or subject.owner not in COMPARED:
         return
     for operand in operands(subject.text):
         if not operand.functions & _ADDS_UP:

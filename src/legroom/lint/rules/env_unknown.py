@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import StartedServer
-from legroom.facts.flags import env_history, env_names, flags_of
+from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
 from legroom.facts.releases import Release
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
@@ -27,7 +27,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     release = context.release_of(subject)
     for name, word in subject.env.items():
-        if not name.startswith("VLLM_"):
+        if not name.startswith("VLLM_") or is_read_by_plugin(name):
             continue
         history = env_history(name)
         if history is None:

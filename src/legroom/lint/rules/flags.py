@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from legroom.deployments.subjects import StartedServer
+from legroom.deployments.subjects import Invoked, StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 from legroom.vllm.command_line import plain_name
@@ -37,8 +38,11 @@ _BY_KIND = {
 _SHARE = "--gpu-memory-utilization"
 _VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\.\.\.|…")
 """A value that is put in later, or left out by who wrote it down, is not judged."""
+_FILLED_IN = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+"""`REPLACE_ENV_MAX_MODEL_LEN`: what another program puts a value in for."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program, which has flags of its own."""
+_EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
 _OF_ANOTHER_RELEASE = frozenset({"removed", "renamed", "not_yet"})
 _OF_A_FORK = frozenset({"unknown", "bad_choice"})
 """What a fork, a plugin or a release newer than the facts may well take."""
@@ -50,6 +54,8 @@ _MOST_STRAYS = 2
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """Every problem that reading the command line for the release shows."""
+    if isinstance(subject, Invoked):
+        yield from _extension_module(subject)
     if not isinstance(subject, StartedServer) or any(word.text.startswith("--help") for word in subject.words):
         return
     seen = set()
@@ -70,6 +76,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             continue  # a variable that is to be filled in
         rule = _BY_KIND.get(problem.kind)
         variable = bool(_VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value))
+        variable = variable or (problem.kind == "bad_value" and bool(_FILLED_IN.fullmatch(problem.value)))
         if rule is None or variable or (problem.flag, problem.kind) in seen:
             continue
         if problem.flag == "--config" and rule is IGNORED:
@@ -100,6 +107,13 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     yield from _share(subject, context)
 
 
+def _extension_module(subject: Invoked) -> Iterator[LintFinding]:
+    for before, word in pairwise(subject.words):
+        if before.text == "-m" and (other := _EXTENSION_MODULES.get(word.text)):
+            message = f"flags of {other} are not judged: {word.text} reads this command line itself"
+            yield finding(OTHER, subject.locate(word.offset), message, length=len(word.text))
+
+
 def _depends_on_release(subject: StartedServer, context: Context, problem: FlagProblem) -> bool:
     """Whether some release that the server may well run has nothing against it."""
     if problem.kind in _OF_ANOTHER_RELEASE:
@@ -124,6 +138,8 @@ def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
 def _why_unsure(subject: StartedServer, context: Context) -> str:
     if context.hides_release(subject):
         return f"which release {_what_runs(subject)} holds is not known"
+    if subject.named_release:
+        return f"{_what_runs(subject) or 'it'} is not vLLM's own build of {context.release_of(subject)}"
     return f"the file names no release, and {context.release} is assumed"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 
 RULE = Rule(
     "gpus-too-few",
@@ -47,4 +47,6 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     suggestion = (
         "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
     )
-    yield finding(RULE, place, message, suggestion)
+    # Older releases look for a Ray cluster first, where there may be more.
+    severity: Severity | None = None if context.knows_release(subject) else "warning"
+    yield finding(RULE, place, message, suggestion, severity=severity)

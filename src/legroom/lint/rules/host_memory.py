@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 from legroom.memory.host import HostSettings, host_needs
 from legroom.units import human_bytes
 
@@ -24,8 +24,6 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """The limit against the least that so many ranks hold on a GPU; servers without one are smaller."""
     if not isinstance(subject, StartedServer) or not subject.memory_limit_bytes or not subject.gpu_count:
         return
-    if subject.launcher:
-        return  # whether vLLM serves the model, and with which processes, is the launcher's matter
     args = context.parsed(subject).args
     ranks = min(args.engine_ranks, subject.gpu_count)
     engines = max(min(args.gpus_needed, subject.gpu_count) // ranks, 1)
@@ -36,4 +34,6 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         hold = f"{count} ranks hold" if count > 1 else "one rank holds"
         message = f"the container may use {limit} of the host's memory, and {hold} at least {least}"
         suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
-        yield finding(RULE, subject.place, message, suggestion)
+        # With which processes vLLM serves the model, if it does, is the launcher's matter.
+        severity: Severity | None = "warning" if subject.launcher else None
+        yield finding(RULE, subject.place, message, suggestion, severity=severity)

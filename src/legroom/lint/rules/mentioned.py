@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.flags import env_history, flag_history
+from legroom.facts.flags import env_history, flag_history, is_read_by_plugin
 from legroom.facts.metrics import nearest
 from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
@@ -64,7 +64,8 @@ def _flag(mention: Mention, context: Context) -> Iterator[LintFinding]:
     if mention.is_document or problem.instead.partition(" ")[0] not in mention.beside:
         suggestion = f"leave it out, or see {problem.instead}" if problem.instead else "leave it out"
         message = f"{problem.message} (what reads it here was not understood)"
-        yield _finding(flags.REMOVED, mention, message, suggestion, "note")
+        is_sure = mention.is_plain and not mention.is_told_gone
+        yield _finding(flags.REMOVED, mention, message, suggestion, "warning" if is_sure else "note")
 
 
 def _series(mention: Mention, context: Context) -> Iterator[LintFinding]:
@@ -76,18 +77,19 @@ def _series(mention: Mention, context: Context) -> Iterator[LintFinding]:
     if spans and not {instead, instead.removesuffix("_total"), instead.removesuffix("_bucket")} & mention.beside:
         message = f"{mention.name} {metric_unknown.why(spans, context)}"
         suggestion = f"write {instead}" if instead else "leave it out: this release shows nothing like it"
-        severity: Severity = "note" if mention.is_document else "warning"
+        severity: Severity = "note" if mention.is_told_gone else "warning"
         yield _finding(metric_unknown.RULE, mention, message, suggestion, severity)
 
 
 def _variable(mention: Mention, context: Context) -> Iterator[LintFinding]:
     history = env_history(mention.name)
-    if history is None or not context.release.after(history[-1][1]):
+    if history is None or not context.release.after(history[-1][1]) or is_read_by_plugin(mention.name):
         return
     instead = env_unknown.FLAG_INSTEAD.get(mention.name, "")
     if mention.is_plain or instead not in mention.beside:
         message = env_unknown.no_longer_read(mention.name, history, context.release)
-        yield _finding(env_unknown.RULE, mention, message, "leave it out", "warning" if mention.is_plain else "note")
+        is_sure = (mention.is_plain or mention.is_document) and not mention.is_told_gone
+        yield _finding(env_unknown.RULE, mention, message, "leave it out", "warning" if is_sure else "note")
 
 
 def _finding(rule: Rule, mention: Mention, message: str, suggestion: str, severity: Severity) -> LintFinding:

@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.facts.metrics import Metric, all_exposed_names, metrics_of, nearest, releases_of
+from legroom.facts.metrics import (
+    Metric,
+    all_exposed_names,
+    is_shown_by_companion,
+    metrics_of,
+    nearest,
+    ratio_instead,
+    releases_of,
+)
 from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
@@ -26,6 +34,8 @@ FOREIGN = Rule(
     "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
 )
 RULES = (RULE, FOREIGN)
+_KSERVE = "kserve_"
+"""What KServe's monitors of an LLMInferenceService put before vLLM's names (config/monitoring/llmisvc)."""
 _ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
 _SLIP = 0.94
 """How much of a name is right when one or two letters are not."""
@@ -48,8 +58,9 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         series.name in known for series in named
     )
     for series in named:
-        name = series.name
-        if not _OWN.fullmatch(name) or name in known or name in context.records:
+        prefix = _KSERVE if series.name.startswith(_KSERVE) and not plain else ""
+        name = series.name.removeprefix(prefix)
+        if not _OWN.fullmatch(name) or name in known or name in context.records or is_shown_by_companion(name):
             continue
         if alternatives and releases_of(name):
             continue  # `new or old`: an alternative for other releases
@@ -61,13 +72,20 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if subject.owner in _IN_CODE and not instead and name not in all_exposed_names():
             continue  # any string may begin with vllm_
         spans = spans_of(name, subject.owner)
+        if spans and subject.owner == "prose":
+            continue  # a mention: what the sentence around it says decides
         rule = RULE if instead or spans else FOREIGN
         if rule is FOREIGN and ":" in name[len("vllm:") :]:
             continue  # level:series:operation is how recorded series are called: another file records it
-        suggestion = f"write {instead}" if instead else _without(name)
+        better = "" if plain else ratio_instead(name, context.release)
+        if prefix:
+            better = better.replace("vllm:", f"{prefix}vllm:")
+        suggestion = f"write {better or prefix + instead}" if better or instead else _without(name)
         message = f"{name} {why(spans, context)}"
         # Code and samples may well be for several releases, or only quote a name: only a query must find its series.
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
+        if plain and f"{name}_total" in known:
+            severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
         if rule is RULE and severity is None and not (is_slip(name, instead) if not spans else context.is_told_release):
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)

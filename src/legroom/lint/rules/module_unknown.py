@@ -18,6 +18,8 @@ RULE = Rule(
     "Python's names are case-sensitive: the command ends with 'No module named ...'.",
 )
 RULES = (RULE,)
+_VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
+"""vLLM, however it is spelled; a plugin such as vllm_gaudi has modules of its own."""
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
@@ -25,7 +27,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     if not isinstance(subject, Invoked):
         return
     for i, word in enumerate(subject.words[1:], 1):
-        if subject.words[i - 1].text != "-m" or not re.match(r"v+l+m", word.text, re.IGNORECASE):
+        if subject.words[i - 1].text != "-m" or not _VLLM.match(word.text):
             continue
         if "entrypoints" in word.text.lower() and "api_server" in word.text.lower() and word.text not in API_SERVERS:
             near = difflib.get_close_matches(word.text.lower(), API_SERVERS, n=1, cutoff=0.6)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.facts.metrics import role_of, type_of
+from legroom.facts.metrics import type_of
 from legroom.lint.expressions import NAMES_ONLY, Expression
-from legroom.lint.promql import Operand, Token, operands, series_names, skip, tokens
+from legroom.lint.promql import Token, series_names, skip, tokens
 from legroom.lint.rule import Context, LintFinding, Rule, finding
 
 RATE_OF_GAUGE = Rule(
@@ -17,53 +17,25 @@ RATE_OF_GAUGE = Rule(
     "rate(), irate() and increase() take every fall of a series for a restart of the server. A gauge falls all the "
     "time, so what comes out means nothing.",
 )
-COUNTER_LEVEL = Rule(
-    "promql-counter-level",
-    "error",
-    "An alert on the level of a counter",
-    "A counter only grows until the server restarts: once it is above a number the alert stays on.",
-)
 NO_LE = Rule(
     "promql-no-le",
     "error",
     "A quantile without its buckets",
     "histogram_quantile() reads the label le. An aggregation that drops it leaves nothing to compute a quantile from.",
 )
-UNITS = Rule(
-    "promql-units",
-    "error",
-    "Seconds compared with milliseconds",
-    "vLLM's times are in seconds: a threshold in milliseconds is a thousand times too high, and is never reached.",
-)
-RATIO = Rule(
-    "promql-ratio",
-    "error",
-    "A counter compared with a share",
-    "Prefix-cache hits were a ratio from 0 to 1 once, and are counters of tokens now: hits have to be divided by "
-    "queries, each as a rate.",
-)
-RULES = (RATE_OF_GAUGE, COUNTER_LEVEL, NO_LE, UNITS, RATIO)
+RULES = (RATE_OF_GAUGE, NO_LE)
 _RATES = ("rate", "irate", "increase")
-_OVER_TIME = frozenset(_RATES) | frozenset({
-    "delta", "idelta", "deriv", "changes", "resets", "absent", "absent_over_time", "count", "count_over_time",
-    "timestamp", "present_over_time", "predict_linear",
-})  # fmt: skip
-_AGGREGATIONS = ("sum", "avg", "max", "min")
-_UNREACHED_S = {"inter_token": 5.0, "ttft": 100.0, "queue_time": 1000.0, "e2e_latency": 1000.0, "prefill_time": 1000.0}
-"""Seconds above which no server is still meant: five for one token, a hundred for the first."""
-_HIT_RATIO = "rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m])"
-_SHARES = frozenset({"prefix_hits", "prefix_queries"})
+_AGGREGATIONS = ("sum", "avg", "max", "min", "count", "stddev", "stdvar", "group")
+_NOT_A_LEVEL = frozenset({"count", "count_over_time", "changes", "resets", "present_over_time", "timestamp"})
+"""Functions whose answer may well grow like a counter, whatever they are given."""
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Every query; thresholds only of alerts."""
+    """Every query, whoever asks."""
     if not isinstance(subject, Expression) or subject.owner in (*NAMES_ONLY, "variable"):
         return
     yield from _rates_of_gauges(subject)
     yield from _quantiles(subject)
-    if subject.owner == "alert":
-        for operand in operands(subject.text):
-            yield from _thresholds(subject, operand)
 
 
 def _rates_of_gauges(subject: Expression) -> Iterator[LintFinding]:
@@ -71,11 +43,16 @@ def _rates_of_gauges(subject: Expression) -> Iterator[LintFinding]:
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
             continue
-        series = stream[i + 2]
-        if series.kind == "name" and type_of(series.text) == "gauge":
-            message = f"{token.text}() of {series.text}, which is a gauge"
-            suggestion = f"write deriv({series.text}[...]), avg_over_time({series.text}[...]) or the gauge itself"
-            yield finding(RATE_OF_GAUGE, subject.locate(series.offset), message, suggestion, len(series.text))
+        inner = stream[i + 2 : skip(stream, i + 1, "(", ")") - 1]
+        if not inner or any(function.text in _NOT_A_LEVEL for function in inner):
+            continue
+        series = tuple(series_names(subject.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
+        if series and all(type_of(each.name) == "gauge" for each in series):
+            name = series[0].name
+            message = f"{token.text}() of {name}, which is a gauge"
+            suggestion = f"write deriv({name}[...]), avg_over_time({name}[...]) or the gauge itself"
+            place = subject.locate(inner[0].offset + series[0].offset)
+            yield finding(RATE_OF_GAUGE, place, message, suggestion, len(name))
 
 
 def _quantiles(subject: Expression) -> Iterator[LintFinding]:
@@ -87,10 +64,19 @@ def _quantiles(subject: Expression) -> Iterator[LintFinding]:
         series = next((name for name in inner if name.text.startswith("vllm:")), None)
         if series is None:
             continue
+        place, length = subject.locate(series.offset), len(series.text)
         if (dropped := _drops_le(inner)) is not None:
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
             yield finding(NO_LE, subject.locate(dropped.offset), message, suggestion, len(dropped.text))
+        elif type_of(series.text) and not series.text.endswith("_bucket"):
+            family = series.text.removesuffix("_sum").removesuffix("_count")
+            has_buckets = type_of(f"{family}_bucket") == "histogram"
+            message = f"{series.text} has no label le, and the quantile is empty"
+            yield finding(NO_LE, place, message, f"write {family}_bucket" if has_buckets else "", length)
+        elif type_of(series.text) and not any(name.text in _RATES for name in inner):
+            message = f"{series.text} counts since the start of the server: without rate() it is no quantile of now"
+            yield finding(NO_LE, place, message, f"write rate({series.text}[...])", length, "warning")
 
 
 def _drops_le(stream: tuple[Token, ...]) -> Token | None:
@@ -110,57 +96,3 @@ def _drops_le(stream: tuple[Token, ...]) -> Token | None:
         if (keyword == "by" and not has_le) or (keyword == "without" and has_le) or keyword not in ("by", "without"):
             return token
     return None
-
-
-def _thresholds(subject: Expression, operand: Operand) -> Iterator[LintFinding]:
-    named = [series for series in series_names(operand.text) if type_of(series.name)]
-    if not named:
-        return
-    roles = {role_of(series.name) for series in named}
-    kinds = {type_of(series.name) for series in named}
-    for comparison in operand.comparisons():
-        if comparison.operator in ("==", "!="):
-            continue
-        place = subject.locate(comparison.offset)
-        if roles <= _SHARES and 0 < comparison.number < 1 and not _divides(operand):
-            message = f"{named[0].name} counts tokens, and {comparison.number:g} is a share"
-            yield finding(RATIO, place, message, f"write {_HIT_RATIO} {comparison.operator} {comparison.number:g}")
-        elif (
-            kinds == {"counter"}
-            and comparison.operator in (">", ">=")
-            and not operand.functions & _OVER_TIME
-            and not _divides(operand)
-        ):
-            message = f"{named[0].name} only grows: above {comparison.number:g} it stays until the server restarts"
-            yield finding(COUNTER_LEVEL, place, message, f"write increase({named[0].name}[...])")
-        elif kinds == {"histogram"} and len(roles) == 1 and not _is_scaled(operand):
-            unreached = _UNREACHED_S.get(next(iter(roles)) or "", 0.0)
-            if (
-                unreached
-                and comparison.operator in (">", ">=")
-                and comparison.number >= unreached
-                and _is_time(operand)
-            ):
-                message = f"{named[0].name} is in seconds, and {comparison.number:g} are asked for"
-                yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}")
-
-
-def _divides(operand: Operand) -> bool:
-    return any(token.text == "/" for token in tokens(operand.text))
-
-
-def _is_scaled(operand: Operand) -> bool:
-    """`* 1000`: the number is in another unit on purpose. A division of a sum by a count leaves the unit."""
-    stream = tokens(operand.text)
-    return any(
-        token.text == "*" or (token.text == "/" and i + 1 < len(stream) and stream[i + 1].kind == "number")
-        for i, token in enumerate(stream)
-    )
-
-
-def _is_time(operand: Operand) -> bool:
-    """A quantile of buckets, or a sum divided by a count: anything else counts requests."""
-    if "histogram_quantile" in operand.functions:
-        return True
-    names = [series.name for series in series_names(operand.text)]
-    return any(name.endswith("_sum") for name in names) and any(name.endswith("_count") for name in names)
