@@ -1,10 +1,11 @@
 """How fast the gate answers, and how much memory hostile bodies make it take: AdmissionReviews over TLS.
 
-    python bench/gate.py [--rate 500] [--seconds 20] [--manifests 200] [--processes 2] [--json FILE]
+    python bench/gate.py [--rate 500] [--seconds 20] [--manifests 200] [--new-every 10] [--processes 2] [--json FILE]
 
-A gate is started here with a certificate of its own. Three loads: objects it has not seen (each is planned), the same
+A gate is started here with a certificate of its own. Four loads: objects it has not seen (each is planned), the same
 objects at a steady rate (the deadline of the promise: 50 ms at the 99th percentile at 500 requests a second on two
-cores, with the clients on the same machine), and as many as it answers. Then bodies that nobody should send.
+cores, with the clients on the same machine), as many as it answers, and the steady rate with one in so many objects
+new: another model, card, release and flags each, most of them such that they fit. Then bodies that nobody should send.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import ssl
 import statistics
 import subprocess
@@ -23,24 +25,57 @@ from pathlib import Path
 from typing import Any
 
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-32B")
+NEW_CARDS = (("NVIDIA-L4", 22), ("NVIDIA-L40S", 44), ("NVIDIA-A100-SXM4-80GB", 79), ("NVIDIA-H100-80GB-HBM3", 79),
+             ("NVIDIA-H200", 140), ("NVIDIA-B200", 178))  # fmt: skip
+STORED_BYTES = {"fp8": 1.0, "w8a8": 1.0, "awq": 0.6, "gptq": 0.6, "fp4": 0.6, "int4": 0.6, "w4a16": 0.6, "4bit": 0.6}
+RELEASES = ("0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.19.0", "0.22.0", "0.28.0")
 CARDS = ("NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-80GB")
 
 
 def review(number: int, manifests: int) -> bytes:
     """One of so many Deployments, as an API server sends it: with what kubectl and the server add."""
     which = number % manifests
+    flags = ["--model", MODELS[which % len(MODELS)], "--max-model-len", str(2048 + 16 * (which // 16)),
+             "--gpu-memory-utilization", "0.9"]  # fmt: skip
+    return _reviewed(number, flags, CARDS[which // len(MODELS) % len(CARDS)])
+
+
+def new_review(number: int) -> bytes:
+    """A Deployment like no other: a bundled model on the fewest cards that should hold it, now and then on fewer."""
+    from legroom.facts.bundled import bundled_names, find
+
+    choices = random.Random(number)
+    bundled = find(choices.choice(bundled_names()))
+    assert bundled is not None
+    base = find(bundled.base) if bundled.base else bundled
+    assert base is not None
+    name = bundled.ids[0] if bundled.ids else bundled.name
+    wide = next((width for word, width in STORED_BYTES.items() if word in name.lower()), 2.0)
+    card, card_gib = choices.choice(NEW_CARDS)
+    gpus = 1
+    while gpus < 8 and (base.parameters or 8e9) * wide > gpus * 0.8 * card_gib * 2**30:
+        gpus *= 2
+    if choices.random() < 0.1:
+        gpus = max(gpus // 2, 1)
+    flags = ["--model", name, "--tensor-parallel-size", str(gpus), "--seed", str(number),
+             "--gpu-memory-utilization", str(choices.choice((0.85, 0.9, 0.92, 0.95)))]  # fmt: skip
+    flags += ["--max-model-len", str(choices.choice((2048, 4096)))] if choices.random() < 0.6 else []
+    flags += ["--max-num-seqs", str(choices.choice((16, 64, 128, 256)))] if choices.random() < 0.4 else []
+    flags += ["--enforce-eager"] if choices.random() < 0.2 else []
+    return _reviewed(number, flags, card, gpus, choices.choice(RELEASES))
+
+
+def _reviewed(number: int, flags: list[str], card: str, gpus: int = 1, release: str = "0.11.0") -> bytes:
     container = {
-        "name": "vllm", "image": "vllm/vllm-openai:v0.11.0", "imagePullPolicy": "IfNotPresent",
-        "args": ["--model", MODELS[which % len(MODELS)], "--max-model-len", str(2048 + 16 * (which // 16)),
-                 "--gpu-memory-utilization", "0.9"],
+        "name": "vllm", "image": f"vllm/vllm-openai:v{release}", "imagePullPolicy": "IfNotPresent", "args": flags,
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
         "ports": [{"containerPort": 8000, "protocol": "TCP"}],
-        "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "32Gi"}},
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus), "memory": "32Gi" if gpus == 1 else "400Gi"}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 5},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }  # fmt: skip
     pod = {
-        "nodeSelector": {"nvidia.com/gpu.product": CARDS[which // len(MODELS) % len(CARDS)]},
+        "nodeSelector": {"nvidia.com/gpu.product": card},
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}],
     }
@@ -135,6 +170,38 @@ async def steady(callers: list[Caller], rate: float, seconds: float, manifests: 
     return summary(times_s, time.perf_counter() - began, len(failures))
 
 
+async def mixed(callers: list[Caller], rate: float, seconds: float, manifests: int, every: int) -> dict[str, Any]:
+    """The steady rate with new objects among those seen before: each kind's times, and those of the new by answer."""
+    times_s: dict[str, list[float]] = {"all": [], "seen": [], "new": [], "new, let through": [], "new, refused": []}
+    failures: list[int] = []
+    count = int(rate * seconds)
+    bodies = [new_review(number) if number % every == 0 else review(number, manifests) for number in range(count)]
+    queue: asyncio.Queue[int | None] = asyncio.Queue()
+    began = time.perf_counter() + 0.5
+
+    async def worker(caller: Caller) -> None:
+        while (number := await queue.get()) is not None:
+            status, answer = await caller.ask(bodies[number])
+            took_s = time.perf_counter() - began - number / rate
+            kinds = ["all", "seen"]
+            if number % every == 0:
+                kinds = ["all", "new", "new, refused" if b'"allowed": false' in answer else "new, let through"]
+            for kind in kinds:
+                times_s[kind].append(took_s)
+            if status != 200 or b"not checked" in answer:
+                failures.append(status)
+
+    tasks = [asyncio.create_task(worker(caller)) for caller in callers]
+    for number in range(count):
+        if (wait := began + number / rate - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        queue.put_nowait(number)
+    for _ in tasks:
+        queue.put_nowait(None)
+    await asyncio.gather(*tasks)
+    return {kind: summary(times, seconds, len(failures)) for kind, times in times_s.items() if times}
+
+
 async def most(callers: list[Caller], seconds: float, manifests: int) -> dict[str, Any]:
     times_s: list[float] = []
     failures: list[int] = []
@@ -212,6 +279,11 @@ async def measured(args: argparse.Namespace) -> dict[str, Any]:
             result["memory_mib"] = resident_mib(gate.pid)
             result["steady"] = await with_cpu(gate.pid, steady(callers, args.rate, args.seconds, args.manifests))
             result["most"] = await with_cpu(gate.pid, most(callers, min(args.seconds, 10), args.manifests))
+            # An API server opens another connection where all wait for an answer.
+            many = [Caller(port, context) for _ in range(16 * args.connections)]
+            for caller in many:  # 256 handshakes would stand in the way of the first second
+                await caller.ask(review(0, args.manifests))
+            result["mixed"] = await mixed(many, args.rate, args.seconds, args.manifests, args.new_every)
             result["hostile"] = {}
             for name, body in hostile().items():
                 status, _ = await Caller(port, context).ask(body)
@@ -227,15 +299,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=500)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--manifests", type=int, default=200)
+    parser.add_argument("--new-every", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     result = asyncio.run(measured(args))
     columns = ("requests", "failed", "per_s", "p50_ms", "p90_ms", "p99_ms", "max_ms", "cpu_ms")
-    print(f"{'load':8}" + "".join(f"{name:>10}" for name in columns))
-    for load in ("unseen", "steady", "most"):
-        print(f"{load:8}" + "".join(f"{result[load].get(name, ''):>10}" for name in columns))
+    print(f"{'load':17}" + "".join(f"{name:>10}" for name in columns))
+    rows = {load: result[load] for load in ("unseen", "steady", "most")} | result["mixed"]
+    for load, row in rows.items():
+        print(f"{load:17}" + "".join(f"{row.get(name, ''):>10}" for name in columns))
     print(f"memory {result['memory_mib']} MiB; after hostile bodies: {result['hostile']}")
     if args.json:
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n")

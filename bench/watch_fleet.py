@@ -1,11 +1,13 @@
 """How long one look at a large fleet takes through Prometheus, and whether memory stays flat.
 
-    python bench/watch_fleet.py [--servers 2000] [--rounds 12]
+    python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM]
 
-Prometheus' HTTP API is served by a process of its own on loopback, from series with the names, labels and number that a
-vLLM of the release shows; answers are made before the clock starts. A look is everything `legroom watch --prometheus`
-does with them: three queries, parsing, samples, detectors, views. The detectors' windows must be full before memory can
-be flat, so rounds are fifteen seconds of the fleet's time apart and the second half of them is compared.
+With --prometheus a real one scrapes the series of all servers every five seconds, and is asked as often; then it is
+asked for the fleet's view. Without it, Prometheus' HTTP API is served by a process of its own on loopback, from series
+with the names, labels and number that a vLLM of the release shows; answers are made before the clock starts. A look is
+everything `legroom watch --prometheus` does with them: three queries, parsing, samples, detectors, views. The
+detectors' windows must be full before memory can be flat, so rounds are fifteen seconds of the fleet's time apart and
+the second half of them is compared.
 """
 
 from __future__ import annotations
@@ -16,9 +18,15 @@ import gc
 import http.server
 import json
 import multiprocessing
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -31,6 +39,7 @@ from legroom.sidecar.watch import WatchSession
 
 VERSION = "0.32.0"
 APART_S = 15.0
+SCRAPE_S = 5.0
 LABELS = {"finished_reason": ("stop", "length", "abort"), "reason": ("capacity", "deferred")}
 
 
@@ -129,11 +138,110 @@ async def look(port: int, rounds: int) -> list[tuple[float, float, int]]:
     return measured
 
 
+def exposition(servers: int, number: int) -> bytes:
+    """The same series as a page that Prometheus scrapes, the servers told apart by the labels on it."""
+    lines = []
+    for row in json.loads(values(servers, number))["data"]["result"]:
+        labels = ",".join(f'{name}="{value}"' for name, value in row["metric"].items() if name != "__name__")
+        lines.append(f"{row['metric']['__name__']}{{{labels}}} {row['value'][1]}\n")
+    for server in range(servers):
+        lines.append(f'up{{namespace="team-{server % 10}",pod="vllm-{server}",instance="x",job="vllm"}} 1\n')
+    return "".join(lines).encode()
+
+
+def expose(servers: int, pages: int, ready: Any) -> None:
+    """One page a scrape, so that counters grow; the last one stays."""
+    made = [exposition(servers, number) for number in range(pages)]
+    scrapes = iter(range(10**9))
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = made[min(next(scrapes), pages - 1)]
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        ready.send((server.server_address[1], len(made[0])))
+        server.serve_forever()
+
+
+@contextmanager
+def scraping(program: str, target: int, folder: str) -> Iterator[int]:
+    """A Prometheus that scrapes the page, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    jobs = {"job_name": "vllm", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
+    every = {"scrape_interval": f"{SCRAPE_S:g}s", "scrape_timeout": f"{SCRAPE_S:g}s"}
+    config = Path(folder) / "prometheus.yml"
+    config.write_text(json.dumps({"global": every, "scrape_configs": [jobs]}))
+    words = [program, f"--config.file={config}", f"--storage.tsdb.path={folder}/data", "--log.level=error",
+             f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    process = subprocess.Popen(words)
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def look_at_real(port: int, servers: int, rounds: int) -> list[tuple[float, float, int]]:
+    """As `look`, in real time, once all servers have been scraped."""
+    source, session, process = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession(), psutil.Process()
+    measured = []
+    async with open_session() as connections:
+        while len(measured) < rounds:
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            looks = await source.looks(connections, time.time())
+            for seen in looks:
+                session.take(seen)
+            took = time.perf_counter() - began_s, time.process_time() - cpu_s
+            gc.collect()
+            if len(session.views) >= servers:
+                measured.append((*took, process.memory_info().rss))
+            await asyncio.sleep(max(SCRAPE_S - took[0], 0))
+    return measured
+
+
+def real(servers: int, rounds: int, program: str) -> None:
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.Process(target=expose, args=(servers, 8, theirs), daemon=True)
+    process.start()
+    target, size = mine.recv()
+    try:
+        with tempfile.TemporaryDirectory() as folder, scraping(program, target, folder) as port:
+            shown(servers, size, asyncio.run(look_at_real(port, servers, rounds)))
+            words = [sys.executable, "-m", "legroom", "watch", "--prometheus", f"http://127.0.0.1:{port}", "--fleet"]
+            began_s = time.perf_counter()
+            view = subprocess.run([*words, "--over", "5m", "--json"], capture_output=True, text=True, check=False)
+            took_s = time.perf_counter() - began_s
+            print(f"--fleet: {took_s:.2f} s, exit code {view.returncode}, {len(view.stdout) / 1e3:.0f} kB")
+    finally:
+        process.terminate()
+        process.join()
+
+
+def shown(servers: int, size: int, measured: list[tuple[float, float, int]]) -> None:
+    print(f"{servers} servers, {size / 1e6:.1f} MB an answer or a scrape")
+    for number, (wall_s, cpu_s, rss) in enumerate(measured):
+        print(f"look {number:2}: {wall_s:.2f} s ({cpu_s:.2f} s of CPU), {rss / 2**20:.0f} MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--servers", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--prometheus", metavar="PROGRAM", help="a real Prometheus to ask")
     args = parser.parse_args()
+    if args.prometheus:
+        real(args.servers, args.rounds, args.prometheus)
+        return
     mine, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=serve, args=(args.servers, args.rounds, theirs), daemon=True)
     process.start()
@@ -143,9 +251,7 @@ def main() -> None:
     finally:
         process.terminate()
         process.join()
-    print(f"{args.servers} servers, {size / 1e6:.1f} MB an answer")
-    for number, (wall_s, cpu_s, rss) in enumerate(measured):
-        print(f"look {number:2}: {wall_s:.2f} s ({cpu_s:.2f} s of CPU), {rss / 2**20:.0f} MiB")
+    shown(args.servers, size, measured)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ docs/black-box.md. A field that the process could not tell is None. No text of a
 from __future__ import annotations
 
 import json
+import re
 import types
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,6 +23,10 @@ PREFIX = "legroom-blackbox-"
 MOST_BYTES = 1_000_000
 """A writer leaves out blocks and then segments, the smallest first, until the record is below this."""
 _MOST_READ_BYTES = 4 * MOST_BYTES
+_BEYOND = 1 << 63
+"""No byte count, token count or time is as large; what is computed from smaller ones stays a number."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What would move a terminal's cursor or turn its text around; lines may end."""
 
 Trigger = Literal["out_of_memory", "asked"]
 BlockState = Literal["allocated", "pending", "free"]
@@ -277,4 +282,16 @@ def _checked(kind: Any, origin: Any, value: Any) -> Any:
         raise TypeError(f"{value!r} is no number")
     if not isinstance(value, allowed):
         raise TypeError(f"{value!r:.40} is no {plain.__name__}")
+    if isinstance(value, dict):
+        return {_CONTROLS.sub("", name): inner for name, inner in value.items() if _is_setting(inner)}
+    if isinstance(value, str):
+        return _CONTROLS.sub("", value)
+    if plain in (int, float) and not 0 <= value < _BEYOND:
+        raise ValueError(f"{value!r:.40} is no size, count or time")
     return value
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, str):
+        return _CONTROLS.search(value) is None
+    return isinstance(value, (int, float)) and 0 <= value < _BEYOND

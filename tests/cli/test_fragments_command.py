@@ -34,7 +34,8 @@ def test_the_picture_has_a_box_for_every_run_of_blocks(tmp_path: Path) -> None:
     picture = tmp_path / "segments.svg"
     main(["fragments", str(SAMPLES / "pinned-segments.pickle"), "--svg", str(picture)])
     boxes = ElementTree.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")
-    assert len(boxes) == 3  # the page, the one row of seven alike, and what is in use in it
+    # The page, the one row of seven alike, what is in use in it, and the two of the legend.
+    assert len(boxes) == 5
 
 
 def test_a_snapshot_of_2_gb_is_refused_unread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

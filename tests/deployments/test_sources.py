@@ -334,3 +334,12 @@ def test_a_file_of_nothing_but_nesting_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(LegroomError, match="nested too deeply"):
         deployment_from_file(str(path), None)
+
+
+def test_ray_serve_is_told_apart_from_a_command_without_vllm():
+    with pytest.raises(LegroomError) as raised:
+        deployment_from_command("ray start --head && serve run app:build_app")
+    assert "this is Ray Serve" in raised.value.hint
+    with pytest.raises(LegroomError) as raised:
+        deployment_from_command("serve -s build")
+    assert "Ray Serve" not in raised.value.hint

@@ -11,6 +11,8 @@ from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kubernetes
 from legroom.exports.request import ExportRequest
+from legroom.gate.judgement import judge
+from legroom.gate.review import deciding_part
 from legroom.planning.plan_document import plan_from_json
 
 BIG = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "max_model_len": 16384}
@@ -74,6 +76,12 @@ EXTRAS = {
 def test_every_object_of_a_group_is_valid_by_its_schema(make, extras):
     for document in documents(make(**extras)):
         check(document)
+
+
+@pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND)
+def test_what_is_exported_passes_the_gate(make):
+    judged = [judge(deciding_part(document)) for document in documents(make())]
+    assert {judgement.outcome for judgement in judged} == {"fits", "no_server"}
 
 
 @pytest.mark.parametrize("words", [("--nnodes", "2"), ()], ids=["said", "by itself"])

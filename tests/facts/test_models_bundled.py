@@ -66,6 +66,17 @@ def test_a_model_keeps_the_hub_id_it_was_asked_by() -> None:
 
 def test_a_known_re_uploader_of_an_unchanged_model_is_read_as_that_model() -> None:
     assert load("unsloth/Llama-3.2-3B-Instruct").hidden_size == 3072
+    assert not load("unsloth/Llama-3.2-3B-Instruct").assumed
+
+
+def test_a_quantization_of_the_same_name_by_somebody_else_is_not_taken_for_the_known_one() -> None:
+    known, other = (load(f"{maker}/Qwen3.6-35B-A3B-NVFP4") for maker in ("nvidia", "RedHatAI"))
+    assert known.quantization is not None
+    assert other.quantization is not None
+    assert not known.assumed
+    assert not known.quantization.list_assumed
+    assert other.assumed
+    assert other.quantization.list_assumed
 
 
 def test_a_quantized_variant_has_its_bases_layers_and_its_own_quantization() -> None:

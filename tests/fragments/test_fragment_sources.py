@@ -83,3 +83,13 @@ def test_a_page_without_the_plugin_says_how_to_turn_it_on() -> None:
     with pytest.raises(LegroomError) as error:
         read_page(page, parse_sample(page.encode(), 0.0, "here"))
     assert "LEGROOM_WORKER_MEMORY=1" in error.value.hint
+
+
+def test_a_worker_without_a_gpu_tells_its_processs_memory_and_the_last_kv_blocks() -> None:
+    page = "\n".join(line for line in PAGE.splitlines() if not line.startswith("legroom")) + "\n"
+    page += 'legroom_worker_host_rss_bytes{gpu="cpu",rank="0"} 6.0e+08\n'
+    (reading,) = read_page(page, parse_sample(page.encode(), 0.0, "here"))
+    report = fragment_report(reading)
+    assert (reading.device, report.reading.state.allocated_bytes) == ("cpu", 600_000_000)
+    assert [part.part for part in report.parts] == ["allocated", "kv_last_blocks"]
+    assert (report.fragmentation_ratio, report.has_problem) == (0.0, False)

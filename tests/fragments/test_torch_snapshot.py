@@ -72,3 +72,14 @@ def test_devices_are_read_apart_and_the_fullest_comes_first() -> None:
     writer.segments[1]["device"] = 1
     writer.segments[1]["total_size"] += GIB
     assert [reading.device for reading in read_snapshot(writer.content())] == ["1", "0"]
+
+
+@pytest.mark.parametrize("place", ["state", "filename", "name", "line"])
+def test_data_in_the_place_of_text_is_never_written_out(place: str) -> None:
+    laughs: list[object] = ["ha"]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    writer = pinned_segments(1)
+    used = writer.segments[0]["blocks"][1]
+    (used if place == "state" else used["frames"][1])[place] = laughs
+    assert read_snapshot(writer.content())[0].state.reserved_bytes == GIB

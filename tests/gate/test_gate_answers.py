@@ -100,6 +100,19 @@ def test_a_flag_that_the_named_release_does_not_have_is_refused(gate):
     assert "--made-up-flag" in response["status"]["message"]
 
 
+def test_a_value_that_kubernetes_puts_in_later_is_no_reason_to_refuse(gate):
+    assert gate.ask(deployment(*FITS, "--seed", "$(SEED)"))["allowed"] is True
+    response = gate.ask(deployment(*FITS, "--max-num-seqs", "$(SEQS)"))
+    assert response["allowed"] is True
+    assert "--max-num-seqs is $(SEQS), which is known only where it runs" in response["warnings"][0]
+
+
+def test_a_length_that_the_model_does_not_have_is_refused(gate):
+    answer = gate.ask(deployment("--model", "meta-llama/Llama-2-7b-hf", "--max-model-len", "8192"))
+    assert not answer["allowed"]
+    assert "--max-model-len 8192 is above the 4096 tokens of the model" in answer["status"]["message"]
+
+
 def test_a_flag_is_no_reason_to_refuse_where_no_release_is_named(gate):
     assert gate.ask(deployment(*FITS, "--made-up-flag", image="vllm/vllm-openai:latest"))["allowed"] is True
 

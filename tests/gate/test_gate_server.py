@@ -1,6 +1,7 @@
 """Certificates that change, processes that die, and judgements that come late."""
 
 import asyncio
+import json
 import os
 import ssl
 import time
@@ -8,6 +9,7 @@ import time
 import pytest
 from running_gate import RunningGate, deployment
 
+from legroom.errors import LegroomError
 from legroom.exports.gate.certificates import new_certificate
 from legroom.gate.judgement import Judgement
 from legroom.gate.judges import JudgeOptions, Judges, Undecided
@@ -105,15 +107,15 @@ def test_the_files_are_looked_at_again_and_again(tmp_path):
 class SlowPool:
     """Stands for the worker processes: what is asked takes its time, or fails."""
 
-    def __init__(self, seconds):
-        self.seconds, self.asked = seconds, []
+    def __init__(self, seconds, answer=b'{"outcome": "fits", "sentences": []}'):
+        self.seconds, self.answer, self.asked = seconds, answer, []
 
     async def call(self, name, body, query=None):
         self.asked.append(body)
         await asyncio.sleep(self.seconds)
         from legroom.web.pool import WorkerAnswer
 
-        return WorkerAnswer(200, b'{"outcome": "fits", "sentences": []}')
+        return WorkerAnswer(200, self.answer)
 
     async def close(self):
         pass
@@ -135,6 +137,35 @@ def test_a_judgement_that_came_too_late_is_there_the_next_time():
         return slow.known({"kind": "Pod"})[1]
 
     assert asyncio.run(asked()) == Judgement("fits")
+
+
+def test_a_verdict_is_there_while_the_flags_that_fix_it_are_looked_for():
+    refusal = {"outcome": "does_not_fit", "sentences": ["No."]}
+
+    async def asked():
+        made = judges(0, deadline_s=0.1)
+        made._pool.answer = json.dumps(refusal | {"is_searched": False}).encode()
+        made._search_pool = SlowPool(0.3, json.dumps(refusal | {"sentences": ["No.", "Fix."]}).encode())
+        key, _ = made.known({"kind": "Pod"})
+        first = await made.decide(key, {"kind": "Pod"})
+        await asyncio.sleep(0.4)
+        return first.sentences, made.known({"kind": "Pod"})[1].sentences
+
+    assert asyncio.run(asked()) == (("No.",), ("No.", "Fix."))
+
+
+def test_a_search_that_fails_leaves_the_verdict():
+    class FailingPool(SlowPool):
+        async def call(self, name, body, query=None):
+            raise LegroomError("it takes too long")
+
+    async def asked():
+        made = judges(0)
+        made._pool.answer = b'{"outcome": "does_not_fit", "sentences": ["No."], "is_searched": false}'
+        made._search_pool = FailingPool(0)
+        return await made.decide(made.known({"kind": "Pod"})[0], {"kind": "Pod"})
+
+    assert asyncio.run(asked()).outcome == "does_not_fit"
 
 
 def test_who_asks_for_the_same_at_the_same_time_waits_for_one_answer():

@@ -334,3 +334,7 @@ def test_host_memory_of_the_workers_is_added_up_whether_or_not_they_have_a_gpu()
         'legroom_worker_host_rss_bytes{rank="1",gpu="cpu"} 70',
     )
     assert read("\n".join((*rows, ""))).host_rss_bytes == 130
+
+
+def test_the_api_servers_own_host_memory_is_on_the_page_of_a_real_server() -> None:
+    assert read(REAL.read_text("utf-8")).api_server_rss_bytes == 616_931_328

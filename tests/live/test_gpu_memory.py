@@ -142,6 +142,24 @@ def test_a_device_that_cannot_be_asked_is_passed_over(monkeypatch: pytest.Monkey
     assert gpus[0] == GpuMemory(0, "A card", "GPU-0", 80, 30, ((100, 0),))
 
 
+def test_a_card_that_is_cut_is_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(handle: int) -> tuple[int, int]:
+        return (1, 1) if handle == 0 else (0, 0)
+
+    def part(card: int, at: int) -> int:
+        if at == 2:
+            raise NVMLError
+        return 10 + at
+
+    slices = {
+        "nvmlDeviceGetMigMode": cut, "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+        "nvmlDeviceGetMigDeviceHandleByIndex": lambda card, at: part(card, min(at, 2)),
+        "nvmlDeviceGetUUID": lambda handle: f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}",
+    }  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", fake(**slices))
+    assert [(gpu.index, gpu.uuid) for gpu in devices()] == [(0, "MIG-10"), (0, "MIG-11"), (2, "GPU-2")]
+
+
 def test_a_servers_memory_is_that_of_the_gpus_its_processes_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     assert used_by(frozenset({102, 7})) == 30

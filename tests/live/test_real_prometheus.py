@@ -99,6 +99,7 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
             assert (new.engines[0].num_blocks, new.finished) == (256, 6)
             assert new.engines[0].ttft is not None and new.engines[0].ttft.count == 6
             assert (old.running, old.kv_use) == (2, 0.25)
+            assert (new.api_server_rss_bytes, old.api_server_rss_bytes) == (616_931_328, None)
             assert abs(new.time_s - time.time()) < 10
             await runners[1].cleanup()
             (gone,) = await until(source, 1, ScrapeFailure)

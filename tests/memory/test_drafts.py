@@ -61,3 +61,25 @@ def test_a_quantized_model_does_not_quantize_a_head_from_another_checkpoint() ->
         drafted = resolve(replace(args, speculative_config=spec), model, CARD, release("0.32.0"))
         grown.append(parameter_bytes(model, drafted, CARD) - parameter_bytes(model, plain, CARD))
     assert grown[0] == grown[1]
+
+
+def test_an_unread_head_of_a_mixture_of_experts_is_one_dense_layer() -> None:
+    model = load("google/gemma-4-26B-A4B-it")
+    args = ServeArgs(model=model.name, max_model_len=8192)
+    plain = resolve(args, model, CARD, release("0.20.0"))
+    spec = {"method": "eagle3", "num_speculative_tokens": 3}
+    drafted = resolve(replace(args, speculative_config=spec), model, CARD, release("0.20.0"))
+    grown = parameter_bytes(model, drafted, CARD) - parameter_bytes(model, plain, CARD)
+    # RedHatAI's published head loads 16.12 GiB with the model's 15.77.
+    assert abs(grown / 2**30 - 0.35) < 0.05
+
+
+def test_a_head_named_eagle3_is_one_whatever_method_is_stated() -> None:
+    model = load("llama-3.1-8b")
+    args = ServeArgs(model=model.name, max_model_len=8192)
+    sizes = []
+    for method in ("eagle", "eagle3"):
+        spec = {"method": method, "model": "somebody/Llama-3.1-8B-speculator.eagle3", "num_speculative_tokens": 3}
+        settings = resolve(replace(args, speculative_config=spec), model, CARD, release("0.32.0"))
+        sizes.append(parameter_bytes(model, settings, CARD))
+    assert sizes[0] == sizes[1]

@@ -73,6 +73,15 @@ def test_runner_buffers_count_inside_the_budget_from_0_27_on() -> None:
     assert abs(grown - sampler_tables(LLAMA, since)) < 64 * MIB
 
 
+def test_every_kv_group_has_a_block_table_of_its_own() -> None:
+    # Gemma 3 4B: 29 sliding layers and 5 full ones make seven groups of five, 1592 MiB beside weights and KV cache
+    # on an H200 with vLLM 0.26.0.
+    gemma = load("google/gemma-3-4b-it")
+    short, long = (settle(gemma, "0.26.0", max_model_len=length, max_num_seqs=1024) for length in (8192, 131072))
+    grown = runner_buffers(gemma, long, H200) - runner_buffers(gemma, short, H200)
+    assert grown == 2 * 7 * 1024 * (131072 - 8192) // 16 * 4
+
+
 def test_one_gpu_needs_no_communication_buffers() -> None:
     assert communication_bytes(settle(LLAMA), H200) == 0
 

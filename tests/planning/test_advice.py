@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import USUAL_UTILIZATION, with_advice
+from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_single_changes
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
@@ -149,3 +149,17 @@ def test_what_the_release_refuses_is_left_out_and_the_rest_made_to_fit(target):
     (piece,) = with_advice(refused).advice
     assert piece.flags["quantization"] is None and piece.flags["max_model_len"]
     assert piece.plan.verdict == "fits"
+
+
+@pytest.mark.parametrize(("model", "card", "vllm", "args"), FAILING)
+def test_the_first_fixes_are_the_same_without_a_search_for_all(target, model, card, vllm, args):
+    first = plan(target(model, card, vllm), args)
+    known = [piece.flags for piece in with_advice(first).advice[:2]]
+    assert [piece.flags for piece in with_advice(first, enough=2).advice[:2]] == known
+    quick = with_single_changes(first, 2)
+    assert not quick.advised or [piece.flags for piece in quick.advice[:2]] == known
+
+
+def test_what_takes_several_changes_is_left_to_the_search(target):
+    assert with_single_changes(plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs()), 2).advised
+    assert not with_single_changes(plan(target("llama-3.1-405b", "l4", "0.11.0"), ServeArgs()), 2).advised

@@ -17,9 +17,11 @@ from restart_load import free_port
 from tiny_models import SERVE_ENV, beside_vllm, serve_words, write_model
 
 from legroom.black_box import BlackBox, read_record
+from legroom.cli.main import main
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
+from legroom.live.metrics.exposition import parse_sample
 
 FAILING = """
 import os
@@ -111,6 +113,24 @@ def test_a_worker_without_a_gpu_publishes_its_host_memory(server: PluginServer) 
     until(lambda: 'legroom_worker_host_rss_bytes{gpu="cpu",rank="0"}' in server.page())
     rows = [line for line in server.page().splitlines() if line.startswith("legroom_worker_host_rss_bytes")]
     assert float(rows[0].split()[-1]) > 100e6
+
+
+def test_fragments_of_a_live_server_without_a_gpu_tell_its_workers_memory(
+    server: PluginServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until(lambda: "legroom_worker_host_rss_bytes{" in server.page())
+    assert main(["fragments", server.url, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == [
+        "allocated_bytes", "reserved_bytes", "largest_free_bytes", "fragmentation_ratio",
+        "would_expandable_segments_help", "parts",
+    ]  # fmt: skip
+    assert document["allocated_bytes"] > 100e6
+
+
+def test_the_api_servers_own_host_memory_needs_no_plugin(server: PluginServer) -> None:
+    sample = parse_sample(server.page(), time.time(), server.url)
+    assert sample.api_server_rss_bytes is not None and sample.api_server_rss_bytes > 100e6
 
 
 def test_a_signal_to_the_server_makes_its_worker_write_a_record(server: PluginServer) -> None:

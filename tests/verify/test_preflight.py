@@ -101,7 +101,8 @@ def nvidia_smi(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
 
     def write(*rows):
-        program.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+        lines = (row if row.startswith(("case ", "echo ")) else f"[ $1 = -L ] || echo '{row}'" for row in rows)
+        program.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
@@ -114,6 +115,40 @@ def test_without_nvml_nvidia_smi_is_asked(nvidia_smi):
     assert [(gpu.name, gpu.used_bytes) for gpu in gpus] == [("NVIDIA L4", 1514 * MIB)]
     assert driver == "535.129.03"
     assert this_node().gpus == gpus
+
+
+def test_only_the_gpus_that_the_server_may_see_count(nvidia_smi):
+    nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 20000, 575.51", "1, NVIDIA L4, GPU-bbb, 23034, 400, 575.51")
+    assert [gpu.uuid for gpu in this_node("1").gpus] == ["GPU-bbb"]
+    assert [gpu.uuid for gpu in this_node("GPU-b").gpus] == ["GPU-bbb"]
+    assert (this_node("7").gpus, this_node("7").hidden_gpus) == ((), 2)
+
+
+def test_the_commands_own_choice_of_gpus_counts(nvidia_smi, capsys):
+    nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 20000, 575.51", "1, NVIDIA L4, GPU-bbb, 23034, 400, 575.51")
+    words = ["preflight", "--vllm", "0.11.0", "--host-memory", "64GiB", "--json", "--", "env", "CUDA_VISIBLE_DEVICES=1"]
+    assert main([*words, "vllm", "serve", "Qwen/Qwen3-8B", "--max-model-len", "8192"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["node"]["gpus"]) == 1
+
+
+def test_hidden_gpus_are_not_said_to_be_missing():
+    with pytest.raises(LegroomError, match="CUDA_VISIBLE_DEVICES hides all 2 GPUs"):
+        asked("vllm serve Qwen/Qwen3-8B", hidden_gpus=2)
+
+
+def test_a_mig_slice_is_a_card_of_its_own(nvidia_smi):
+    whole = "0, NVIDIA H100 80GB HBM3, GPU-aaa, 81559, 0, 575.51"
+    nvidia_smi(
+        f'case "$1" in -L) ;; *) echo "{whole}"; exit ;; esac',
+        "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaa)'",
+        "echo '  MIG 3g.40gb     Device  0: (UUID: MIG-one)'",
+        "echo '  MIG 1g.10gb     Device  1: (UUID: MIG-two)'",
+    )
+    names = [(gpu.name, gpu.uuid) for gpu in this_node().gpus]
+    card = "NVIDIA H100 80GB HBM3 MIG"
+    assert names == [(f"{card} 3g.40gb", "MIG-one"), (f"{card} 1g.10gb", "MIG-two")]
+    assert asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *this_node("MIG-one").gpus).ok
+    assert not asked("vllm serve Qwen/Qwen3-8B --max-model-len 8192", *this_node("MIG-two").gpus).ok
 
 
 def test_the_reason_goes_to_the_termination_log(nvidia_smi, tmp_path, capsys):

@@ -189,6 +189,43 @@ def test_a_refused_request_leaves_what_was_asked_where_and_in_which_step(worker,
     assert record.step.prompt_logprobs == 1
 
 
+class SecondModelRunner:
+    """As vLLM's runner V2: requests are indices into arrays, and sampling knows of a batch alone."""
+
+    def __init__(self, counts):
+        lengths = [0, 50, 9000]
+        self.req_states = SimpleNamespace(req_id_to_index={"old": 1, "long": 2}, prompt_len=lengths)
+        self.prompt_logprobs_worker = SimpleNamespace(uses_prompt_logprobs=[False, False, True])
+        if counts:  # 0.20 on
+            self.req_states.prompt_len = SimpleNamespace(np=lengths)
+            self.prompt_logprobs_worker.num_prompt_logprobs = [0, 0, 3]
+
+    def sample_tokens(self, fail):
+        input_batch = SimpleNamespace(req_ids=["old", "long"], num_scheduled_tokens=[1, 2048])
+        fail(input_batch)
+
+
+@pytest.mark.parametrize("asked", [1, 3], ids=["0.16", "0.20 on"])
+def test_the_step_of_runner_v2_is_told_while_it_samples(worker, asked):
+    box = BlackBoxRecorder()
+    SecondModelRunner(asked == 3).sample_tokens(lambda _: box.out_of_memory(0, 2 * GIB, 80 * GIB, GIB // 2))
+    (record,) = written(worker)
+    assert (record.step.requests, record.step.tokens, record.step.prompt_logprobs) == (2, 2049, 1)
+    largest = record.step.largest[0]
+    assert (largest.id, largest.prompt_tokens, largest.prompt_logprobs) == ("long", 9000, asked)
+
+
+def test_the_batch_is_believed_where_the_engine_is_a_step_ahead(worker):
+    box, runner = BlackBoxRecorder(), SecondModelRunner(True)
+
+    def engine_step(scheduler_output):
+        runner.sample_tokens(lambda _: box.out_of_memory(0, 2 * GIB, 80 * GIB, GIB // 2))
+        return scheduler_output
+
+    engine_step(step(ModelRunner()))
+    assert written(worker)[0].step.tokens == 2049
+
+
 def test_the_allocators_pieces_and_the_drivers_view_are_in_the_record(worker):
     fail_in_a_step(BlackBoxRecorder())
     (record,) = written(worker)
@@ -444,3 +481,30 @@ def test_what_is_no_record_is_refused_with_a_reason(text):
 def test_a_later_releases_keys_are_passed_over():
     text = '{"legroom":"black box","version":1,"time_s":1,"trigger":"asked","worker":{"pid":1,"new":2},"more":3}'
     assert black_box.parse_record(text).worker.pid == 1
+
+
+HOSTILE = {
+    "a negative size": ("allocator", "reserved_bytes", -1),
+    "a size beyond any": ("allocator", "allocated_bytes", 10**300),
+    "a time that is none": ("worker", "pid", float("nan")),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_figures_that_no_worker_writes_are_refused(worker, what):
+    fail_in_a_step(BlackBoxRecorder())
+    document = json.loads(next(worker.records.glob("*.json")).read_text())
+    part, name, value = HOSTILE[what]
+    document[part][name] = value
+    with pytest.raises(LegroomError, match="damaged"):
+        black_box.parse_record(json.dumps(document))
+
+
+def test_letters_that_move_a_cursor_are_taken_out_of_a_record(worker):
+    fail_in_a_step(BlackBoxRecorder())
+    document = json.loads(next(worker.records.glob("*.json")).read_text())
+    document["step"]["largest"][0]["id"] = "a\x1b[2Jb"
+    document["settings"] = {"model": "m\x1b", "max_model_len": [1], "block_size": 16}
+    record = black_box.parse_record(json.dumps(document))
+    assert record.step.largest[0].id == "a[2Jb"
+    assert record.settings == {"block_size": 16}

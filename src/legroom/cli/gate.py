@@ -114,7 +114,7 @@ def _try(args: argparse.Namespace) -> int:
     for document in documents:
         thing = document.plain()
         if isinstance(thing, dict) and thing.get("kind"):
-            judgement = judge(deciding_part(thing), args.default_gpu, advice=True, hub=args.hub)
+            judgement = judge(deciding_part(thing), args.default_gpu, hub=args.hub)
             named = f"{thing['kind']} {document.text('metadata', 'name')}".rstrip()
             answers.append({"object": named, **judgement.to_json()})
     if args.json:

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     args.vllm = args.vllm or _installed()
     meant = requested(args)
     try:
-        answer = preflight(meant.args, meant.release, this_node(), args.host_memory)
+        visible = meant.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        answer = preflight(meant.args, meant.release, this_node(visible), args.host_memory)
     except LegroomError as error:
         _tell_kubernetes(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise

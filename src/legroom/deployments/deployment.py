@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from legroom.deployments.server_words import basename
 from legroom.deployments.shell.script import read_shell
 from legroom.deployments.subjects import Invoked, StartedServer, Subject
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Text, Unread, read_text
@@ -21,6 +22,11 @@ from legroom.vllm.problems import FlagProblem
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""
 _API_KEY = "VLLM_API_KEY"
+_RAY_SERVE = ("run", "deploy", "build")
+_RAY_SERVE_HINT = (
+    "this is Ray Serve, which starts vLLM from an application of its own: write its engine_kwargs as the flags of "
+    "`vllm serve`; with --distributed-executor-backend ray they are exported as a RayCluster"
+)
 _NO_SERVER_HINT = (
     "legroom looks for `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, a `docker run` of a vLLM "
     "image, or LLM(...)"
@@ -66,7 +72,9 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
     if not servers:
         shown = " ".join(text.split())
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise LegroomError(f"no vLLM server in the command {shown!r}", _NO_SERVER_HINT)
+        raise LegroomError(
+            f"no vLLM server in the command {shown!r}", _RAY_SERVE_HINT if _is_ray_serve(subjects) else _NO_SERVER_HINT
+        )
     return _first_of(servers, text, asked)
 
 
@@ -116,6 +124,12 @@ def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
     # Another program's command line cannot be given vLLM's flags back, so it is not read as a command to change.
     return [server for server in servers if not server.launcher]
+
+
+def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
+    """`serve run app:...` and the like: Ray Serve's own program."""
+    commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, Invoked))
+    return any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:

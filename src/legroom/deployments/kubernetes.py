@@ -100,13 +100,19 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
 
 def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
+    of_pods: dict[int, Node] = {}
     for node in document.walk():
+        own, spec = node.get("metadata"), node.get("spec")
+        if own is not None and spec is not None:
+            of_pods[id(spec)] = own  # a template for pods, wherever a kind keeps it: LeaderWorkerSet has two
         for key, value in node.items():
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container):
-                    yield from _container(container, node, gpus_named(container, node, *metadata))
+                    yield from _container(
+                        container, node, gpus_named(container, node, of_pods.get(id(node)), *metadata)
+                    )
 
 
 def _is_container(key: str, node: Node) -> bool:

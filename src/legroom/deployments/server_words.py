@@ -59,6 +59,11 @@ def visible_gpus(env: Mapping[str, str]) -> int | None:
     return None
 
 
+def has_variable(word: str) -> bool:
+    """Whether a part of it is put in only where it runs, as `$(LWS_WORKER_INDEX)` is."""
+    return _VARIABLE.search(word) is not None
+
+
 def expand(word: str, env: Mapping[str, str]) -> str:
     """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from legroom.black_box import PREFIX, BlackBox, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case
@@ -65,8 +66,8 @@ def _sentence(record: BlackBox) -> str:
 
 def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
     """The start-up with what the record knows of it and the log does not."""
-    names = {entry.name for entry in fields(ServeArgs)}
-    settings = {name: value for name, value in record.settings.items() if name in names}
+    kinds = get_type_hints(ServeArgs)
+    settings = {name: value for name, value in record.settings.items() if _is_of(kinds.get(name), value)}
     args = startup.args
     if not startup.args_known and not args.model:
         args = ServeArgs(**settings)
@@ -80,6 +81,12 @@ def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
         gpu_total_bytes=startup.gpu_total_bytes or (card.total_bytes if card else None),
         blocks=startup.blocks if startup.blocks is not None else blocks if isinstance(blocks, int) else None,
     )
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a flag has values of this kind: a record's settings are data from anywhere."""
+    kinds = get_args(kind) or (kind,)
+    return type(value) in kinds or (type(value) is int and float in kinds)
 
 
 def _card_name(name: str | None) -> str | None:

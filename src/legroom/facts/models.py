@@ -22,8 +22,9 @@ from legroom.facts.bundled import (
     title,
     variants,
 )
+from legroom.facts.config.quantization import LINEAR_ATTENTION, quantization
 from legroom.facts.config.reading import model_from_config
-from legroom.facts.model import Model
+from legroom.facts.model import Model, Quantization
 from legroom.facts.model_files import Tensor, config_of_folder, local_tensors, read_json_object, total_bytes
 from legroom.isolation import Isolation, isolation
 
@@ -56,7 +57,7 @@ def load(
     if _looks_like_a_path(text):
         raise LegroomError(f"there is no file or folder {text}", "check the path")
     if revision is None and (bundled := mirrored(text)):
-        return from_bundled(bundled, text, overrides)
+        return _from_mirror(bundled, text, overrides)
     try:
         return _from_hub(text, revision, offline, overrides)
     except LegroomError as error:
@@ -71,6 +72,25 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
     config = overridden(expanded(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
     return replace(model, assumed=True) if bundled.entry.get("assumed") else model
+
+
+def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
+    """A copy of an unquantized checkpoint has its facts. A quantized one of the same name was made by somebody else,
+    who chose for himself what stays at 16 bits: only that it is quantized this way is known."""
+    model = from_bundled(bundled, name, overrides)
+    if model.quantization is None or bundled.base is None:
+        return model
+    return replace(model, assumed=True, quantization=_by_another_maker(model.quantization))
+
+
+def _by_another_maker(scheme: Quantization) -> Quantization:
+    """The same method, with what its checkpoints usually leave alone in place of the known one's list."""
+    if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
+        ignored = ["lm_head", LINEAR_ATTENTION]
+        usual = quantization({"quantization_config": {"quant_algo": "NVFP4", "ignore": ignored}})
+        assert usual is not None
+        return replace(usual, list_assumed=True)
+    return replace(scheme, list_assumed=True)
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -100,8 +120,10 @@ def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
         config, checkpoint_bytes = json.loads(brought)
         model = model_from_config(overridden(config, overrides), name=text, source="the given config.json")
         return replace(model, checkpoint_bytes=checkpoint_bytes) if checkpoint_bytes else model
-    if bundled := find(text) or mirrored(text):
+    if bundled := find(text):
         return from_bundled(bundled, text, overrides)
+    if bundled := mirrored(text):
+        return _from_mirror(bundled, text, overrides)
     error = _unknown(text, "is not a model that is known without looking it up")
     error.hint = f"give its config.json; {error.hint}" if nearest(text) else "give its config.json"
     raise error

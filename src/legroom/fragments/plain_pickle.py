@@ -25,6 +25,10 @@ class NotPlainData(LegroomError):
     """A pickle that holds more than plain data, is cut short, or is too large."""
 
 
+def _cut_short() -> NotPlainData:
+    return NotPlainData("the pickle is cut short", "copy the whole file")
+
+
 class _Reader:
     def __init__(self, content: bytes, most_made_bytes: int) -> None:
         self.content, self.position = content, 0
@@ -35,10 +39,17 @@ class _Reader:
     def take(self, count: int) -> bytes:
         end = self.position + count
         if end > len(self.content):
-            raise NotPlainData("the pickle is cut short", "copy the whole file")
+            raise _cut_short()
         piece = self.content[self.position : end]
         self.position = end
         return piece
+
+    def byte(self) -> int:
+        if self.position >= len(self.content):
+            raise _cut_short()
+        value = self.content[self.position]
+        self.position += 1
+        return value
 
     def number(self, length: int) -> int:
         return int.from_bytes(self.take(length), "little")
@@ -127,7 +138,7 @@ class _Reader:
 
     def skip_frame(self) -> None:
         if self.number(8) > len(self.content) - self.position:
-            raise NotPlainData("the pickle is cut short", "copy the whole file")
+            raise _cut_short()
 
     def since_mark_as_tuple(self) -> None:
         items = self.since_mark()
@@ -165,47 +176,47 @@ class _Reader:
 
 _Step = Callable[[_Reader], object]
 _OPCODES: dict[int, _Step] = {
-    ord("("): lambda r: r.mark(),
-    ord("0"): lambda r: r.pop(),
-    ord("1"): lambda r: r.since_mark(),
+    ord("("): _Reader.mark,
+    ord("0"): _Reader.pop,
+    ord("1"): _Reader.since_mark,
     ord("2"): lambda r: r.push(r.stack[-1] if r.stack else r.pop()),
     ord("N"): lambda r: r.push(None),
     0x88: lambda r: r.push(True),
     0x89: lambda r: r.push(False),
-    ord("I"): lambda r: r.text_number(),
-    ord("L"): lambda r: r.text_number(),
+    ord("I"): _Reader.text_number,
+    ord("L"): _Reader.text_number,
     ord("J"): lambda r: r.push(int.from_bytes(r.take(4), "little", signed=True)),
-    ord("K"): lambda r: r.push(r.number(1)),
+    ord("K"): lambda r: r.push(r.byte()),
     ord("M"): lambda r: r.push(r.number(2)),
-    0x8A: lambda r: r.long(r.number(1)),
+    0x8A: lambda r: r.long(r.byte()),
     0x8B: lambda r: r.long(r.number(4)),
     ord("G"): lambda r: r.push(struct.unpack(">d", r.take(8))[0]),
     ord("X"): lambda r: r.text(r.number(4)),
-    0x8C: lambda r: r.text(r.number(1)),
+    0x8C: lambda r: r.text(r.byte()),
     0x8D: lambda r: r.text(r.number(8)),
-    ord("U"): lambda r: r.text(r.number(1)),
+    ord("U"): lambda r: r.text(r.byte()),
     ord("T"): lambda r: r.text(r.number(4)),
     ord("]"): lambda r: r.push([], _CONTAINER_BYTES),
     ord("}"): lambda r: r.push({}, _CONTAINER_BYTES),
     ord(")"): lambda r: r.push(()),
     ord("a"): lambda r: r.append([r.pop()]),
     ord("e"): lambda r: r.append(r.since_mark()),
-    ord("s"): lambda r: r.one_item(),
+    ord("s"): _Reader.one_item,
     ord("u"): lambda r: r.set_items(r.since_mark()),
-    ord("l"): lambda r: r.since_mark_as_list(),
-    ord("d"): lambda r: r.since_mark_as_dict(),
-    ord("t"): lambda r: r.since_mark_as_tuple(),
+    ord("l"): _Reader.since_mark_as_list,
+    ord("d"): _Reader.since_mark_as_dict,
+    ord("t"): _Reader.since_mark_as_tuple,
     0x85: lambda r: r.tuple_of(1),
     0x86: lambda r: r.tuple_of(2),
     0x87: lambda r: r.tuple_of(3),
     0x94: lambda r: r.store(len(r.memo)),
-    ord("q"): lambda r: r.store(r.number(1)),
+    ord("q"): lambda r: r.store(r.byte()),
     ord("r"): lambda r: r.store(r.number(4)),
     ord("p"): lambda r: r.store(r.memo_line()),
-    ord("h"): lambda r: r.fetch(r.number(1)),
+    ord("h"): lambda r: r.fetch(r.byte()),
     ord("j"): lambda r: r.fetch(r.number(4)),
     ord("g"): lambda r: r.fetch(r.memo_line()),
-    0x95: lambda r: r.skip_frame(),
+    0x95: _Reader.skip_frame,
 }
 _CALLS = {
     ord("c"): "GLOBAL", 0x93: "STACK_GLOBAL", ord("R"): "REDUCE", ord("b"): "BUILD", ord("i"): "INST", ord("o"): "OBJ",
@@ -226,7 +237,7 @@ def read_plain_pickle(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) ->
     if not is_pickle(content):
         raise NotPlainData("this is no pickle of Python 3")
     reader.position = 2
-    while (opcode := reader.take(1)[0]) != _STOP:
+    while (opcode := reader.byte()) != _STOP:
         step = _OPCODES.get(opcode)
         if step is None:
             if name := _CALLS.get(opcode):

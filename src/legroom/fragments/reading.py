@@ -52,3 +52,5 @@ class AllocatorReading:
     others_bytes: int | None = None
     """Held on the card by other processes."""
     kv: KvSlots | None = None
+    is_host: bool = False
+    """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""

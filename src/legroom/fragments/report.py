@@ -149,6 +149,10 @@ def _served_by_pages(reading: AllocatorReading, request: RefusedRequest) -> bool
 
 def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     state = reading.state
+    if reading.is_host:
+        text = "of the host, held by the worker's process: without a GPU PyTorch keeps no reserve that could fragment"
+        yield MemoryPart("allocated", state.allocated_bytes, text, {})
+        return
     yield MemoryPart("allocated", state.allocated_bytes, "handed out to tensors", {})
     if reading.requested_bytes is not None and state.allocated_bytes > reading.requested_bytes:
         rounding = state.allocated_bytes - reading.requested_bytes

@@ -32,9 +32,9 @@ def read_snapshot(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) -> tup
     if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
         hint = "write one with torch.cuda.memory._dump_snapshot"
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
-    budget = _Budget(MOST_ENTRIES)
     try:
-        readings = [_reading(document, device, segments, budget) for device, segments in _by_device(document, budget)]
+        _check_entries(document)
+        readings = [_reading(document, device, segments) for device, segments in _by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
@@ -42,27 +42,38 @@ def read_snapshot(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) -> tup
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
 
 
-class _Budget:
-    def __init__(self, entries: int) -> None:
-        self.left = entries
-
-    def each(self, items: Any) -> Iterator[Mapping[str, Any]]:
-        if not isinstance(items, list | tuple):
-            raise TypeError("a list is missing")
-        for item in items:
-            self.left -= 1
-            if self.left < 0:
-                raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
-            if not isinstance(item, dict):
-                raise TypeError("an entry is no object")
-            yield item
+def _check_entries(document: Mapping[str, Any]) -> None:
+    """By the lengths of the lists, before any of them is walked."""
+    traces = document.get("device_traces")
+    lists = traces if isinstance(traces, list) else []
+    count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
+    for segment in _entries(document["segments"]):
+        count += 1 + len(segment["blocks"])
+        if count > MOST_ENTRIES:
+            break
+    if count > MOST_ENTRIES:
+        raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
-def _by_device(document: Mapping[str, Any], budget: _Budget) -> list[tuple[int, list[Mapping[str, Any]]]]:
+def _entries(items: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(items, list | tuple):
+        raise TypeError("a list is missing")
+    for item in items:
+        if not isinstance(item, dict):
+            raise TypeError("an entry is no object")
+        yield item
+
+
+def _by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
     devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for segment in budget.each(document["segments"]):
+    for segment in _entries(document["segments"]):
         devices[_size(segment.get("device", 0))].append(segment)
     return sorted(devices.items())
+
+
+def _text(value: Any) -> str:
+    """Never the text of other data: a list that is in itself twice, twenty times over, has a million copies."""
+    return value if isinstance(value, str) else ""
 
 
 def _size(value: Any) -> int:
@@ -80,17 +91,15 @@ class _LiveBlock:
     place: str
 
 
-def _reading(
-    document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]], budget: _Budget
-) -> AllocatorReading:
+def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     segments, live = [], list[_LiveBlock]()
     for segment in sorted(raw, key=lambda entry: _size(entry["address"])):
-        segments.append(_segment(segment, live, budget))
+        segments.append(_segment(segment, live))
     settings = _settings(document.get("allocator_settings"), segments)
     state = _state(segments, live, settings)
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
-    history, refused = _history(trace, live, state, settings, budget)
+    history, refused = _history(trace, live, state, settings)
     return AllocatorReading(
         "memory snapshot",
         str(device),
@@ -104,12 +113,12 @@ def _reading(
     )
 
 
-def _segment(segment: Mapping[str, Any], live: list[_LiveBlock], budget: _Budget) -> AllocatorSegment:
+def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
     blocks, free = [], 0
     address, stream = _size(segment["address"]), _size(segment.get("stream", 0))
-    for block in budget.each(segment["blocks"]):
+    for block in _entries(segment["blocks"]):
         size = _size(block["size"])
-        state: Any = _STATES.get(str(block.get("state")), "free")
+        state: Any = _STATES.get(_text(block.get("state")), "free")
         blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
@@ -119,12 +128,12 @@ def _segment(segment: Mapping[str, Any], live: list[_LiveBlock], budget: _Budget
             live.append(_LiveBlock(where, size, stream, min(requested, size), _place(block.get("frames"))))
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
-    is_common = tuple(pool)[:2] == _COMMON_POOL if isinstance(pool, list | tuple) else True
+    pool = tuple(_size(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
     return AllocatorSegment(
         _size(segment["total_size"]),
         sum(block.size_bytes for block in blocks if block.state != "free"),
         free,
-        "" if is_common else ".".join(str(part)[:20] for part in tuple(pool)[:2]),
+        "" if pool == _COMMON_POOL else ".".join(map(str, pool)),
         segment.get("segment_type") == "small",
         bool(segment.get("is_expandable", False)),
         tuple(blocks),
@@ -161,9 +170,9 @@ def _settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettin
 
 
 def _history(
-    trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings, budget: _Budget
+    trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    raw = list(budget.each(trace))
+    raw = list(_entries(trace))
     if not raw:
         return None, None
     events: list[AllocatorEvent] = []
@@ -219,15 +228,18 @@ def _place(frames: Any) -> str:
     if not isinstance(frames, list | tuple):
         return ""
     python = [
-        frame
+        (file, frame)
         for frame in frames[:_MOST_FRAMES]
-        if isinstance(frame, dict) and str(frame.get("filename", ""))[-3:] == ".py"
+        if isinstance(frame, dict) and (file := _text(frame.get("filename")))[-3:] == ".py"
     ]
-    for frame in (*(f for f in python if "/torch/" not in str(f["filename"])), *python):
-        file = str(frame["filename"]).rpartition("site-packages/")[2]
-        short = "/".join(file.split("/")[-4:] if "site-packages/" not in str(frame["filename"]) else [file])
-        return f"{short[-120:]}:{frame.get('line', 0)} {str(frame.get('name', ''))[:60]}".rstrip()
-    return ""
+    if not python:
+        return ""
+    file, frame = next((pair for pair in python if "/torch/" not in pair[0]), python[0])
+    _, packages, path = file.rpartition("site-packages/")
+    short = path if packages else "/".join(path.split("/")[-4:])
+    line = frame.get("line")
+    number = line if isinstance(line, int) else 0
+    return f"{short[-120:]}:{number} {_text(frame.get('name'))[:60]}".rstrip()
 
 
 def _sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.black_box import AllocatorState
@@ -61,6 +62,7 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         for (gpu, _), gauges in workers.items()
         if "reserved_bytes" in gauges and "allocated_bytes" in gauges
     ]
+    readings += [_host_reading(gauges["host_rss_bytes"], kv) for gauges in _without_gpu(workers)]
     if not readings:
         raise LegroomError(
             "the server's page does not show its workers' memory",
@@ -68,6 +70,15 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
             UNREACHABLE,
         )
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
+
+
+def _without_gpu(workers: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[dict[str, int]]:
+    return (gauges for (gpu, _), gauges in workers.items() if gpu == "cpu" and "host_rss_bytes" in gauges)
+
+
+def _host_reading(rss_bytes: int, kv: KvSlots | None) -> AllocatorReading:
+    state = AllocatorState(rss_bytes, rss_bytes)
+    return AllocatorReading("server", "cpu", state, AllocatorSettings(), kv=kv, is_host=True)
 
 
 def _slots(sample: Sample) -> KvSlots | None:

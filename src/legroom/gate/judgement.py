@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import LegroomError
@@ -13,13 +14,16 @@ from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.deployments.subjects import StartedServer
+    from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Plan
 
 Outcome = Literal["fits", "tight", "does_not_fit", "not_understood", "no_server"]
+Search = Literal["quick", "whole"]
+"""For flags that fix it: only what a single change does, or whatever it takes, which may be seconds."""
 _GRAVITY: tuple[Outcome, ...] = ("no_server", "fits", "tight", "not_understood", "does_not_fit")
 _MOST_SERVERS = 8
 _NAME = "manifest.yaml"
-_STOPPING_RULES = ("shm-missing", "start-too-short")
+_STOPPING_RULES = frozenset({"shm-missing", "start-too-short"})
 """Of lint: what makes a pod that fits start over and over."""
 
 
@@ -29,16 +33,18 @@ class Judgement:
 
     outcome: Outcome
     sentences: tuple[str, ...] = ()
+    is_searched: bool = True
+    """Whether the flags that fix it were looked for as far as it takes, found or not."""
 
     def to_json(self) -> dict[str, Any]:
         return {"outcome": self.outcome, "sentences": list(self.sentences)}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Judgement:
-        return cls(document["outcome"], tuple(document["sentences"]))
+        return cls(document["outcome"], tuple(document["sentences"]), document.get("is_searched", True))
 
 
-def judge(thing: Mapping[str, Any], default_gpu: str = "", *, advice: bool = False, hub: bool = False) -> Judgement:
+def judge(thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "whole", hub: bool = False) -> Judgement:
     """The judgement on the deciding part of an object. `default_gpu` is what a pod gets that names none; with `hub` a
     model that is not bundled is looked up on the Hub, whose name alone leaves this machine."""
     from legroom.planning.file_plans import planned_servers, started_servers  # noqa: PLC0415
@@ -52,18 +58,33 @@ def judge(thing: Mapping[str, Any], default_gpu: str = "", *, advice: bool = Fal
         return Judgement("not_understood", (f"Not understood: the manifest {unread.reason}.",))
     if not servers:
         return Judgement("no_server")
-    worst, sentences, plans = _GRAVITY[0], list[str](), list["Plan"]()
+    worst, sentences, plans, is_searched = _GRAVITY[0], list[str](), list["Plan"](), True
     with isolated(_looked_up(servers) if hub else None):
         machine = Machine(default_gpu) if default_gpu else None
-        for server in planned_servers(servers[:_MOST_SERVERS], machine, advice=advice):
+        for planned in planned_servers(servers[:_MOST_SERVERS], machine, advice=False):
+            server = _advised(planned, search)
+            shown = server.shown
+            is_searched = is_searched and (shown is None or shown.verdict == "fits" or shown.advised)
             outcome: Outcome = "not_understood" if server.verdict == "unknown" else server.verdict
             worst = max(worst, outcome, key=_GRAVITY.index)
             sentences += verdict_sentences(server)
-            plans += [server.shown] if server.shown is not None and outcome in ("fits", "tight") else []
+            plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
         if worst in ("fits", "tight") and (told := _remarks(text, plans)):
             worst = "tight"
             sentences += told
-    return Judgement(worst, tuple(dict.fromkeys(sentences)))
+    return Judgement(worst, tuple(dict.fromkeys(sentences)), is_searched)
+
+
+def _advised(server: FileServer, search: Search) -> FileServer:
+    """With fixes for the plan that is shown: as many as are said."""
+    shown = server.shown
+    if shown is None or shown.verdict == "fits":
+        return server
+    from legroom.planning.advice import with_advice, with_single_changes  # noqa: PLC0415 - most servers fit
+    from legroom.render.verdict_text import MOST_FIXES  # noqa: PLC0415
+
+    advised = with_advice(shown, enough=MOST_FIXES) if search == "whole" else with_single_changes(shown, MOST_FIXES)
+    return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
 
 
 def _remarks(text: str, plans: list[Plan]) -> list[str]:
@@ -71,9 +92,9 @@ def _remarks(text: str, plans: list[Plan]) -> list[str]:
     from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
     from legroom.planning.plan_json import plan_document  # noqa: PLC0415
 
-    report = lint_texts([(_NAME, text)], Options(plan=plan_document(plans[0]) if len(plans) == 1 else None))
-    told = [finding for finding in report.findings if finding.rule in _STOPPING_RULES]
-    return [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in told]
+    plan = plan_document(plans[0]) if len(plans) == 1 else None
+    report = lint_texts([(_NAME, text)], Options(plan=plan, only=_STOPPING_RULES))
+    return [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in report.findings]
 
 
 def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:

@@ -7,10 +7,12 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.gate.judgement import Judgement
+from legroom.gate.judgement import Judgement, Search
 from legroom.records import dataclass
 from legroom.web.pool import WorkerLimits, WorkerPool
 
@@ -47,6 +49,8 @@ class Judges:
         # A judgement that comes too late for its asker is still worth having for the next one.
         limits = WorkerLimits(options.workers, options.waiting, wait_s=30.0, call_s=30.0)
         self._pool = WorkerPool(limits, _WORKER)
+        # No verdict waits for another object's search.
+        self._search_pool = WorkerPool(replace(limits, workers=1), _WORKER)
         self._known: OrderedDict[bytes, Judgement] = OrderedDict()
         self._under_way: dict[bytes, asyncio.Task[Judgement]] = {}
 
@@ -76,27 +80,31 @@ class Judges:
             raise Undecided("error") from None
 
     async def warm_up(self) -> None:
-        """Have the worker load what a plan needs before the first object comes."""
-        await self._ask(_EXAMPLE, advice=False)
+        """Have every worker started, which loads what a plan needs, before the first object comes."""
+        await asyncio.gather(*(self._ask(self._pool, {}, "quick") for _ in range(self._options.workers)))
+
+    async def warm_up_search(self) -> None:
+        await self._ask(self._search_pool, {}, "whole")
 
     async def close(self) -> None:
         for task in self._under_way.values():
             task.cancel()
-        await self._pool.close()
+        await asyncio.gather(self._pool.close(), self._search_pool.close())
 
     async def _judge(self, key: bytes, part: Mapping[str, Any]) -> Judgement:
-        """The verdict at once, then with the flags that fix it, which may take a second."""
-        judgement = await self._ask(part, advice=False)
+        """The verdict at once, with a single change that fixes it; where it takes several, that may be seconds."""
+        judgement = await self._ask(self._pool, part, "quick")
         self._remember(key, judgement)
-        if judgement.outcome in ("does_not_fit", "tight"):
-            judgement = await self._ask(part, advice=True)
-            self._remember(key, judgement)
+        if not judgement.is_searched:
+            with suppress(LegroomError):  # the verdict stands, whatever becomes of the search
+                judgement = await self._ask(self._search_pool, part, "whole")
+                self._remember(key, judgement)
         return judgement
 
-    async def _ask(self, part: Mapping[str, Any], *, advice: bool) -> Judgement:
+    async def _ask(self, pool: WorkerPool, part: Mapping[str, Any], search: Search) -> Judgement:
         options = self._options
-        request = {"object": part, "default_gpu": options.default_gpu, "advice": advice, "hub": options.hub}
-        answer = await self._pool.call("judge", json.dumps(request).encode())
+        request = {"object": part, "default_gpu": options.default_gpu, "search": search, "hub": options.hub}
+        answer = await pool.call("judge", json.dumps(request).encode())
         if answer.status != 200:
             raise LegroomError("the object could not be judged", "the gate's log shows where")
         return Judgement.from_json(json.loads(answer.body))
@@ -112,9 +120,3 @@ class Judges:
         self._under_way.pop(key, None)
         if not done.cancelled():
             done.exception()  # told to who asked, if anybody still does
-
-
-_EXAMPLE: Mapping[str, Any] = {
-    "apiVersion": "v1", "kind": "Pod", "metadata": {"annotations": {"legroom/gpu": "h100"}},
-    "spec": {"containers": [{"name": "vllm", "image": "vllm/vllm-openai", "args": ["--model", "Qwen/Qwen3-8B"]}]},
-}  # fmt: skip

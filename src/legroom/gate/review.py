@@ -23,6 +23,7 @@ _POD_OWNERS = frozenset(
         "Job",
         "CronJob",
         "LeaderWorkerSet",
+        "RayCluster",
         "ReplicationController",
     }
 )

@@ -167,10 +167,12 @@ async def _beside(*work: Any) -> AsyncIterator[None]:
 
 
 async def _warmed(app: GateApp, judges: Judges) -> None:
-    """Ready once a plan has been made; ready all the same where that fails, since the gate then fails open."""
+    """Ready once plans have been made; ready all the same where that fails, since the gate then fails open."""
     with suppress(LegroomError):
         await judges.warm_up()
     app.is_ready = True
+    with suppress(LegroomError):
+        await judges.warm_up_search()
 
 
 async def watch_certificates(

@@ -93,6 +93,8 @@ class Options:
     """Leave files alone in which vLLM is not named."""
     any_release: bool = False
     """Series of any release are right; flags are read for the newest."""
+    only: frozenset[str] = frozenset()
+    """Rules that are looked at; empty: all."""
 
 
 def lint_files(paths: Sequence[str], options: Options) -> Report:
@@ -161,9 +163,11 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        for finding in _check(part, replace(frames[path], records=records, declared=declared)):
+        for finding in _check(part, replace(frames[path], records=records, declared=declared), options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)
+            elif options.only and finding.rule not in options.only:
+                continue
             elif finding.rule in options.ignore or ignores[path].silences(finding):
                 silenced[finding] = None
             else:
@@ -192,7 +196,7 @@ def _frame_of(text: str, frame: Context) -> Context:
     return replace(frame, any_release=bool(own) or _OWN_DASHBOARD in text)
 
 
-def _check(part: LintedPart, context: Context) -> Iterable[LintFinding | Unread]:
+def _check(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
     for subject in part.subjects:
         if isinstance(subject, StartedServer):
             try:
@@ -201,4 +205,5 @@ def _check(part: LintedPart, context: Context) -> Iterable[LintFinding | Unread]
                 yield Unread(subject.place, f"a server that was not judged: {error.message}", error.hint)
                 continue
         for module in modules():
-            yield from module.check(subject, context)
+            if not only or any(rule.id in only for rule in module.RULES):
+                yield from module.check(subject, context)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,30 @@ def devices() -> tuple[GpuMemory, ...]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = _device(pynvml, index)
-            if gpu is not None:
-                gpus.append(gpu)
+            slices = _slices(pynvml, index)
+            gpu = None if slices else _device(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+            gpus += slices or ([gpu] if gpu is not None else [])
         return tuple(gpus)
     except pynvml.NVMLError:
         return ()
     finally:
         _shut_down(pynvml)
+
+
+def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
+    """What CUDA_VISIBLE_DEVICES leaves, in its order, up to the first word of it that names no device, as CUDA reads
+    it: a card by its number, a card or a MIG slice by the beginning of its UUID."""
+    if variable is None:
+        return tuple(gpus)
+    chosen = []
+    for word in variable.split(","):
+        name = word.strip()
+        is_uuid = name.startswith(("GPU-", "MIG-"))
+        named = (gpu for gpu in gpus if (gpu.uuid.startswith(name) if is_uuid else name == str(gpu.index)))
+        if (gpu := next(named, None)) is None:
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
 
 
 def _nvml() -> Any:
@@ -63,10 +79,23 @@ def _shut_down(pynvml: Any) -> None:
         return
 
 
-def _device(pynvml: Any, index: int) -> GpuMemory | None:
-    """One GPU; None where it cannot be asked (fallen off the bus, a MIG parent without rights)."""
+def _slices(pynvml: Any, index: int) -> list[GpuMemory]:
+    """The MIG slices of a card that is cut, each a GPU of its own to CUDA; [] for a whole card."""
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        card = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if pynvml.nvmlDeviceGetMigMode(card)[0] != 1:
+            return []
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(card)
+    except (pynvml.NVMLError, AttributeError):
+        return []  # no such card, a card that cannot be cut, bindings from before MIG
+    made = (_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most))
+    return [replace(gpu, index=index) for gpu in made if gpu is not None]
+
+
+def _device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
+    """One GPU; None where it cannot be asked (fallen off the bus, no such slice, no rights)."""
+    try:
+        handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         name, uuid = _text(pynvml.nvmlDeviceGetName(handle)), _text(pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import attending, latent, recurrent
+from legroom.facts.attention import latent
 from legroom.facts.fit import constants
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
@@ -12,6 +12,9 @@ from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.cache import cached_by_model
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
 from legroom.memory.kv.block_size import attention_backend
+from legroom.memory.kv.groups import CacheGroup
+from legroom.memory.kv.shape import kv_shape
+from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling
 
@@ -21,11 +24,14 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings
 
 _LARGEST_PREFILL_TOKENS = 64 * 1024
+_KERNEL_BLOCK = 16
 
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
     """Sampler tables, block tables and input buffers of one rank."""
-    return sampler_tables(model, settings) + _block_tables(model, settings) + _latent_workspace(model, settings, gpu)
+    return (
+        sampler_tables(model, settings) + _block_tables(model, settings, gpu) + _latent_workspace(model, settings, gpu)
+    )
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
@@ -72,16 +78,19 @@ def _shape_of_rests(model: Model, settings: EngineSettings) -> str:
     return "experts_mib" if experts else "mib"
 
 
-def _block_tables(model: Model, settings: EngineSettings) -> int:
-    """One row a sequence for each KV group, as long as the longest sequence; V2 keeps a second copy for the batch."""
-    block_size = settings.block_size or 16
-    layers = cached_by_model(layer_kinds, model)
-    mixers = [layer.mixer for layer, _ in layers]
-    kinds = {("attention", mixer.window or 0) for mixer in attending(mixers)}
-    kinds |= {("state", 0) for _ in recurrent(mixers)}
+def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """A table for each KV group, not for each kind of layer: Gemma 3 has one group of full attention and six of sliding
+    windows. A row a sequence, as long as the longest one; V2 keeps a second copy for the batch."""
+    groups = kv_shape(model, settings, gpu).groups
+    rows = [cdiv(settings.max_model_len, _tokens_of_entry(group, settings)) for group in groups]
     copies = 2 if settings.runner == "V2" else 1
-    blocks = cdiv(settings.max_model_len, block_size)
-    return copies * max(1, len(kinds)) * settings.max_num_seqs * blocks * INT32_BYTES
+    plain = cdiv(settings.max_model_len, settings.block_size or _KERNEL_BLOCK)
+    return copies * settings.max_num_seqs * (sum(rows) or plain) * INT32_BYTES
+
+
+def _tokens_of_entry(group: CacheGroup, settings: EngineSettings) -> int:
+    """Attention kernels address their own small blocks inside a hybrid's large ones; a state has one entry a block."""
+    return group.block_size if isinstance(group.spec, StateSpec) else settings.block_size or _KERNEL_BLOCK
 
 
 def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:

@@ -34,13 +34,16 @@ _COST_OF_SHORT = 7
 USUAL_UTILIZATION = 0.96
 """Above this next to nothing is left for what vLLM does not count: whoever has another way takes it."""
 _COST_OF_BRIM = 15
+_NO_FLAG_HELPS = frozenset({"unsupported_architecture"})
+"""Only another release runs it."""
 
 
-def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
+def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = None) -> Plan:
     """The plan with what would fix it; `keep` names flags that must not change. A plan that fits needs none.
 
     One lever alone where that is enough; else several together, found as a wish is; else what nobody wants who has
-    another way. A number of GPUs that was given is not exceeded.
+    another way. A number of GPUs that was given is not exceeded. Who shows only the first few fixes says how many are
+    `enough`: those are the same, without the search for others and for a number of GPUs that would do.
     """
     if first.verdict == "fits":
         return first
@@ -54,10 +57,12 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         # Only a smaller pool helps beside what the user does by hand.
         advice = next((_pull(lever, first, kept) for lever in LEVERS if lever.propose is less_utilization), None)
         return replace(first, advice=(advice,) if advice else (), advised=True)
+    if first.memory.refused and (failure := first.memory.failure) and failure.id in _NO_FLAG_HELPS:
+        return replace(first, advised=True)
     if first.memory.refused:
         advice = _pull(SUPPORTED, first, kept) or _supported_and_more(first, kept)
         return replace(first, advice=(advice,) if advice else (), advised=True)
-    working = [advice for lever in LEVERS if (advice := _pull(lever, first, kept))]
+    working = _single_changes(first, kept, enough)
     if not _fits_here(working, first):
         working += _together(first, kept)
     wanted = any(advice.plan.verdict == "fits" for advice in working)
@@ -65,8 +70,37 @@ def with_advice(first: Plan, keep: Iterable[str] = ()) -> Plan:
         working += [advice for lever in LAST_RESORTS if (advice := _pull_hard(lever, first, kept))]
     sure = [advice for advice in working if advice.plan.verdict == "fits"] or working
     # Where only a last resort helps, the number of GPUs that would do is worth knowing beside it.
-    notes = (*first.notes, *(() if wanted else _on_more_gpus(first, kept)))
+    notes = (*first.notes, *(() if wanted or enough is not None else _on_more_gpus(first, kept)))
     return replace(first, advice=_ranked(sure), advised=True, notes=notes)
+
+
+def with_single_changes(first: Plan, enough: int) -> Plan:
+    """The plan with its first fixes where one lever alone is a fix, which is quickly seen; as it was, where it takes a
+    search."""
+    sought_at_once = first.bug is not None or first.memory.refused or _host_is_short(first)
+    if first.verdict == "fits" or sought_at_once:
+        return with_advice(first, enough=enough)
+    working = _single_changes(first, frozenset(), enough)
+    if not _fits_here(working, first):
+        return first
+    sure = [advice for advice in working if advice.plan.verdict == "fits"]
+    return replace(first, advice=_ranked(sure), advised=True)
+
+
+def _single_changes(first: Plan, kept: frozenset[str], enough: int | None) -> list[Advice]:
+    """What each lever does alone, up to where the first `enough` that fit are cheaper than whatever else is left."""
+    working: list[Advice] = []
+    failure = first.memory.failure
+    too_big = failure is not None and failure.id == "weights_too_big"
+    for lever in LEVERS:
+        if too_big and not lever.shrinks_weights:
+            continue
+        sure = [each for each in working if each.plan.verdict == "fits" and _cost(each) <= lever.cost]
+        if enough is not None and len(sure) >= enough and _fits_here(sure, first):
+            break
+        if advice := _pull(lever, first, kept):
+            working.append(advice)
+    return working
 
 
 def _ranked(advice: Iterable[Advice]) -> tuple[Advice, ...]:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from legroom.deployments.deployment import deployment_of
+from legroom.deployments.server_words import has_variable
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
-from legroom.vllm.args import is_given, other_value
+from legroom.vllm.args import ServeArgs, is_given, other_value
+from legroom.vllm.refusals import RefusedByVllm
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
@@ -41,6 +43,8 @@ class FileServer:
     hint: str = ""
     refused_flags: tuple[FlagProblem, ...] = ()
     """Flags at which its release stops."""
+    refusal: RefusedByVllm | None = None
+    """What its release says to the values of its flags, whatever the memory."""
     gpus_short: int = 0
     """How many more GPUs its flags ask for than its container is given."""
 
@@ -51,7 +55,7 @@ class FileServer:
     @property
     def verdict(self) -> FileVerdict:
         """`does_not_fit`: it starts on none of the GPUs. `tight`: it may not hold on one of them."""
-        if self.refused_flags or self.gpus_short:
+        if self.refused_flags or self.refusal or self.gpus_short:
             return "does_not_fit"
         if not self.plans:
             return "unknown"
@@ -97,7 +101,12 @@ def planned_servers(
 
 
 def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
-    fatal = tuple(problem for problem in what.problems if problem.stops_vllm)
+    open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
+    undecided = next((problem for problem in open_values if _decides_memory(problem.flag)), None)
+    if undecided is not None:
+        why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
+        return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
+    fatal = tuple(problem for problem in what.problems if problem.stops_vllm and problem not in open_values)
     if fatal and what.release_hint is not None:
         return FileServer(name, what, refused_flags=fatal)
     if not what.args.model:
@@ -114,12 +123,21 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
     try:
         for gpu in names[:_MOST_GPUS]:
             plans.append(_plan(what, machine, gpu, given, advice))
+    except RefusedByVllm as refusal:
+        if what.release_hint is not None:
+            return FileServer(name, what, refusal=refusal)
+        return FileServer(name, what, unknown=refusal.message, hint=refusal.hint)
     except LegroomError as error:
         return FileServer(name, what, unknown=error.message, hint=error.hint)
     return FileServer(name, what, tuple(plans))
 
 
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
+
+
+def _decides_memory(flag: str) -> bool:
+    """Whether a plan depends on it: those are the flags that have a field of their own."""
+    return flag.lstrip("-").replace("-", "_") in ServeArgs.__dataclass_fields__
 
 
 def _several_nodes(what: Deployment) -> bool:

@@ -31,6 +31,8 @@ class Lever:
     """What the user gives up, in words."""
     cost: int
     """Order of preference among levers that work: 0 costs nothing, higher is worse."""
+    shrinks_weights: bool = False
+    """Whether less of the weights lies on a card: nothing else helps where they alone are larger than it."""
 
 
 def shorter_context(plan: Plan) -> Proposals:
@@ -50,14 +52,28 @@ def shorter_context(plan: Plan) -> Proposals:
 
 
 def more_utilization(plan: Plan) -> Proposals:
-    """Raise the share of the card, a hundredth at a time."""
+    """Raise the share of the card, a hundredth at a time; a pool too small at the largest share is so at every one."""
+    from legroom.planning.plan import try_flags  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+
     first = int(plan.settings.gpu_memory_utilization * 100) + 1
-    for hundredths in range(first, 99):
+    most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
+    if most is not None and _pool_is_short(most):
+        return
+    for hundredths in range(first, _MOST_HUNDREDTHS + 1):
         yield {"gpu_memory_utilization": hundredths / 100}
+
+
+_MOST_HUNDREDTHS = 98
+
+
+def _pool_is_short(plan: Plan) -> bool:
+    return plan.memory.failure is not None and plan.memory.failure is plan.memory.kv.failure
 
 
 def less_utilization(plan: Plan) -> Proposals:
     """Lower the share of the card, a hundredth at a time, so that what vLLM does not count has room."""
+    if _pool_is_short(plan):
+        return
     last = int(plan.settings.gpu_memory_utilization * 100)
     for hundredths in range(last, 29, -1):
         if hundredths / 100 < plan.settings.gpu_memory_utilization:
@@ -202,7 +218,7 @@ SUPPORTED = Lever("supported settings", supported_settings, "other settings, tha
 """The one lever for what a release refuses whatever the memory."""
 
 LEVERS: tuple[Lever, ...] = (
-    Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1),
+    Lever("idle GPUs", idle_gpus, "the model runs on all the GPUs, which talk to each other on every layer", 1, True),
     Lever("raise utilization", more_utilization, "less of the card is left for what vLLM does not count", 1),
     Lever("lower utilization", less_utilization, "a smaller KV pool", 1),
     Lever("fewer media", fewer_media, "requests with more media, or longer ones, are refused", 2),
@@ -212,8 +228,10 @@ LEVERS: tuple[Lever, ...] = (
     Lever("smaller batches", smaller_batches, "long prompts take more steps", 3),
     Lever("fp8 KV cache", fp8_kv_cache, "keys and values are stored in 8 bits", 4),
     Lever("no CUDA graphs", no_graphs, "slower decoding, most of all for small batches", 5),
-    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6),
-    Lever("more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 20),
+    Lever("quantized weights", quantized_weights, "another checkpoint, with weights in fewer bits", 6, True),
+    Lever(
+        "more GPUs", more_gpus, "more GPUs than were planned with, which talk to each other on every layer", 20, True
+    ),
 )
 LAST_RESORTS: tuple[Lever, ...] = (
     Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),

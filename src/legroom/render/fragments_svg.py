@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _WIDTH, _LEFT, _BAR_LEFT, _RIGHT = 760.0, 28.0, 190.0, 732.0
 _ROW_HEIGHT, _GAP = 18.0, 6.0
 _MOST_ROWS = 24
+_HEADLINE_CHARS = 76
+"""As wide a bold line as the picture has room for, in any usual font."""
 _NARROWEST_PX = 0.4
 """Blocks below this are left to the ground of the row: a hundred thousand of them would make a file of megabytes."""
 
@@ -24,10 +26,11 @@ def fragments_svg(report: FragmentReport) -> str:
     state = report.reading.state
     svg = Svg(_WIDTH, headline(report))
     y = 34.0
-    for line in wrap(headline(report), 96):
+    for line in wrap(headline(report), _HEADLINE_CHARS):
         svg.text(_LEFT, y, line, "sans ink", size=15, bold=True)
         y += 20
-    summary = f"{human_bytes(state.reserved_bytes)} reserved, {human_bytes(state.allocated_bytes)} in use"
+    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
+    summary = f"{reserved}{human_bytes(state.allocated_bytes)} in use"
     svg.text(_LEFT, y + 2, summary, "sans soft")
     y += 20
     rows, left_out = segment_rows(report, _MOST_ROWS)
@@ -46,7 +49,20 @@ def fragments_svg(report: FragmentReport) -> str:
     if left_out:
         svg.text(_BAR_LEFT, y + 12, f"and {plural(left_out, 'smaller segment')}", "soft")
         y += 20
-    return svg.render(_parts(svg, report, y + 10))
+    _legend(svg, {kind for row in rows for kind, _ in row.runs}, y)
+    return svg.render(_parts(svg, report, y + (28 if rows else 10)))
+
+
+def _legend(svg: Svg, shown: set[str], y: float) -> None:
+    x = _BAR_LEFT
+    for kind, (name, colour, _, _) in KINDS.items():
+        if kind in shown:
+            if kind == "free":
+                svg.box(x, y + 3, 12, 12, css="room")
+            else:
+                svg.box(x, y + 3, 12, 12, fill=colour)
+            svg.text(x + 18, y + 13, name, "soft")
+            x += 36 + 8 * len(name)
 
 
 def _parts(svg: Svg, report: FragmentReport, y: float) -> float:

@@ -30,9 +30,10 @@ def fragments_text(report: FragmentReport, style: Style) -> str:
     pieces = "" if ratio is None or report.largest_free_bytes is None else (
         f", the largest free piece has {human_bytes(report.largest_free_bytes)} (fragmentation {ratio:.0%})"
     )  # fmt: skip
+    device = "A worker without a GPU" if report.reading.is_host else f"GPU {report.reading.device}"
+    reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
     summary = (
-        f"GPU {report.reading.device}, by its {report.reading.source}: {human_bytes(state.reserved_bytes)} reserved, "
-        f"{human_bytes(state.allocated_bytes)} in use{pieces}."
+        f"{device}, by its {report.reading.source}: {reserved}{human_bytes(state.allocated_bytes)} in use{pieces}."
     )
     lines += ["", *wrap(summary, style.width)]
     lines += _picture(report, style)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from legroom.planning.file_plans import FileServer
     from legroom.planning.plan import Advice, Plan
 
-_MOST_FIXES = 2
+MOST_FIXES = 2
+"""That are said; others need not be looked for."""
 
 
 def verdict_sentences(server: FileServer) -> tuple[str, ...]:
@@ -27,6 +28,8 @@ def _sentences(server: FileServer) -> Iterator[str]:
         for problem in server.refused_flags:
             instead = f" Write {problem.instead} instead." if problem.instead else " Leave it out."
             yield f"vLLM {what.release} will not start: {problem.message}.{instead}"
+    elif server.refusal is not None and what is not None:
+        yield f"vLLM {what.release} will not start: {server.refusal.message} ({server.refusal.hint})."
     elif server.gpus_short and what is not None:
         needed = what.args.gpus_needed
         yield (
@@ -55,7 +58,7 @@ def plan_sentences(plan: Plan) -> Iterator[str]:
     yield headline(plan)
     if why := _why(plan):
         yield why
-    for number, advice in enumerate(plan.advice[:_MOST_FIXES]):
+    for number, advice in enumerate(plan.advice[:MOST_FIXES]):
         yield f"{'Fix' if number == 0 else 'Or'}: {_fix(advice)}."
 
 

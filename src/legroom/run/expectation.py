@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,11 +64,11 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
 
     A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
     """
-    from legroom.live.gpu_memory import devices  # noqa: PLC0415 - loads the driver's library
+    from legroom.live.gpu_memory import devices, visible  # noqa: PLC0415 - loads the driver's library
 
     if named:
         known_gpu(named)  # what means nothing to legroom is the user's to put right
-    seen = _visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
+    seen = visible(devices(), env.get("CUDA_VISIBLE_DEVICES"))
     if not seen:
         return Gpus(named or "", 1 if named else 0)
     name = named or seen[0].name
@@ -77,22 +77,6 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
     except LegroomError:
         name = f"{seen[0].total_bytes / GIB:.2f}GiB"
     return Gpus(name, len(seen), max(_used(card) for card in seen[:needed]), seen=True)
-
-
-def _visible(cards: Sequence[GpuMemory], variable: str | None) -> list[GpuMemory]:
-    """In the order of the variable, and up to the first word of it that names no card, as CUDA reads it."""
-    if variable is None:
-        return list(cards)
-    visible = []
-    for word in variable.split(","):
-        name = word.strip()
-        named = (
-            card for card in cards if name == str(card.index) or (name[:4] == "GPU-" and card.uuid.startswith(name))
-        )
-        if (card := next(named, None)) is None:
-            break
-        visible.append(card)
-    return visible
 
 
 def _used(card: GpuMemory) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CheckFinding = Literal["ok", "warning", "failure"]
 _DOCKER_SHM_BYTES = 64 * MIB
 """What a container has where nothing is mounted: ranks that share it fail at once."""
+_HIDDEN_HINT = "inside a container the GPUs are numbered from 0, whichever of the node's they are: leave it out there"
 _NO_GPU = "this container sees no NVIDIA GPU"
 _NO_GPU_HINT = "give it nvidia.com/gpu in its limits, as the server's own container has it, and check the node's driver"
 
@@ -62,12 +63,17 @@ class Preflight:
 
 def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
     """Hold the flags against the node; LegroomError where it has no GPU at all."""
+    if not node.gpus and node.hidden_gpus:
+        raise LegroomError(
+            f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container", _HIDDEN_HINT, UNREACHABLE
+        )
     if not node.gpus:
         raise LegroomError(_NO_GPU, _NO_GPU_HINT, UNREACHABLE)
     needed = max(args.gpus_needed, 1)
     there = len(node.gpus)
     if needed > there:
-        message = f"the flags ask for {needed} GPUs, and this container sees {there}"
+        hidden = f" ({node.hidden_gpus} more are hidden by CUDA_VISIBLE_DEVICES)" if node.hidden_gpus else ""
+        message = f"the flags ask for {needed} GPUs, and this container sees {there}{hidden}"
         return Preflight(node, (NodeCheck("gpus", "failure", message), *_driver(node, release)))
     limit = host_memory or (str(node.memory_limit_bytes) if node.memory_limit_bytes else None)
     fullest = max(node.gpus[:needed], key=lambda card: card.used_bytes)

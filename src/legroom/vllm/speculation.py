@@ -27,6 +27,12 @@ def draft_method(config: Mapping[str, Any] | None) -> str:
     return told or ("draft_model" if name or stated else "ngram")
 
 
+def head_kind(config: Mapping[str, Any] | None) -> str:
+    """How an EAGLE head is built: vLLM keeps a stated `eagle`, but the head's own class is that of its checkpoint."""
+    method = draft_method(config)
+    return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
+
+
 def predicts_itself(method: str) -> bool:
     """Whether the model's own prediction layers draft (MTP)."""
     return method.endswith(_PREDICTORS)

@@ -7,9 +7,9 @@ a step is better than none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from legroom.black_box import RecordedStep, ScheduledRequest, StackFrame
 
@@ -18,6 +18,8 @@ _MOST_REQUESTS = 8
 _ABOVE_PACKAGES = ("/site-packages/", "/dist-packages/", "/vllm/")
 _STEP = "scheduler_output"
 """The local of every function between the executor and the model that holds the step (0.8 on)."""
+_BATCH = "input_batch"
+"""That of the second model runner's functions, which has no step any more when it samples (0.16 on)."""
 _SETTINGS = {
     "model_config": ("model", "max_model_len", "dtype", "quantization", "enforce_eager"),
     "cache_config": ("gpu_memory_utilization", "block_size", "cache_dtype", "num_gpu_blocks", "kv_cache_memory_bytes",
@@ -54,28 +56,48 @@ def _package_path(name: str) -> str:
 
 def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     """The step that the innermost frame which knows of one is about."""
+    output, batch = _innermost(frames, _STEP), _innermost(frames, _BATCH)
+    tokens: Any = getattr(output, "num_scheduled_tokens", None)
+    batched = _batch_tokens(batch)
+    if batched and (not isinstance(tokens, dict) or tokens.keys() != batched.keys()):
+        output, tokens = batch, batched  # the engine's frames, further out, may be at the next step already
+    if not isinstance(tokens, dict):
+        return None
+    return _step(output, tokens, _known_requests(frames))
+
+
+def _innermost(frames: list[FrameType], name: str) -> Any:
+    """The value of the first local of that name that says what is scheduled."""
     for frame in frames:
-        if _STEP in frame.f_code.co_varnames and (output := frame.f_locals.get(_STEP)) is not None:
-            tokens = getattr(output, "num_scheduled_tokens", None)
-            if isinstance(tokens, dict):
-                return _step(output, tokens, frame.f_locals.get("self"))
+        if name in frame.f_code.co_varnames:
+            value = frame.f_locals.get(name)
+            if getattr(value, "num_scheduled_tokens", None) is not None:
+                return value
     return None
 
 
-def _step(output: Any, tokens: Mapping[str, int], runner: Any) -> RecordedStep:
+def _batch_tokens(batch: Any) -> dict[str, int]:
+    names, counts = getattr(batch, "req_ids", None), getattr(batch, "num_scheduled_tokens", None)
+    if not isinstance(names, list) or counts is None:
+        return {}
+    return {str(name): int(count) for name, count in zip(names, counts, strict=False)}
+
+
+def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
     computed |= _computed(getattr(output, "scheduled_cached_reqs", ()))
-    known = getattr(runner, "requests", None)
-    known = known if isinstance(known, dict) else {}
-    requests = {str(name): new.get(str(name)) or known.get(name) for name in tokens}
+    requests = {str(name): _facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
     largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
     return RecordedStep(
         requests=len(tokens),
         tokens=int(sum(tokens.values())),
         new_requests=len(new),
-        largest=tuple(_request(str(name), int(tokens[name]), computed, requests[str(name)]) for name in largest),
-        prompt_logprobs=sum(_sampling(request, "prompt_logprobs") is not None for request in requests.values()),
+        largest=tuple(
+            ScheduledRequest(str(name)[:80], int(tokens[name]), computed.get(str(name)), *requests[str(name)])
+            for name in largest
+        ),
+        prompt_logprobs=sum(request.prompt_logprobs is not None for request in requests.values()),
     )
 
 
@@ -87,12 +109,51 @@ def _computed(cached: Any) -> dict[str, int | None]:
     return {str(request.req_id): getattr(request, "num_computed_tokens", None) for request in cached}
 
 
-def _request(name: str, scheduled: int, computed: dict[str, int | None], request: Any) -> ScheduledRequest:
+class _RequestFacts(NamedTuple):
+    """What the runner knows of a request, none of its text."""
+
+    prompt_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+_KnownRequests = Callable[[str], _RequestFacts]
+
+
+def _known_requests(frames: list[FrameType]) -> _KnownRequests:
+    """How the model runner that one of these frames belongs to tells of a request that it has had before."""
+    for frame in frames:
+        if frame.f_code.co_varnames[:1] != ("self",):
+            continue
+        runner = frame.f_locals.get("self")
+        requests, states = getattr(runner, "requests", None), getattr(runner, "req_states", None)
+        if isinstance(requests, dict):
+            return lambda name, requests=requests: _facts(requests.get(name))  # type: ignore[misc]
+        if isinstance(getattr(states, "req_id_to_index", None), dict):
+            prompts = getattr(runner, "prompt_logprobs_worker", None)
+            return lambda name, states=states, prompts=prompts: _facts_of_v2(states, prompts, name)  # type: ignore[misc]
+    return lambda name: _RequestFacts()
+
+
+def _facts(request: Any) -> _RequestFacts:
+    """As the scheduler and the first model runner keep it."""
     prompt = getattr(request, "prompt_token_ids", None)
-    return ScheduledRequest(
-        name[:80], scheduled, computed.get(name), None if prompt is None else len(prompt),
-        _sampling(request, "logprobs"), _sampling(request, "prompt_logprobs"),
-    )  # fmt: skip
+    length = None if prompt is None else len(prompt)
+    return _RequestFacts(length, _sampling(request, "logprobs"), _sampling(request, "prompt_logprobs"))
+
+
+def _facts_of_v2(states: Any, prompts: Any, name: str) -> _RequestFacts:
+    """As the second model runner does: in arrays of the host, an index for a request."""
+    index = states.req_id_to_index.get(name)
+    if index is None:
+        return _RequestFacts()
+    lengths = getattr(states.prompt_len, "np", states.prompt_len)  # backed by the card from 0.20 on
+    asked = getattr(prompts, "uses_prompt_logprobs", None)
+    counts = getattr(prompts, "num_prompt_logprobs", None)  # 0.20 on
+    wants = asked is not None and bool(asked[index])
+    return _RequestFacts(
+        int(lengths[index]), None, (int(counts[index]) if counts is not None else 1) if wants else None
+    )
 
 
 def _sampling(request: Any, name: str) -> int | None:

@@ -6,7 +6,7 @@ from test_memory_creep import hours
 from legroom.live.detectors.host_memory_creep import HostMemoryCreep
 from legroom.live.detectors.memory_creep import MemoryCreep
 from legroom.live.remedies import remedies_for
-from legroom.units import MIB
+from legroom.units import GIB, MIB
 
 
 def test_growth_of_the_workers_host_memory_is_said() -> None:
@@ -33,3 +33,16 @@ def test_the_answer_says_how_much_an_hour_takes() -> None:
     assert finding is not None
     (remedy,) = remedies_for(finding, server.window)
     assert "0.29 GiB more of the host every hour" in remedy.why
+
+
+def test_growth_of_the_api_server_is_said_without_anything_inside_the_workers() -> None:
+    server = FakeServer(HostMemoryCreep, interval_s=300)
+    finding = hours(server, 6, 300 * MIB, noise=50 * MIB, field="api_server_rss_bytes")
+    assert finding is not None and "that the API server holds of the host grew from" in finding.reason
+
+
+def test_workers_that_hold_still_do_not_hide_an_api_server_that_grows() -> None:
+    server = FakeServer(HostMemoryCreep, interval_s=300)
+    server.others = {"host_rss_bytes": 60 * GIB}
+    finding = hours(server, 6, 300 * MIB, field="api_server_rss_bytes")
+    assert finding is not None and "API server" in finding.reason

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.nodes import NodeSpread
-from legroom.exports.deploy.cluster.pod import environment, literal, metadata, resources, secrets_created
+from legroom.exports.deploy.cluster.pod import environment, literal, metadata, planned_card, resources, secrets_created
 from legroom.exports.deploy.cluster.settings import ClusterSettings
 from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.server import ExportedServer, add_server_options
@@ -80,7 +80,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     return {
         "apiVersion": "serving.kserve.io/v1alpha2",
         "kind": "LLMInferenceService",
-        "metadata": metadata(server, settings),
+        "metadata": {**metadata(server, settings), "annotations": planned_card(server)},
         "spec": spec,
     }
 

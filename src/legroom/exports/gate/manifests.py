@@ -33,6 +33,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
     ("serving.kserve.io", ("inferenceservices", "llminferenceservices")),
     ("kubeai.org", ("models",)),
+    ("ray.io", ("rayclusters",)),
 )
 """API group -> what is looked at. A group that the cluster does not have is simply never asked about."""
 _LABEL = "legroom/gate"

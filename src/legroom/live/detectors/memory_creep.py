@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector
+from collections.abc import Sequence
+
+from legroom.live.detectors.base import Condition, Detector, of_all_engines
 from legroom.live.forecast import Trend, trend
 from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.live.thresholds import Hold
@@ -13,6 +15,10 @@ _LEAST_POINTS = 12
 """An hour of them: fewer are no line, however far apart they lie."""
 _GAP_S = 1800.0
 """What lies before half an hour without a point, or before a clock that was set forward, is another story."""
+
+
+MemorySeries = tuple[Sequence[tuple[float, float]], str]
+"""Times with bytes, and the words that say what of."""
 
 
 class MemoryCreep(Detector):
@@ -47,18 +53,19 @@ class MemoryCreep(Detector):
             return None
         state = len(points), points[-1].time_s
         if state != self._seen:
-            self._seen, self._last = state, self._slope(points)
+            conditions = [self._slope(series, of) for series, of in self.series(points)]
+            self._seen, self._last = state, of_all_engines([condition for condition in conditions if condition])
         return self._last
 
-    def series(self, points: list[MemoryPoint]) -> tuple[list[tuple[float, float]], str]:
-        """The figure that is judged, and what it is of."""
+    def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
+        """The figures that are judged, each with what it is of."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
-        return (reserved, "reserved by the workers") if len(reserved) >= len(used) else (used, "used on the GPUs")
+        by_workers = len(reserved) >= len(used)
+        return [(reserved, "reserved by the workers") if by_workers else (used, "used on the GPUs")]
 
-    def _slope(self, points: list[MemoryPoint]) -> Condition | None:
+    def _slope(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
         levels = self.levels
-        series, what = self.series(points)
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
         if hours < levels.creep_least_hours or len(series) < _LEAST_POINTS:
             return None

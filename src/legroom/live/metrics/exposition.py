@@ -331,7 +331,8 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
         fields |= _pool(reading.configs, key) | _finished(fields.pop("success", {}))
         engines.append(EngineSample(model=key[0], engine=key[1], **fields))
     numbers = reading.server
-    memory = {field: int(numbers[field]) for field in WORKER.values() if field in numbers}
+    sizes = (*WORKER.values(), "api_server_rss_bytes")
+    memory = {field: int(numbers[field]) for field in sizes if field in numbers}
     return Sample(
         time_s=time_s,
         server=server,

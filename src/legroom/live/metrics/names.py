@@ -19,6 +19,8 @@ WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_r
           "legroom_worker_used_bytes": "memory_used_bytes",
           "legroom_worker_host_rss_bytes": "host_rss_bytes"}  # fmt: skip
 """What a telemetry plugin inside vLLM's workers exposes, one series a GPU or worker."""
+API_SERVER_RSS = "process_resident_memory_bytes"
+"""What prometheus_client itself shows of the process that serves the page, where that page is of one process."""
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
 """Ray and some collectors rewrite the colon; the measures are the same."""
 _ANY_NUMBER = frozenset({b"gauge", b"counter", b"untyped", b"unknown", b"info"})
@@ -40,7 +42,10 @@ class Slot(NamedTuple):
 @cache
 def slots_by_name() -> dict[bytes, Slot]:
     """Series name -> slot, for every name a role ever had, spelled in every way it is met."""
-    slots: dict[bytes, Slot] = {b"process_start_time_seconds": Slot("process_start_s", 0, "server", _ANY_NUMBER)}
+    slots: dict[bytes, Slot] = {
+        b"process_start_time_seconds": Slot("process_start_s", 0, "server", _ANY_NUMBER),
+        API_SERVER_RSS.encode(): Slot("api_server_rss_bytes", 0, "server", _ANY_NUMBER),
+    }
     for name, field in WORKER.items():
         slots[name.encode()] = Slot(field, 0, "worker", _ANY_NUMBER)
     special = {"request_success": "success", "cache_config": "config", "sleep_state": "sleep",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts import metrics
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.exposition import sample_of_series
-from legroom.live.metrics.names import WORKER
+from legroom.live.metrics.names import API_SERVER_RSS, WORKER
 from legroom.live.metrics.sample import Look, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
@@ -100,8 +100,10 @@ class PrometheusSource:
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += WORKER
         timed = "|".join(metrics.names_of(_TIMED_BY))
+        # Every process that Prometheus scrapes has this one; those that show vLLM's figures beside it are wanted.
+        process = f"{self._selector(API_SERVER_RSS)} and on (job, instance) {self._selector(timed)}"
         return (
-            self._selector("|".join(names)),
+            f"{self._selector('|'.join(names))} or {process}",
             f"timestamp({self._selector(timed)})",
             f"up{{{self._matchers}}}" if self._matchers else "up",
         )

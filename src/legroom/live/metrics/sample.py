@@ -149,6 +149,8 @@ class Sample:
     """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""
     host_rss_bytes: int | None = None
     """What the workers' processes hold of the host's memory, where telemetry of theirs is exposed."""
+    api_server_rss_bytes: int | None = None
+    """What the process that serves the page holds of the host's memory; not shown where several serve it."""
     notes: tuple[str, ...] = ()
     """What was wrong with the answer, where it could still be read."""
 

@@ -149,6 +149,7 @@ class MemoryPoint:
     allocated_bytes: int | None
     reserved_bytes: int | None
     host_rss_bytes: int | None = None
+    api_server_rss_bytes: int | None = None
 
 
 def _grown(new: float | None, old: float | None, restarted: bool) -> float | None:
@@ -306,7 +307,10 @@ class Window:
         )
 
     def _thin(self, sample: Sample) -> None:
-        sizes = (sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes, sample.host_rss_bytes)
+        sizes = (
+            sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes, sample.host_rss_bytes,
+            sample.api_server_rss_bytes,
+        )  # fmt: skip
         if all(size is None for size in sizes):
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:

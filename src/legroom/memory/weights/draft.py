@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.attention import with_kv_heads
-from legroom.facts.model import Layer
+from legroom.facts.model import Dense, Experts, Layer
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks
 from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
@@ -37,10 +37,10 @@ def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> It
 
 
 def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """An EAGLE head as its own config says; without one, a layer like the model's last."""
+    """An EAGLE head as its own config says; without one, a dense layer as wide as the model's last."""
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
-    layers = head.layers if head else model.layers[-1:]
+    layers = head.layers if head else (_dense(model.layers[-1], model),)
     states = EAGLE3_STATES if method == "eagle3" else 2
     yield Module("draft", "fc", hidden, states * model.hidden_size)
     for layer in layers:
@@ -52,6 +52,19 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
             yield Module("draft", "qkv.embedding", rows, hidden)
         vocabulary = head.config.get("draft_vocab_size") or head.vocab_size if head else _EAGLE_VOCABULARY
         yield Module("draft", "lm_head", cdiv(int(vocabulary), ranks.tensor), hidden)
+
+
+def _dense(layer: Layer, model: Model) -> Layer:
+    """vLLM's EAGLE heads are layers of Llama (llama_eagle.py, llama_eagle3.py): dense, of whatever model they draft
+    for. A published head of Gemma-4-26B-A4B takes 0.35 GiB, a layer of its experts would take 1.6."""
+    experts = layer.feedforward
+    if not isinstance(experts, Experts):
+        return layer
+    if experts.parallel_dense is not None:
+        return replace(layer, feedforward=experts.parallel_dense)
+    active = experts.experts_per_token * experts.intermediate_size + experts.shared_intermediate_size
+    width = int(model.config.get("intermediate_size") or active)
+    return replace(layer, feedforward=Dense(experts.hidden_size, width))
 
 
 def draft_settings(settings: EngineSettings) -> EngineSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -93,7 +94,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> L
     if offloaded:
         terms.append(Term("offloaded", 0, f"{offloaded / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
     figure = _figure(model, settings, gpu, total, terms)
-    staged = _staged_bytes(settings, sum(sum(each.storage.kept) for each in stored))
+    staged = _staged_bytes(settings, stored)
     peak = max(allocator.peak_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     return LoadedWeights(figure, peak, _why(stored, staged, peak - figure.bytes))
 
@@ -140,10 +141,11 @@ _LARGEST_SHARD_BYTES = 5 * 10**9
 """How the Hub's tools cut a checkpoint into files unless told otherwise."""
 
 
-def _staged_bytes(settings: EngineSettings, kept: int) -> int:
+def _staged_bytes(settings: EngineSettings, stored: list[StoredModule]) -> int:
     """fastsafetensors reads whole files into the GPU's memory and copies the weights out of them there."""
-    staged = other_value(settings.given, "--load-format") == "fastsafetensors"
-    return min(_LARGEST_SHARD_BYTES, kept) if staged else 0
+    if other_value(settings.given, "--load-format") != "fastsafetensors":
+        return 0
+    return min(_LARGEST_SHARD_BYTES, sum(sum(each.storage.kept) for each in stored))
 
 
 def _why(stored: list[StoredModule], staged: int, above: int) -> str:
@@ -204,7 +206,7 @@ def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list
     kept: list[StoredModule] = []
     offloaded = 0
     for each in stored:
-        if each.layer is not None and each.module.part != "buffers" and offloaded < limit:
+        if each.in_layer and each.module.part != "buffers" and offloaded < limit:
             offloaded += sum(each.storage.kept)
             if each.ropes:
                 kept.append(StoredModule(each.module, type(each.storage)(()), each.ropes))
@@ -234,7 +236,7 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank:
     limit = (settings.given.cpu_offload_gb or 0) * GIB
     tensors: list[int] = []
     for each in loaded_modules(model, settings, storage_context(settings, gpu), pp_rank) if limit else ():
-        if each.layer is not None and each.module.part != "buffers" and sum(tensors) < limit:
+        if each.in_layer and each.module.part != "buffers" and sum(tensors) < limit:
             tensors += each.storage.kept
     return tensors
 
@@ -274,13 +276,15 @@ def _follow(
 
 def _terms(stored: list[StoredModule]) -> list[Term]:
     parts: dict[str, int] = {}
-    for each in stored:
+    # Layers of one kind share their modules, so that most of them stand there many times.
+    times = Counter(map(id, stored))
+    for number, each in {id(each): each for each in stored}.items():
         kept = each.storage.kept
         weight = max(kept, default=0)
-        parts[each.module.part] = parts.get(each.module.part, 0) + weight
+        parts[each.module.part] = parts.get(each.module.part, 0) + times[number] * weight
         if len(kept) > 1:
             beside = "biases" if each.module.bias and len(kept) == 2 else "scales"
-            parts[beside] = parts.get(beside, 0) + sum(kept) - weight
+            parts[beside] = parts.get(beside, 0) + times[number] * (sum(kept) - weight)
         for rope in each.ropes:
-            parts["rope cache"] = parts.get("rope cache", 0) + rope.bytes
+            parts["rope cache"] = parts.get("rope cache", 0) + times[number] * rope.bytes
     return [Term(part, size) for part, size in parts.items() if size]

@@ -21,7 +21,7 @@ from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
-from legroom.vllm.speculation import draft_method, predicts_itself
+from legroom.vllm.speculation import draft_method, head_kind, predicts_itself
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class StoredModule:
     module: Module
     storage: Storage
     ropes: tuple[RopeCache, ...] = ()
-    layer: int | None = None
+    in_layer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +165,10 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
         # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
         for drafted in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
             part = drafted.module.part if drafted.module.part in ("buffers", "workspace") else "draft"
-            yield replace(drafted, module=replace(drafted.module, part=part), layer=None)
+            yield replace(drafted, module=replace(drafted.module, part=part), in_layer=False)
         return
     own = predicts_itself(method)
-    for module in draft_modules(model, method, build.shape, build.ranks):
+    for module in draft_modules(model, head_kind(settings.given.speculative_config), build.shape, build.ranks):
         yield StoredModule(
             module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context)
         )
@@ -257,6 +257,22 @@ def _outputs(build: _Build) -> Iterator[Module]:
         yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
 
 
+class _StoredOnce:
+    """The modules of layers, each stored once: a model has many layers of few kinds. Modules and schemes count by
+    identity, and so must outlive it."""
+
+    def __init__(self, context: StorageContext) -> None:
+        self._context = context
+        self._known: dict[tuple[int, int], StoredModule] = {}
+
+    def module(self, module: Module, scheme: Quantization | None, ropes: tuple[RopeCache, ...]) -> StoredModule:
+        key = id(module), id(scheme)
+        stored = self._known.get(key)
+        if stored is None:
+            stored = self._known[key] = StoredModule(module, storage(module, scheme, self._context), in_layer=True)
+        return replace(stored, ropes=ropes) if ropes else stored
+
+
 def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
@@ -265,6 +281,7 @@ def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
         scalars += _QUANTIZED_SCALARS
     known: dict[Layer, list[Module]] = {}
+    stored = _StoredOnce(context)
     for index in stage:
         layer = model.layers[index]
         modules = known.get(layer)
@@ -275,11 +292,11 @@ def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
         for module in modules:
             at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
             scheme = build.schemes.of(module, index)
-            yield StoredModule(module, storage(module, scheme, context), at_output, index)
+            yield stored.module(module, scheme, at_output)
             if scheme is not None and module.name == "self_attn.kv_b_proj":
                 # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
                 copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
-                yield StoredModule(copy, storage(copy, None, context), (), index)
+                yield StoredModule(copy, storage(copy, None, context), (), in_layer=True)
             due = () if at_output else due
             if module.name == "scale" and workspaces:
                 for workspace in workspaces:

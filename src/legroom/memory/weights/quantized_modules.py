@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fnmatch import translate
 from functools import lru_cache
 
@@ -28,11 +29,12 @@ class Patterns:
 
     def match(self, name: str) -> bool:
         """`name` starts at `layers.N.` (or is a module outside the layers)."""
-        parts = tuple(name.split("."))
-        if any(".".join(parts[:depth]) in self.exact for depth in range(1, len(parts) + 1)):
+        if self.exact and not self.exact.isdisjoint(_beginnings(name)):
             return True
-        if any(_contains(parts, words) for words in self.words):
-            return True
+        if self.words:
+            parts = tuple(name.split("."))
+            if any(_contains(parts, words) for words in self.words):
+                return True
         if self.regex is None:
             return False
         if not name.startswith("layers."):
@@ -40,8 +42,19 @@ class Patterns:
         return any(self.regex.match(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
 
+def _beginnings(name: str) -> Iterator[str]:
+    """`a`, `a.b` and `a.b.c`."""
+    end = name.find(".")
+    while end >= 0:
+        yield name[:end]
+        end = name.find(".", end + 1)
+    yield name
+
+
 def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
     size = len(words)
+    if words[0] not in parts:
+        return False
     return any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
 
 

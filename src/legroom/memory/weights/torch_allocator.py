@@ -8,6 +8,7 @@ the tensor where the rest of it is too small to split off, or where splitting is
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import NamedTuple
 
 from legroom.memory.allocator.settings import (
     SMALL_REQUEST,
@@ -20,9 +21,8 @@ from legroom.records import dataclass, field
 from legroom.units import cdiv, round_up
 
 
-@dataclass(frozen=True, slots=True)
-class TensorBlock:
-    """A piece of a segment; `tensor_bytes` is what was asked for."""
+class TensorBlock(NamedTuple):
+    """A piece of a segment; `tensor_bytes` is what was asked for. A tuple, since a model has thousands of them."""
 
     size: int
     segment: int
@@ -56,7 +56,7 @@ class TorchAllocator:
 
     def allocate(self, tensor_bytes: int) -> TensorBlock:
         """Hand out a block for a tensor."""
-        size = max(round_up(tensor_bytes, SMALLEST_BLOCK), SMALLEST_BLOCK)
+        size = round_up(tensor_bytes, SMALLEST_BLOCK) or SMALLEST_BLOCK
         # A small tensor comes from 2 MiB segments that are split exactly, so only the rounding counts.
         if size <= SMALL_REQUEST or self.expandable:
             self._count(size)

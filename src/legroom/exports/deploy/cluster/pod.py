@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.files import file_mounts, file_volumes, model_mounts, model_volumes
@@ -14,7 +15,8 @@ from legroom.exports.deploy.server import ExportedServer, FlagLine
 from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
 from legroom.exports.deploy.yaml_text import Commented
-from legroom.units import GIB
+from legroom.facts.gpus import gpu
+from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.cluster.settings import ClusterSettings
@@ -47,7 +49,7 @@ def selector(server: ExportedServer) -> dict[str, str]:
 
 def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
     if not scraped:
-        return {"labels": labels(server)}
+        return {"labels": labels(server), **_annotated(planned_card(server))}
     scrape = {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(server.port),
@@ -55,7 +57,23 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
     }
     if server.address.tls:
         scrape["prometheus.io/scheme"] = "https"
-    return {"labels": labels(server), "annotations": scrape}
+    return {"labels": labels(server), **_annotated({**planned_card(server), **scrape})}
+
+
+def planned_card(server: ExportedServer) -> dict[str, Any]:
+    """The annotation by which the gate and `plan --file` know the card, which the scheduler does not ask about."""
+    card = server.plan.gpu if server.plan is not None else None
+    if card is None or not card.name:
+        return {}
+    try:
+        name = gpu(card.name).name
+    except LegroomError:
+        name = f"{card.total_bytes // MIB}MiB"
+    return {GPU_ANNOTATION: Commented("What it was planned for; a node selector would keep it there.", name)}
+
+
+def _annotated(annotations: dict[str, Any]) -> dict[str, Any]:
+    return {"annotations": annotations} if annotations else {}
 
 
 def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str, Any] | None = None) -> dict[str, Any]:
