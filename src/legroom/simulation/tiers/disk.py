@@ -75,8 +75,9 @@ class DiskBackedTier(HostTier):
 
     def __init__(self, settings: TierSettings) -> None:
         super().__init__(settings)
-        self.store_link = Link[FileJob](settings.disk_s_per_chunk)
-        self.load_link = Link[FileJob](settings.disk_s_per_chunk)
+        s_per_chunk = settings.disk_s_per_chunk or 0.0
+        self.store_link = Link[FileJob](s_per_chunk)
+        self.load_link = Link[FileJob](s_per_chunk)
         self.jobs: dict[FileJob, None] = {}
         self.stored_chunks = self.loaded_chunks = 0
         self.submitted_loads: list[FileJob] = []
