@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """legroom's second tier against vLLM's own offloading connector, step by step, on random loads.
 
-    tier_oracle.py VLLM_PYTHON [--workloads 100] [--seed 0] [--kind async] [--record FILE.jsonl.gz]
+    tier_oracle.py VLLM_PYTHON [--workloads 100] [--seed 0] [--kind async] [--files] [--record FILE.jsonl.gz]
 
 VLLM_PYTHON is the interpreter of an environment with vLLM 0.32 (a CPU build will do). It runs this file again with
 `--ask QUESTIONS ANSWERS`, which drives vLLM's Scheduler, both sides of its OffloadingConnector and its CPU manager;

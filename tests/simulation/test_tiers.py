@@ -259,3 +259,11 @@ def test_a_prompt_whose_chunks_evict_each_other_is_given_up_on() -> None:
     settings = SchedulerSettings(num_blocks=24, max_model_len=256, max_num_seqs=1, max_num_batched_tokens=32)
     outcome = simulate_with_tier(_trace(rows), settings, TierSettings(5, disk_s_per_chunk=0.0))
     assert [rejection.id for rejection in outcome.timeline.rejections] == ["c"]
+
+
+def test_an_offloading_flag_without_a_tier_is_not_ignored_in_silence(
+    trace_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", "qwen3-8b", "--gpu", "l4", "--max-model-len", "4096", "--kv-offloading-size", "10"]
+    assert main(["simulate", trace_file, *flags]) == 0
+    assert "--kv-offloading-size is not replayed" in capsys.readouterr().err

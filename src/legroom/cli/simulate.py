@@ -186,6 +186,9 @@ def run(args: argparse.Namespace) -> int:
     pool = pool_of(args, trace)
     for remark in pool.notes:
         note(remark)
+    words = (*args.vllm_words, *args.command_words)
+    if not args.tier and any(word.split("=")[0] == "--kv-offloading-size" for word in words):
+        note("--kv-offloading-size is not replayed; --tier cpu=SIZE@RATE replays the tier that it makes")
     if args.choose:
         return _choose(args, trace, pool)
     if args.autoscale is not None:
