@@ -100,7 +100,7 @@ def test_the_files_are_looked_at_again_and_again(tmp_path):
         task.cancel()
 
     asyncio.run(watched())
-    assert meters.total("reloads") >= 2
+    assert meters.total("certificate_reloads") >= 2
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
