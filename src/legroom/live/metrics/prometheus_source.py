@@ -41,8 +41,8 @@ _USUAL_SCRAPE_S = 60.0
 """Prometheus' own default, until two scrapes of any server have been seen."""
 _JITTER = 0.9
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
-"""Of more servers, a scrape in fifteen seconds is looked at, however many there are: ten minutes of each are kept, and
-thousands of servers scraped every five seconds would be half a gigabyte of them."""
+"""Of more servers than this, only one scrape in fifteen seconds is taken, however often Prometheus scrapes: the last
+ten minutes of each server are kept, which for thousands at five seconds would be half a gigabyte."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
 
