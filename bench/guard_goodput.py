@@ -49,6 +49,8 @@ class BenchPool:
     """From the guard's word to the engine, and from an answer's end to the guard."""
     pace: float = 0.0
     """Tokens a second of a sequence, as known from before; 0: not known."""
+    learn: bool = False
+    """Whether the guard sees the engine's counters, and learns from them what a preemption costs."""
 
 
 OWN_IDS = itertools.count(1 << 20)
@@ -76,7 +78,7 @@ class Asked:
         def blocks(tokens: int) -> int:
             return cdiv(tokens, POOL.block_size) * self.copies
 
-        lives = LIVES if self.expected and POOL.recompute < DEAR_RECOMPUTE else ()
+        lives = LIVES if self.expected and (POOL.learn or POOL.recompute < DEAR_RECOMPUTE) else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
         chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
         shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
@@ -115,6 +117,18 @@ class Run:
     worst_s: float
 
 
+def use_of(scheduler: Scheduler, steps: int = 0, prompt_tokens: int = 0) -> EngineUse:
+    used = 1 - scheduler.kv.pool.num_free / POOL.blocks
+    return EngineUse(used, len(scheduler.running), len(scheduler.waiting), steps, prompt_tokens)
+
+
+def step_s(scheduled: dict[Request, int], step_ms: tuple[float, float, float]) -> tuple[float, int]:
+    """Seconds of a step, and its prompt tokens."""
+    decoding = sum(count == 1 for count in scheduled.values())
+    prompt_tokens = sum(count for count in scheduled.values() if count > 1)
+    return (step_ms[0] + step_ms[1] * decoding + step_ms[2] * prompt_tokens) / 1000, prompt_tokens
+
+
 def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
@@ -127,7 +141,7 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, Asked]] = {}
     left: dict[int, int] = {}
-    preemptions = tokens = number = 0
+    preemptions = tokens = number = steps = prefilled = 0
     ends_s: list[float] = []
     tickets = {}
     on_the_way: deque[tuple[float, Request]] = deque()
@@ -151,9 +165,8 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             scheduler.add(on_the_way.popleft()[1])
         batch = scheduler.schedule()
         preemptions += len(batch.preempted)
-        decoding = sum(count == 1 for count in batch.scheduled.values())
-        prompt_tokens = sum(count for count in batch.scheduled.values() if count > 1)
-        now_s += (step_ms[0] + step_ms[1] * decoding + step_ms[2] * prompt_tokens) / 1000
+        took_s, prompt_tokens = step_s(batch.scheduled, step_ms)
+        now_s, steps, prefilled = now_s + took_s, steps + 1, prefilled + prompt_tokens
         finished = scheduler.update(batch)[1]
         for request in batch.scheduled if POOL.streams else ():
             tickets[inside[request][0]].steps_seen = request.num_output_tokens
@@ -170,8 +183,8 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             pool.release(ticket, now_s)
         if now_s >= next_look_s:
             next_look_s = now_s + 0.1
-            used = 1 - scheduler.kv.pool.num_free / POOL.blocks
-            pool.learn_use(EngineUse(used, len(scheduler.running), len(scheduler.waiting)), now_s)
+            counters = (steps, prefilled) if POOL.learn else ()
+            pool.learn_use(use_of(scheduler, *counters), now_s)
             pool.admit_waiting(now_s)
     return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
 
@@ -189,10 +202,11 @@ def main() -> None:
     parser.add_argument("--caching", action="store_true", help="the server has a prefix cache, as is vLLM's default")
     parser.add_argument("--hop-ms", type=float, default=0.0, help="from the guard to the engine, and back")
     parser.add_argument("--pace", type=float, default=0.0, help="tokens a second that earlier answers have shown")
+    parser.add_argument("--learn", action="store_true", help="learn the cost of a preemption, as in a real server")
     parser.add_argument("--loads", nargs="+", default=list(LOADS))
     args = parser.parse_args()
     POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
-    POOL.caching, POOL.hop_s, POOL.pace = args.caching, args.hop_ms / 1000, args.pace
+    POOL.caching, POOL.hop_s, POOL.pace, POOL.learn = args.caching, args.hop_ms / 1000, args.pace, args.learn
     policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
     policies |= {
         f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead

@@ -26,6 +26,9 @@ from guard_toggle import Connection, RealServer, percentile, print_table
 
 BODY = {"model": "tiny", "prompt": list(range(5, 37)), "max_tokens": 16, "ignore_eos": True, "temperature": 0.0}
 
+LONGER = BODY | {"prompt": list(range(5, 185)), "max_tokens": 200}
+"""For a pool that holds some thirty of them while 270 wait."""
+
 
 async def latency(port: int, pairs: int) -> dict[bool, list[float]]:
     client, times = await Connection(port).open(), {True: [], False: []}
@@ -70,34 +73,50 @@ async def throughput(
     return rates, {guard: total / (rounds * clients * each) for guard, total in cpu.items()}
 
 
-async def own_time_us(count: int = 20_000) -> float:
-    """The guard around an application that does nothing, less that application."""
+async def own_time_us(
+    count: int = 20_000, clients: int = 1, blocks: int = 1000, body: Any = BODY, token_s: float = 0.0
+) -> float:
+    """The guard around an application that does nothing, less that application. With many clients and a small pool most
+    requests wait.
+    """
     from legroom.guard import Guard
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await receive()
+        if token_s:
+            await asyncio.sleep(token_s * body["max_tokens"])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b'{"usage":{"prompt_tokens":32,"completion_tokens":16}}'})
 
     config = SimpleNamespace(
-        cache_config=SimpleNamespace(num_gpu_blocks=1000, block_size=16),
+        cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16, enable_prefix_caching=True),
         model_config=SimpleNamespace(max_model_len=2048),
         scheduler_config=SimpleNamespace(max_num_seqs=128), parallel_config=SimpleNamespace(data_parallel_size=1),
     )  # fmt: skip
     server = SimpleNamespace(state=SimpleNamespace(vllm_config=config, args=SimpleNamespace()))
-    data = json.dumps(BODY).encode()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": data, "more_body": False}
+    data = json.dumps(body).encode()
 
     async def send(_: Any) -> None:
         pass
 
-    async def timed(one: Any) -> float:
-        began = time.process_time()
-        for _ in range(count):
-            scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": server}
-            await one(scope, receive, send)
+    async def ask(target: Any) -> None:
+        messages = iter([{"type": "http.request", "body": data, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            message = next(messages, None)
+            return message or await asyncio.get_running_loop().create_future()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": server}
+        await target(scope, receive, send)
+
+    async def timed(target: Any) -> float:
+        began, numbers = time.process_time(), iter(range(count))
+
+        async def client() -> None:
+            for _ in numbers:
+                await ask(target)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
         return (time.process_time() - began) / count * 1e6
 
     return await timed(Guard(app)) - await timed(app)
@@ -136,6 +155,7 @@ def main() -> None:
         "throughput_ratio_of_sums": statistics.harmonic_mean(rates[True]) / statistics.harmonic_mean(rates[False]),
         "api_server_cpu_ms": {side: cpu[guard] * 1e3 for side, guard in sides.items()},
         "own_time_us": asyncio.run(own_time_us()),
+        "own_time_queued_us": asyncio.run(own_time_us(4000, 300, 400, LONGER, 0.001)),
         "admitted": seen["legroom_guard_admitted_total"], "pairs": args.pairs, "rounds": args.rounds,
     }  # fmt: skip
 
@@ -151,6 +171,7 @@ def main() -> None:
         row("requests/s, 32 clients", "requests_per_s", 1, f"{found['throughput_ratio']:.1%}"),
         row("API server, CPU ms a request", "api_server_cpu_ms", 2, f"{cpu[True] / cpu[False] - 1:+.1%}"),
         ("guard alone, CPU us a request", f"{found['own_time_us']:.0f}", "", ""),
+        ("the same with a queue", f"{found['own_time_queued_us']:.0f}", "", ""),
     ])  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

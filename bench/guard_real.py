@@ -5,14 +5,17 @@
                   [--requests 1.0] [--blocks 33] [--flags "..."] [--json FILE]
 
 One server with a tiny model and a pool so small that it thrashes; each load is sent at once, once a mode and round, the
-modes in another order each round. A round's ratio is finished tokens a second over those of direct in that round. CPU
-is that of each process, in milliseconds a request. With --json a line is added for each run as it ends.
+modes in another order each round (`again` is direct once more: what it has is the method's own scatter). A round's
+ratio is finished tokens a second over those of direct in that round. `steps` are the engine's, over those of direct for
+the same tokens: other work on the machine does not change them. CPU is that of each process, in milliseconds a request.
+With --json a line is added for each run as it ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -23,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -30,10 +34,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guard_toggle import ROOT, Connection, RealServer, percentile
+from guard_toggle import ROOT, Connection, RealServer, percentile, read_metrics
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
+PREEMPTIONS, STEPS = "vllm:num_preemptions_total", "vllm:iteration_tokens_total_count"
+UNGUARDED = ("direct", "again")
 GPU_MODEL = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 12, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
 PREFIX = [random.Random(7).randrange(10, 200) for _ in range(400)]
@@ -45,11 +51,16 @@ def request(rnd: random.Random, prompt: int, output: int | None, copies: int = 1
     return body | ({"n": copies} if copies > 1 else {}) | ({} if output is None else {"ignore_eos": True})
 
 
+def open_ended(rnd: random.Random, tokens: int) -> dict[str, Any]:
+    """Without a max_tokens, and yet of the same length each time: the made-up weights end an answer at once."""
+    return request(rnd, rnd.choice([40, 200]), None) | {"min_tokens": tokens}
+
+
 LOADS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "short": (80, lambda rnd: request(rnd, 100, 40)),
     "long": (40, lambda rnd: request(rnd, 60, 700)),
     "mixed": (50, lambda rnd: request(rnd, rnd.choice([60, 300]), rnd.choice([30, 150, 600]))),
-    "open-ended": (60, lambda rnd: request(rnd, rnd.choice([40, 200]), None)),
+    "open-ended": (60, lambda rnd: open_ended(rnd, min(800, 1 + int(rnd.expovariate(1 / 200))))),
     "prefix": (60, lambda rnd: request(rnd, 40, 200, prefix=rnd.choice([256, 384]))),
     "several": (20, lambda rnd: request(rnd, 50, 200, copies=4)),
 }
@@ -64,11 +75,13 @@ class Run:
     seconds: float = 0.0
     tokens: int = 0
     preemptions: int = 0
+    steps: int = 0
     refused: int = 0
     lost: int = 0
     p50_s: float = 0.0
     p99_s: float = 0.0
     cpu_ms: dict[str, float] = field(default_factory=dict)
+    looks: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,12 +100,50 @@ def children(pid: int) -> list[int]:
     return own + [grandchild for child in own for grandchild in children(child)]
 
 
+class Looks:
+    """The server's gauges ten times a second while a load runs: what it held, and whether it had room while requests
+    waited in the guard.
+    """
+
+    def __init__(self, server: RealServer, proxy_port: int | None) -> None:
+        self.server, self.pages, self.stop = server, list[dict[str, float]](), threading.Event()
+        self.guard_url = f"http://127.0.0.1:{proxy_port}" if proxy_port else server.url
+        self.thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Looks:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+
+    def _look(self) -> None:
+        while not self.stop.wait(0.1):
+            self.pages.append(read_metrics(self.guard_url))
+
+    def means(self) -> dict[str, float]:
+        used = [page["vllm:kv_cache_usage_perc"] for page in self.pages]
+        idle = [
+            1 - page["vllm:kv_cache_usage_perc"]
+            for page in self.pages
+            if page["legroom_guard_waiting"] and not page["vllm:num_requests_waiting"]
+        ]
+        running = [page["vllm:num_requests_running"] for page in self.pages]
+        of_all = max(1, len(self.pages))
+        return {
+            "kv_use": round(statistics.mean(used or [0.0]), 3), "running": round(statistics.mean(running or [0.0]), 1),
+            "free_while_held_back": round(sum(idle) / of_all, 3), "held_back": round(len(idle) / of_all, 3),
+        }  # fmt: skip
+
+
 class Bench:
     def __init__(self, server: RealServer, policy: Path, proxy: subprocess.Popen[bytes] | None, proxy_port: int):
         self.server, self.policy, self.proxy, self.proxy_port = server, policy, proxy, proxy_port
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
         self.pids |= {"proxy": [proxy.pid]} if proxy else {}
         self.answers = 1.0
+        self.look = False
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -126,13 +177,16 @@ class Bench:
             if (body["max_tokens"] or 0) > 100:
                 body["max_tokens"] = round(body["max_tokens"] * self.answers)
         port = self.proxy_port if mode == "proxy" else self.server.port
-        guard = mode not in ("direct", "proxy")
+        guard = mode not in (*UNGUARDED, "proxy")
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
-        await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
-        run.seconds = round(time.perf_counter() - began, 3)
+        looks = Looks(self.server, self.proxy_port if mode == "proxy" else None)
+        with looks if self.look else contextlib.nullcontext():
+            await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
+            run.seconds = round(time.perf_counter() - began, 3)
+        run.looks = looks.means() if self.look else {}
         run.cpu_ms = {name: round((end - used[name]) * 1e3 / len(bodies), 2) for name, end in self._cpu().items()}
-        key = "vllm:num_preemptions_total"
-        run.preemptions = int(self.server.metrics()[key] - before[key])
+        after = self.server.metrics()
+        run.preemptions, run.steps = (int(after[key] - before[key]) for key in (PREEMPTIONS, STEPS))
         run.p50_s, run.p99_s = (round(percentile(latencies or [0.0], at), 2) for at in (0.5, 0.99))
         return run
 
@@ -181,9 +235,11 @@ def table(runs: list[Run]) -> None:
             print(
                 f"{load:11}{mode:11} rounds {len(own)}  goodput {statistics.median(ratios):.3f} "
                 f"(least {min(ratios):.3f})  preemptions {sum(run.preemptions for run in own):4}  "
+                f"steps {sum(run.steps for run in own) / sum(direct[run.round].steps for run in own):.3f}  "
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
-                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}",
+                f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}"
+                + (f"  looks {own[-1].looks}" if own[-1].looks else ""),
                 flush=True,
             )
 
@@ -193,7 +249,7 @@ def main() -> None:
     parser.add_argument("python", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
-    parser.add_argument("--modes", nargs="+", default=["direct", "middleware", "proxy"])
+    parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
     parser.add_argument("--flags", default="--max-model-len 1024 --block-size 128 --num-gpu-blocks-override 33 "
                         "--kv-cache-memory-bytes 16M")  # fmt: skip
@@ -201,6 +257,7 @@ def main() -> None:
     parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
+    parser.add_argument("--looks", action="store_true", help="read the server's gauges ten times a second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     until, runs = time.monotonic() + args.minutes * 60, list[Run]()
@@ -215,7 +272,7 @@ def main() -> None:
                 if "proxy" in args.modes:
                     proxy = start_proxy(args.proxy_python, server.url, port, Path(folder) / "proxy.log")
                 bench = Bench(server, policy, proxy, port)
-                bench.answers = args.answers
+                bench.answers, bench.look = args.answers, args.looks
                 asyncio.run(bench.run(args.loads[0], "direct", 0, 0.3))  # warm
                 for number in range(args.rounds):
                     modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]

@@ -80,14 +80,18 @@ class RealServer:
                 self.child.wait()
 
     def metrics(self) -> dict[str, float]:
-        """Sums of the series on the page, labels dropped."""
-        found: dict[str, float] = {}
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as page:
-            for line in page.read().decode().splitlines():
-                if line and not line.startswith("#"):
-                    name, value = re.split(r"[{ ]", line, maxsplit=1)[0], float(line.rsplit(" ", 1)[1])
-                    found[name] = found.get(name, 0.0) + value
-        return found
+        return read_metrics(self.url)
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Sums of the series on a server's page, labels dropped."""
+    sums: dict[str, float] = {}
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as page:
+        for line in page.read().decode().splitlines():
+            if line and not line.startswith("#"):
+                name, value = re.split(r"[{ ]", line, maxsplit=1)[0], float(line.rsplit(" ", 1)[1])
+                sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 class Connection:
@@ -100,9 +104,13 @@ class Connection:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         return self
 
-    async def post(self, path: str, body: dict[str, Any], guard: bool) -> tuple[int, dict[str, str], bytes]:
+    async def post(
+        self, path: str, body: dict[str, Any], guard: bool, key: str = ""
+    ) -> tuple[int, dict[str, str], bytes]:
+        """`key`: the API key by which the guard tells clients apart; the server asks for none."""
         data = json.dumps(body).encode()
         switch = "" if guard else "x-guard: off\r\n"
+        switch += f"authorization: Bearer {key}\r\n" if key else ""
         head = (
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{switch}content-length: {len(data)}"
         )

@@ -4,8 +4,10 @@
 
 FILE: steps of several models with their tokens, requests, context and seconds (`tests/fixtures/h200_steps_0.32.json`
 says how they were measured). The numbers of `Efficiency` are searched for the least mean of |log(predicted/measured)|.
-One model is held out as a whole, and of the others some loads; both are printed apart. Two further checks take no part
-in the fit: whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 that were measured earlier.
+One model is held out as a whole, and of the others some loads; both are printed apart, and steps of prompts once more
+by whether the GPU or the host decides how long they take: what the host needs for the same step differs by half from
+one time to the next. Then every model is left out of a fit of its own. Two further checks take no part in the fit:
+whole loads, their steps added up, and runs of `LLM.generate` under vLLM 0.26 that were measured earlier.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +27,7 @@ from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.fast.accounting import least_seconds, step_seconds, weights_seconds
+from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.replay import Reference
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import Efficiency, Hardware, roofline
@@ -79,19 +82,24 @@ def _plan(model: str, gpu: str, vllm: str, args: dict[str, Any]) -> Any:
 
 def seconds(step: Step, machine: Hardware, reached: Efficiency) -> float:
     """The model's answer for one step whose pairs of tokens are known exactly."""
-    cost = roofline(machine, reached)
+    return max(parts(step, roofline(machine, reached)))
+
+
+def parts(step: Step, cost: StepCost) -> tuple[float, float]:
+    """What the GPU needs, and what the host needs."""
     compute = cost.token * step.tokens + cost.pair * step.pairs
     read = weights_seconds(cost, step.tokens) + cost.kv_token * step.context
     busy = cost.overhead + cost.request * step.requests + max(compute, read)
-    return float(max(busy, least_seconds(cost, step.tokens, step.requests)))
+    return float(busy), float(least_seconds(cost, step.tokens, step.requests))
 
 
 def fit(steps: list[Step], machine: dict[str, Hardware]) -> Efficiency:
     """A random walk that keeps what is better, with ever smaller steps; the same seed, the same answer."""
 
     def loss(reached: Efficiency) -> float:
+        costs = {model: roofline(hardware, reached) for model, hardware in machine.items()}
         return statistics.fmean(
-            min(abs(math.log(seconds(step, machine[step.model], reached) / step.seconds)), 0.5) for step in steps
+            min(abs(math.log(max(parts(step, costs[step.model])) / step.seconds)), 0.5) for step in steps
         )
 
     draw, best = random.Random(0), START
@@ -124,6 +132,34 @@ def residuals(steps: list[Step], machine: dict[str, Hardware], reached: Efficien
                 "median_error": round(statistics.median(errors), 4), "worst_error": round(max(errors), 4),
                 "over_20_percent": sum(error > 0.2 for error in errors),
             }  # fmt: skip
+
+
+def by_decider(steps: Iterable[Step], machine: dict[str, Hardware], reached: Efficiency) -> dict[str, dict[str, Any]]:
+    """Steps of prompts: how far off where the GPU decides, and between which factors where the host does."""
+    took: dict[str, list[float]] = {"gpu": [], "host": []}
+    for step in steps:
+        if step.kind == "prompts":
+            gpu, host = parts(step, roofline(machine[step.model], reached))
+            took["host" if host > gpu else "gpu"].append(step.seconds / max(gpu, host))
+    return {
+        decider: {
+            "steps": len(factors),
+            "median_error": round(statistics.median(abs(1 / factor - 1) for factor in factors), 4),
+            "worst_error": round(max(abs(1 / factor - 1) for factor in factors), 4),
+            "took": [round(min(factors), 2), round(max(factors), 2)],
+        }
+        for decider, factors in took.items()
+        if factors
+    }
+
+
+def left_out_models(steps: Sequence[Step], machine: dict[str, Hardware]) -> Iterator[dict[str, Any]]:
+    """Each model by a fit to the others."""
+    for model, hardware_of_model in machine.items():
+        if hardware_of_model.expert_bytes:
+            continue  # the only one with experts: nothing else tells what they take
+        reached = fit([step for step in steps if step.model != model], machine)
+        yield {"model": model, **by_decider((step for step in steps if step.model == model), machine, reached)}
 
 
 def whole_loads(
@@ -181,6 +217,8 @@ def main() -> None:
         "fitted": asdict(reached),
         "measured_on": {"gpu": document["gpu"], "vllm": document["vllm"], "how": document["how"]},
         "residuals": list(residuals(steps, machine, reached)),
+        "held_out_prompts": by_decider((step for step in steps if step.is_held_out), machine, reached),
+        "left_out_models": list(left_out_models(steps, machine)),
         "whole_loads": list(whole_loads(document, machine, reached)),
         "generate_runs": list(generate_runs(GENERATE_RUNS.read_text(encoding="utf-8").splitlines(), reached)),
     }
@@ -196,6 +234,9 @@ def main() -> None:
             f"{row['model']:28} {row['kind']:8} {part:9} {row['steps']:4} steps"
             f"  median {row['median_error']:6.1%}  worst {row['worst_error']:6.1%}  over 20 %: {row['over_20_percent']}"
         )
+    print("held-out prompts, by what decides:", result["held_out_prompts"])
+    for row in result["left_out_models"]:
+        print("left out of the fit:", row)
     for row in [*result["whole_loads"], *result["generate_runs"]]:
         print(
             f"{row['what']:44} {row['measured_s']:8.3f} s  predicted {row['predicted_s']:8.3f} s  {row['error']:+.0%}"

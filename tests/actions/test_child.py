@@ -182,6 +182,17 @@ def test_kill_takes_everything(launch, tmp_path):
     assert not any(alive(pid) for pid in pids)
 
 
+def test_after_a_kill_nothing_is_given_time_to_end_by_itself(launch, tmp_path):
+    # Spared at first, by its name, which must not stand in the server's own command line.
+    cleaner = f"[sys.executable, '-c', {SLEEP!r}, 'multiprocessing.' + 'resource_tracker']"
+    code = f"import subprocess, sys, time; print(subprocess.Popen({cleaner}).pid, flush=True); time.sleep(600)"
+    child = launch(code, leftover_grace_s=60.0)
+    (pid,) = pids_printed(tmp_path / "out", 1)
+    child.kill()
+    assert child.wait_gone(20)
+    assert not alive(pid)
+
+
 def test_a_killed_keeper_leaves_nothing(launch, tmp_path):
     child = launch(FAMILY)
     pids = [child.pid, *pids_printed(tmp_path / "out", 2)]

@@ -80,6 +80,7 @@ def test_every_server_of_a_manifest_is_told(tmp_path, capsys):
         (("0.19.1", "0.20.0", "--gpu", "h100", "--"), "which server?"),
         (("0.20.0", "--gpu", "h100", *SERVE), "from which release?"),
         (("0.19.1", "abc", "--gpu", "h100", *SERVE), "'abc' is not a vLLM release"),
+        (("abc", "0.32.0", "--gpu", "h100", *SERVE), "'abc' is not a vLLM release"),
         (("0.19.1", "0.20.0", *SERVE), "which GPU?"),
         (("0.19.1", "0.20.0", "--gpu", "h100", *SERVE, "--no-flag-like-this"), "no vLLM release has"),
         (("0.20.0", "--url", "http://127.0.0.1:9", "--gpu", "h100", *SERVE), "--url says what runs"),

@@ -195,7 +195,7 @@ class Case:
     minutes: int = MINUTES
     every_minutes: int = 1
     """Between two scrapes."""
-    rules_every_minutes: int = 1
+    rules_every_minutes: int = 2
     """Between two evaluations of the rules: what promtool spends its time on."""
     since: str = ""
     """The release from which on it can be told."""

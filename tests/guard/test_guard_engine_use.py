@@ -7,7 +7,7 @@ import pytest
 
 from legroom.guard.admission import Admission
 from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
-from legroom.guard.limits import EngineLimits, limits_of_vllm
+from legroom.guard.limits import EngineLimits
 from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
 from legroom.guard.tickets import Need, TicketState
@@ -30,6 +30,12 @@ def test_a_metrics_page_tells_what_all_engines_use():
     assert use.kv_share == pytest.approx(0.3)
 
 
+def test_a_page_with_the_engines_counters_tells_its_steps_and_prompt_tokens():
+    counters = 'vllm:iteration_tokens_total_count{engine="0"} 70\nvllm:prompt_tokens_total{engine="0"} 900.0\n'
+    use = use_of_page(PAGE + counters)
+    assert (use.running, use.steps, use.prompt_tokens) == (8, 70, 900)
+
+
 def test_an_older_release_calls_it_by_another_name():
     assert use_of_page(PAGE.replace("kv_cache", "gpu_cache")).kv_share == pytest.approx(0.3)
 
@@ -46,6 +52,11 @@ def test_inside_vllm_the_registry_says_the_same(monkeypatch):
         prometheus.Gauge(f"vllm:{name}", "", ["engine"], registry=registry).labels("0").set(value)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(REGISTRY=registry))
     assert use_of_registry() == EngineUse(0.5, 4, 2)
+    steps = prometheus.Histogram("vllm:iteration_tokens_total", "", ["engine"], registry=registry).labels("0")
+    for tokens in (120, 8, 8):
+        steps.observe(tokens)
+    prometheus.Counter("vllm:prompt_tokens", "", ["engine"], registry=registry).labels("0").inc(112)
+    assert use_of_registry() == EngineUse(0.5, 4, 2, 3, 112)
 
 
 def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
@@ -97,18 +108,37 @@ def test_where_a_preemption_is_dear_fewer_are_begun():
     assert dear.running < cheap.running
 
 
-def test_the_engine_says_whether_it_computes_on_a_cpu():
-    config = SimpleNamespace(device_config=SimpleNamespace(device_type="cpu"))
-    assert limits_of_vllm(config, None).on_cpu
-    assert not limits_of_vllm(SimpleNamespace(), None).on_cpu
+def busy_looks(step_s, token_s, prompt_tokens=(0, 0, 400, 0, 1200)):
+    """Looks at an engine that makes ten steps between them, each time with other prompts."""
+    pool, now_s, steps, tokens = Pool(PoolLimits(100, None, 100, 0.25, CHEAP_RECOMPUTE)), 0.0, 0.0, 0.0
+    for look in range(30):
+        more = prompt_tokens[look % len(prompt_tokens)]
+        steps, tokens = steps + 10, tokens + more
+        now_s += 10 * step_s + more * token_s
+        pool.learn_use(EngineUse(0.9, 10, 5, steps, tokens), now_s)
+    return pool
 
 
-def test_admission_looks_as_far_as_the_hardware_makes_worth():
+def test_what_a_preemption_costs_is_learnt_from_the_engines_steps_and_prompts():
+    assert not busy_looks(step_s=0.01, token_s=0.00005).recompute_is_dear
+    assert busy_looks(step_s=0.02, token_s=0.002).recompute_is_dear
+
+
+def test_nothing_is_learnt_of_a_preemptions_cost_where_every_step_has_the_same_prompts():
+    assert not busy_looks(0.02, 0.002, prompt_tokens=(100,)).recompute_is_dear
+
+
+def test_until_the_engine_has_shown_it_a_preemption_is_taken_to_be_cheap():
     admission = Admission()
-    admission.learn_engine(EngineLimits(101, 16, on_cpu=True))
-    on_cpu = admission.pool.limits
     admission.learn_engine(EngineLimits(101, 16))
-    assert (on_cpu.recompute_is_dear, admission.pool.limits.recompute_is_dear) == (True, False)
+    assert not admission.pool.recompute_is_dear
+
+
+def test_an_engine_that_restarted_does_not_unlearn_what_a_preemption_costs():
+    pool = busy_looks(step_s=0.02, token_s=0.002)
+    pool.learn_use(EngineUse(0.9, 10, 5, 3, 100), 1000.0)
+    pool.learn_use(EngineUse(0.9, 10, 5, 13, 100), 1000.5)
+    assert pool.recompute_is_dear
 
 
 def test_an_answer_of_uncertain_length_counts_by_how_likely_it_is_still_there():

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from legroom.guard.lengths import AnswerLengths
+from legroom.guard.lengths import AnswerLengths, LikelyLengths, prior_lives
 from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth, Outlook, hold_of
+from legroom.guard.request import Weight, need_of
 from legroom.guard.tickets import Need, TicketState
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -72,6 +73,25 @@ def test_room_is_looked_for_at_every_end_before_the_last_moment():
 def test_an_answer_that_outlived_what_was_expected_is_expected_to_go_on():
     assert hold_of(Growth(1, 3, 20, 500), 40, True).steps_left == (20,)
     assert hold_of(Growth(1, 3, 20, 500), 40, True).blocks == 5
+
+
+def test_copies_of_one_prompt_take_their_next_blocks_together():
+    weight = Weight(16, 1000, 4, 50, 4, start_blocks=4, most_steps=200)
+    growth = need_of(weight, LikelyLengths(200, ()), 32, None, 128).growth
+    assert growth.blocks_at(78) == 4
+    assert growth.blocks_at(79) > 4
+
+
+def test_of_an_open_ended_answer_any_length_is_likely_until_some_were_seen():
+    lives = prior_lives(1024)
+    assert list(lives) == sorted(lives)
+    assert lives[0] < 32 and 100 < lives[2] < 200 and 512 < lives[-1] < 1024
+
+
+def test_the_first_answers_do_not_make_open_ended_ones_longer_than_they_were_taken_for():
+    lengths = AnswerLengths()
+    answers(lengths, 1, 15)
+    assert lengths.lives("m", "a", None, 1024) <= prior_lives(1024)
 
 
 def answers(lengths, count, tokens, max_tokens=None, client="a"):

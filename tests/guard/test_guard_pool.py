@@ -98,6 +98,24 @@ def test_retry_after_follows_the_rate_of_releases():
     assert pool.retry_after_s(Need(50), 60.0) == pytest.approx(5, abs=1)
 
 
+def test_retry_after_is_rounded_down_as_a_late_return_leaves_the_server_idle():
+    pool = pool_of(100, queue=0)
+    for second in range(200):
+        pool.release(pool.acquire(Need(10), second), second)
+    pool.acquire(Need(100), 200.0)
+    assert pool.retry_after_s(Need(55), 200.0) == 5, "5.8 by the rate"
+
+
+def test_nobody_is_sent_away_for_longer_than_the_rate_can_tell_and_yet_not_all_at_once():
+    pool = pool_of(100, queue=0)
+    for second in range(60):
+        pool.release(pool.acquire(Need(1), second), second)
+    pool.acquire(Need(100), 60.0)
+    told = [pool.retry_after_s(Need(10), 60.0) for _ in range(40)]
+    assert max(told) <= LONGEST_RETRY_S
+    assert len(set(told[3:])) >= 10
+
+
 def test_retry_after_follows_the_seats_where_they_are_what_is_missing():
     pool = pool_of(10_000, seats=4, queue=20)
     for second in range(60):

@@ -132,3 +132,15 @@ def test_a_removed_series_under_the_prefix_of_kserve_is_found():
     assert [(finding.rule, finding.suggestion) for finding in report.findings] == [
         ("metric-unknown", "write kserve_vllm:kv_cache_usage_perc")
     ]
+
+
+def test_series_that_a_program_among_the_files_shows_itself_are_right():
+    program = (
+        "from prometheus_client import Counter\nimport vllm\nDONE = Counter('vllm_request_success_total', 'done')\n"
+    )
+    rules = "groups:\n- name: a\n  rules:\n  - {record: 'a:b', expr: 'rate(vllm_request_success_total[5m])'}\n"
+    script = "curl -s localhost:8000/metrics | grep vllm_request_success_total\n"
+    texts = [("rules.yml", rules), ("look.sh", script)]
+    alone = [finding.rule for finding in lint_texts(texts, Options()).findings]
+    beside = [finding.rule for finding in lint_texts([*texts, ("app.py", program)], Options()).findings]
+    assert (alone, beside) == (["metric-unknown", "metric-grep"], [])

@@ -161,3 +161,73 @@ def test_a_command_in_a_temporary_file_is_read():
 
 def test_flags_of_a_script_that_no_server_is_given_are_not_understood():
     assert judged("# vllm\nrun_it --max-model-len 4096\n", "a.sh") == [("not-understood", "note")]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ('["0"]', [("gpus-too-few", "error")]),
+        ('["0,1"]', []),
+        ('["${IDS:-0}"]', [("gpus-too-few", "error")]),
+        ('["${IDS}"]', []),
+        ('["${IDS:?set it}"]', []),
+    ],
+)
+def test_a_variable_may_hold_the_ids_of_several_gpus(ids, expected):
+    compose = f"""services:
+  vllm:
+    image: vllm/vllm-openai:v0.20.0
+    ipc: host
+    command: [--model, org/m, -tp, "2"]
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: {ids}}}]}}}}}}
+"""
+    assert judged(compose, "compose.yaml") == expected
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--model <org>/<model-name>",
+        "--model org/m --gpu-memory-utilization 0.15-0.45",
+        "--model org/m --gpu-memory-utilization 'best_share(model)'",
+    ],
+)
+def test_what_a_document_leaves_to_its_reader_is_no_wrong_value(flags):
+    command = f"docker run --gpus all vllm/vllm-openai:latest {flags}"
+    assert judged(f"```bash\n{command}\n```\n", "README.md") == []
+
+
+def test_a_range_is_a_wrong_value_in_a_script():
+    command = "docker run --gpus all vllm/vllm-openai:latest --model org/m --gpu-memory-utilization 0.15-0.45\n"
+    assert judged(command) == [("flag-value", "error")]
+
+
+@pytest.mark.parametrize(("name", "is_warned_of"), [("VLLM_LOGING_LEVEL", True), ("VLLM_CACHE_PATH", False)])
+def test_a_variable_with_another_word_is_somebody_elses_own(name, is_warned_of):
+    assert bool(judged(f"export {name}=x\nvllm serve org/m\n")) is is_warned_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_warned_of"),
+    [("vllm serve", True), ("http.server.*3001", False), ("kubectl port-forward.*svc/argocd-server", False)],
+)
+def test_processes_that_have_nothing_to_do_with_serving_may_be_ended_by_a_pattern(pattern, is_warned_of):
+    assert bool(judged(f'pkill -f "{pattern}"\nvllm serve org/m\n')) is is_warned_of
+
+
+def test_a_build_for_another_system_may_have_flags_that_its_release_lacks():
+    command = "docker run me/vllm-openai:v0.10.0-macos --model org/m --runner generate\n"
+    assert judged(command) == [("flag-not-yet", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("beside", "severity"), [("vllm_num_requests_running", "error"), ("vllm_request_failure_total", "warning")]
+)
+def test_an_underscore_for_the_colon_is_sure_unless_an_exporter_s_series_are_asked_for_beside_it(beside, severity):
+    rules = "groups: [{name: a, rules: [{record: 'a', expr: 'vllm_num_requests_waiting'}, {record: 'b', expr: 'BESIDE'}]}]"
+    assert judged(rules.replace("BESIDE", beside), "rules.yml")[0] == ("metric-unknown", severity)
+
+
+def test_a_variable_that_is_empty_unless_someone_sets_it_is_no_missing_value():
+    service = "{image: 'vllm/vllm-openai:v0.20.0', command: '--model org/m --api-key ${KEY:-} --max-model-len ${LEN:-}'}"
+    assert judged(f"services: {{a: {service}}}", "docker-compose.yml") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 
 import pytest
@@ -23,13 +24,14 @@ from legroom.planning.wish import Wish
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, is_given
 
+model_of = cache(load)  # what is worked out of a model is remembered with the model
 RELEASES = ("0.6.3", "0.6.4", "0.8.5", "0.9.1", "0.10.0", "0.10.2", "0.19.0", "0.26.0", "0.32.0")
 
 
 def server(model="llama-3.1-8b", card="h100", vllm="0.32.0", name=None, **flags):
     more = {key: flags.pop(key) for key in ("weight", "wish") if key in flags}
     args = ServeArgs(model=model, **{"max_model_len": 8192, "max_num_seqs": 128, **flags})
-    return PackedServer(name or model, Target(load(model), gpu(card), 1, release(vllm)), args, **more)
+    return PackedServer(name or model, Target(model_of(model), gpu(card), 1, release(vllm)), args, **more)
 
 
 def cards(name="h100", count=1, others=()):
@@ -138,6 +140,14 @@ def test_three_servers_that_can_never_fit_are_shown_the_sum():
     assert result.verdict == "does_not_fit"
     assert result.headroom_bytes < 0
     assert "without any KV cache" in proof(result)[0]
+
+
+def test_a_server_that_no_card_holds_alone_is_offered_to_be_split():
+    result = pack(PackRequest((server("qwen3-32b", "l40s"), server("qwen3-8b", "l40s")), cards("l40s")))
+    (change,) = (change for change in changes_that_fit(result) if change.server == "qwen3-32b")
+    assert change.flags == {"tensor_parallel_size": 2}
+    assert change.result.verdict != "does_not_fit"
+    assert len(change.result.request.cards) == change.gpus
 
 
 def test_every_change_that_is_offered_makes_them_fit():

@@ -65,6 +65,14 @@ def test_a_new_default_is_named_as_the_reason_of_its_bytes():
     assert changes["share of the card"].bytes == pytest.approx(0.02 * gpu("h100").total_bytes, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.6.3", "0.6.4"), ("0.8.3", "0.8.4"), ("0.8.5", "0.9.0"), ("0.29.0", "0.30.0")]
+)
+def test_a_default_that_vllm_computes_is_not_shown_as_its_source(old, new):
+    shown = " ".join(flag.why for flag in made("vllm serve qwen3-0.6b --enforce-eager", old, new).flags)
+    assert not any(mark in shown for mark in (" if ", "not ModelConfig", "envs.", "()"))
+
+
 def test_a_flag_that_is_given_does_not_change_with_the_default():
     told = made("vllm serve llama-3.1-8b --gpu-memory-utilization 0.9", "0.19.1", "0.20.0")
     assert "share of the card" not in {change.what for change in told.changes}

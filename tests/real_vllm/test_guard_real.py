@@ -3,99 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
-import socket
-import subprocess
 import time
-import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from metrics_page import metric
-from tiny_models import SERVE_ENV, serve_words, write_model
+from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before
+from tiny_models import write_lora, write_model
 
 from legroom.guard.limits import limits_of_metrics
-from legroom.guard.proxy.server import Proxy, ProxyOptions
-from legroom.guard.proxy.wire import upstream_of
+from legroom.guard.proxy.server import Proxy
 
-ROOT = Path(__file__).parents[2]
 BLOCKS, BLOCK_SIZE = 17, 128
-TOKEN = "a token of the tests"
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-class Server:
-    """A vLLM that serves with the guard."""
-
-    def __init__(self, port: int, policy: Path) -> None:
-        self.port, self.url, self.policy = port, f"http://127.0.0.1:{port}", policy
-
-    def post(self, body: Any, path: str = "/v1/completions", **headers: str) -> tuple[int, dict[str, str], Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **headers})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, dict(answer.headers), json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as error:
-            return error.code, {name.lower(): value for name, value in error.headers.items()}, json.loads(error.read())
-
-    def page(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            return str(answer.read().decode())
-
-    def metric(self, name: str) -> float:
-        return metric(self.url, name)
-
-    def set_policy(self, text: str) -> None:
-        self.policy.write_text(text)
-        time.sleep(1.1)  # the file is looked at once a second
 
 
 @pytest.fixture(scope="module")
-def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedServer]:
     folder = tmp_path_factory.mktemp("guarded")
-    policy = folder / "policy.toml"
-    policy.write_text("")
-    port = free_port()
-    # float32: bfloat16 takes AMX instructions, which some virtual machines announce and do not run.
-    words = serve_words(
-        vllm_python, write_model(folder / "tiny"), port, "--dtype", "float32", "--served-model-name", "tiny",
-        "--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS),
-        "--middleware", "legroom.guard.Guard",
-    )  # fmt: skip
-    env = os.environ | SERVE_ENV | {
-        "PYTHONPATH": str(ROOT / "src"), "LEGROOM_GUARD_POLICY": str(policy), "LEGROOM_GUARD_TOKEN": TOKEN,
-    }  # fmt: skip
-    log = folder / "log"
-    child = subprocess.Popen(words, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True)
-    found = Server(port, policy)
-    try:
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(f"{found.url}/health", timeout=2)
-                break
-            except OSError:
-                assert child.poll() is None, log.read_text()[-3000:]
-                time.sleep(0.5)
-        found.log = log  # type: ignore[attr-defined]
-        yield found
-    finally:
-        os.killpg(child.pid, signal.SIGINT)
-        try:
-            child.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS))
+    adapter = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"tuned={write_lora(folder / 'lora')}")
+    with guarded_server(vllm_python, folder, write_model(folder / "tiny"), *flags, *adapter) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -217,24 +147,43 @@ def test_draining_turns_new_requests_away_and_leaves_health_alone(server):
     assert server.post({"model": "tiny", "prompt": [5], "max_tokens": 1})[0] == 200
 
 
-def test_the_proxy_in_front_learns_the_same_pool_and_passes_streams(server):
-    async def through() -> tuple[int, list[str]]:
-        proxy = Proxy(ProxyOptions(upstream_of(server.url), port=0))
-        stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-        running = asyncio.ensure_future(proxy.run(stop, ready.set_result))
-        port = await ready
-        async with asyncio.timeout(30):
-            while not proxy.admission.limits.known:
-                await asyncio.sleep(0.05)
-        body = {"model": "tiny", "prompt": "hi", "max_tokens": 5, "ignore_eos": True, "stream": True}
-        address = f"http://127.0.0.1:{port}/v1/completions"
-        async with aiohttp.ClientSession() as session, session.post(address, json=body) as answer:
-            lines = (await answer.text()).split("\n\n")
-        stop.set()
-        await running
-        return proxy.admission.status()["pool_tokens"], lines
+@pytest.fixture(scope="module")
+def proxy(server: GuardedServer) -> Iterator[tuple[Endpoint, Proxy]]:
+    with proxy_before(server) as proxy:
+        yield proxy
 
-    pool, lines = asyncio.run(through())
-    assert pool == (BLOCKS - 1) * BLOCK_SIZE
+
+def test_the_proxy_in_front_learns_the_same_pool_and_passes_streams(proxy):
+    endpoint, guard = proxy
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 5, "ignore_eos": True, "stream": True}
+
+    async def stream() -> list[str]:
+        address = f"{endpoint.url}/v1/completions"
+        async with aiohttp.ClientSession() as session, session.post(address, json=body) as answer:
+            return (await answer.text()).split("\n\n")
+
+    lines = asyncio.run(stream())
+    assert guard.admission.status()["pool_tokens"] == (BLOCKS - 1) * BLOCK_SIZE
     assert lines[-2] == "data: [DONE]"
     assert len(lines) >= 6
+
+
+def test_a_request_for_an_adapter_is_weighed_and_reaches_the_adapter(server, proxy):
+    wish = {"prompt": [5] * 20, "max_tokens": 8, "ignore_eos": True}
+    before = server.metric("legroom_guard_admitted_total")
+    answers = [place.post(wish | {"model": model}) for place in (server, proxy[0]) for model in ("tiny", "tuned")]
+    assert [(status, answer["model"]) for status, _, answer in answers] == [(200, "tiny"), (200, "tuned")] * 2
+    assert server.metric("legroom_guard_admitted_total") == before + 4
+    assert proxy[0].post(wish | {"model": "nobody"})[0] == 404
+
+
+def test_a_websocket_passes_the_middleware_and_is_refused_by_the_proxy(server, proxy):
+    async def status(url: str) -> int:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+                await session.ws_connect(f"{url}/v1/realtime")
+            return refusal.value.status
+
+    # A text model has no such path, and vLLM says so itself; bench/guard_kinds.py has one that talks.
+    assert asyncio.run(status(server.url)) in (403, 404)
+    assert asyncio.run(status(proxy[0].url)) == 501

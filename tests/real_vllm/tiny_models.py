@@ -9,8 +9,10 @@ writes DIR/KIND for every kind named (all of them without one). Only the standar
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
+from array import array
 from collections.abc import Sequence
 from importlib.metadata import distribution
 from pathlib import Path
@@ -84,6 +86,34 @@ def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
         "model_max_length": 1_000_000, "chat_template": CHAT_TEMPLATE,
     })  # fmt: skip
     return folder
+
+
+def write_lora(folder: Path, rank: int = 8) -> Path:
+    """A LoRA adapter for the Llama of `write_model`, as PEFT writes one; serve it with
+    `--enable-lora --lora-modules NAME=FOLDER`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "adapter_config.json", {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 4 * rank, "lora_dropout": 0.0,
+        "bias": "none", "target_modules": ["q_proj", "o_proj"], "inference_mode": True,
+    })  # fmt: skip
+    hidden, dice, tensors = KINDS["llama"]["hidden_size"], random.Random(1), {}
+    for layer in range(KINDS["llama"]["num_hidden_layers"]):
+        for module in ("q_proj", "o_proj"):
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            for part, shape in (("lora_A", [rank, hidden]), ("lora_B", [hidden, rank])):
+                tensors[f"{name}.{part}.weight"] = shape, array("f", (dice.gauss(0, 1) for _ in range(rank * hidden)))
+    _write_safetensors(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
+def _write_safetensors(path: Path, tensors: dict[str, tuple[list[int], array[float]]]) -> None:
+    header, offset = {}, 0
+    for name, (shape, values) in tensors.items():
+        end = offset + values.itemsize * len(values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(values for _, values in tensors.values()))
 
 
 def serve_words(python: Path, model: Path, port: int, *flags: str) -> list[str]:

@@ -212,6 +212,23 @@ def test_a_server_that_is_still_starting_has_nobody_to_answer():
     assert server.got == ["SIGINT"]
 
 
+def test_a_server_that_a_ctrl_c_had_to_kill_ended_by_ctrl_c(ending):
+    stopping, server, clock = ending
+    assert stopping.exit_code(137) == 137  # somebody else's kill
+    for patience_s in (ANSWERING_S, LEAVING_S):
+        clock[0] += patience_s
+        stopping.check(server)
+    assert [stopping.exit_code(code) for code in (137, 0, 1)] == [130, 0, 1]
+
+
+def test_a_server_that_did_not_drain_in_time_was_killed(world):
+    stopping, server, clock = world
+    stopping.take(signal.SIGTERM, server)
+    clock[0] += 60 + GRACE_S
+    stopping.check(server)
+    assert stopping.exit_code(137) == 137
+
+
 def test_sighup_drains_and_starts_anew(world):
     stopping, server, _ = world
     stopping.take(signal.SIGHUP, server)
@@ -252,6 +269,17 @@ def test_other_signals_are_passed_on(world):
     stopping.take(signal.SIGUSR1, server)
     assert server.got == ["SIGUSR1"]
     assert not stopping.begun
+
+
+def test_a_ctrl_c_is_heard_even_where_a_script_started_the_run_in_its_background():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell without job control does for `command &`
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signals.taken() == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -95,3 +95,30 @@ def test_on_a_full_disk_a_failed_start_is_diagnosed_and_fixed_all_the_same(run, 
     assert "Changed: --max-model-len 976 (was 2048)" in supervised.said("try 1 of 3")
     assert supervised.said("its newest lines are kept in memory")
     assert supervised.end() == 0
+
+
+def test_on_a_full_disk_the_record_of_a_run_takes_the_place_of_the_one_before(full_disk, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(full_disk))
+    lines: list[str] = []
+    (full_disk / "ballast").unlink()
+    file = RunFile(8000)
+    file.record({"state": "serving"}, lines.append)
+    with contextlib.suppress(OSError), (full_disk / "ballast").open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(b"x" * 4096)
+    file.record({"state": "restarting"}, lines.append)
+    assert json.loads(file.path.read_text())["state"] == "restarting"
+    assert lines == []
+
+
+def test_a_record_that_found_no_room_is_written_once_there_is_some(full_disk, monkeypatch):
+    monkeypatch.setenv("LEGROOM_HOME", str(full_disk))
+    lines: list[str] = []
+    file = RunFile(8000)
+    file.record({"state": "serving"}, lines.append)
+    file.write_what_is_left()
+    assert [path.name for path in file.path.parent.iterdir()] == []
+    assert ["cannot be written" in line for line in lines] == [True]
+    (full_disk / "ballast").unlink()
+    file.write_what_is_left()
+    assert json.loads(file.path.read_text())["state"] == "serving"

@@ -252,6 +252,39 @@ def test_a_latency_that_cannot_be_reached_is_said_to_be_that_of_a_request_alone(
     assert "a request that is served alone takes too long already" in shown
 
 
+def test_a_time_per_token_is_a_goal_of_the_search_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival": i, "prompt_len": 40, "output_len": 30} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ["--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1", "--step-ms", "20"]
+    assert main(["simulate", str(path), "--blocks", "40", "--choose", *words, "--tpot", "10"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the p99 of the time per token is 0.02 s, and 0.01 was asked for" in shown
+
+
+def test_a_search_with_a_tier_finds_more_hits_than_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"arrival": 2 * i, "prompt_len": 160, "output_len": 4, "prefix_id": i % 4, "prefix_len": 144} for i in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ["simulate", str(path), "--blocks", "14", "--choose", "--workers", "1", "--step-ms", "20", "--json"]
+    words += ["--max-num-batched-tokens", "512", "--block-size", "16", "--enable-prefix-caching"]
+    main(words)
+    without = json.loads(capsys.readouterr().out)
+    main([*words, "--tier", "cpu=200blocks"])
+    with_tier = json.loads(capsys.readouterr().out)
+    assert with_tier["chosen"]["hit_ratio"] > without["chosen"]["hit_ratio"]
+    assert with_tier["tried"] == without["tried"]
+
+
+def test_milliseconds_are_no_goal_of_a_trace_in_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_step": 1, "prompt_len": 40, "output_len": 30}\n', encoding="utf-8")
+    assert main(["simulate", str(path), "--blocks", "40", "--choose", "--tpot", "10"]) == 2
+    assert "counts steps" in capsys.readouterr().err
+
+
 def test_an_interruption_while_replicas_are_tried_keeps_the_best_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

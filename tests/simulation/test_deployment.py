@@ -103,6 +103,29 @@ def test_the_fit_states_its_residuals_on_what_did_not_make_it() -> None:
     assert max(abs(load["error"]) for load in document["whole_loads"]) < 0.15
 
 
+def test_where_the_gpu_decides_no_held_out_prompt_is_far_off() -> None:
+    text = (Path(__file__).parents[2] / "src/legroom/simulation/step_fit.json").read_text(encoding="utf-8")
+    document = json.loads(text)
+    assert document["held_out_prompts"]["gpu"]["worst_error"] <= 0.20
+    assert all(row["gpu"]["worst_error"] <= 0.20 for row in document["left_out_models"])
+
+
+def test_cards_that_share_layers_send_each_other_every_token_twice_a_layer() -> None:
+    one, two, four = (hardware(_plan("llama-3.1-8b", tensor_parallel_size=size)) for size in (1, 2, 4))
+    assert (one.all_reduces, two.all_reduces) == (0, 2 * 32)
+    # A ring of n cards: each sends (n - 1) / n of the sum twice; 4,096 values of 2 bytes.
+    assert two.sent_bytes_per_token == 64 * 2 * (1 / 2) * 4096 * 2
+    assert four.sent_bytes_per_token == 64 * 2 * (3 / 4) * 4096 * 2
+
+
+def test_the_exchange_between_cards_is_beside_computing_and_reading() -> None:
+    cost = roofline(hardware(_plan("llama-3.1-8b", tensor_parallel_size=2)))
+    without = cost._replace(exchange=0.0)
+    assert step_seconds(cost, 8192, 8192, 1) == pytest.approx(
+        step_seconds(without, 8192, 8192, 1) + 8192 * cost.exchange
+    )
+
+
 def test_a_step_of_decodes_is_never_quicker_than_the_host() -> None:
     small = roofline(hardware(_plan("qwen3-0.6b")))
     assert step_seconds(small, 1, 100, 1) == pytest.approx(small.host + small.host_request)

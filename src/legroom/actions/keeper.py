@@ -35,7 +35,7 @@ _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
     """Start the server, look after it, and leave nothing behind.
 
-    What a server leaves behind may take `leftover_grace_s` to end by itself.
+    What a server leaves behind may take `leftover_grace_s` to end by itself, unless it was to be killed.
     """
     adopt_orphans()
     ended, wakeup = os.pipe()
@@ -105,6 +105,7 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
             for line in lines:
                 if line == b"kill":
                     kill_below(os.getpid(), cleans_up)
+                    leftover_grace_s = 0.0  # what this look missed is not waited for either
                 elif line.startswith(b"signal "):
                     os.kill(server, int(line[7:]))  # not collected yet, so the pid is still its own
         if ended in readable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import add_sweep_options, executor_of
+from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("searching flags")
     group.add_argument("--choose", action="store_true", help="try up to 280 settings and show the best")
-    group.add_argument("--slo-first-token", type=float, metavar="S", help="p99 of the first token, in seconds or steps")
+    add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument(
         "--allow-preemptions",
@@ -178,10 +178,10 @@ def run(args: argparse.Namespace) -> int:
     trace = _trace(args)
     from legroom.cli.simulate_pool import pool_of
 
-    if args.tier and (args.choose or args.autoscale is not None):
-        raise LegroomError("--tier replays one server with its own flags", "leave out --choose and --autoscale")
-    if args.tier_curve and not args.tier:
-        raise LegroomError("--tier-curve needs a tier", "add --tier cpu=SIZE@RATE")
+    if args.tier and args.autoscale is not None:
+        raise LegroomError("--tier is not simulated for a fleet that grows and shrinks", "leave out --autoscale")
+    if args.tier_curve and (not args.tier or args.choose):
+        raise LegroomError("--tier-curve is of one server with a tier", "add --tier cpu=SIZE@RATE, without --choose")
     pool = pool_of(args, trace)
     for remark in pool.notes:
         note(remark)
@@ -245,15 +245,18 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from legroom.simulation.outcome import Goal
 
     bar = ProgressBar("searching")
-    goal = Goal(args.slo_first_token, args.slo_latency, args.allow_preemptions)
-    candidates = pool.candidates()
+    if args.tpot is not None and not trace.in_seconds:
+        raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
+    per_token = None if args.tpot is None else args.tpot / 1000
+    goal = Goal(args.ttft, args.slo_latency, args.allow_preemptions, per_token)
+    candidates = _tiered(args, pool, pool.candidates())
     try:
         executor = executor_of(args, on_ray=args.engine == "ray")
         choice = choose(trace, candidates, goal, executor=executor, progress=bar)
         fleets: list[HoldingFleet] = []
         if not (choice.holds or choice.interrupted):
             try:
-                fleets = _fleets(trace, pool, choice, candidates)
+                fleets = _fleets(args, trace, pool, choice, candidates)
             except KeyboardInterrupt:
                 choice = replace(choice, interrupted=True)
     finally:
@@ -273,11 +276,22 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     return OK if choice.holds else ANSWER_IS_NO
 
 
-def _fleets(trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]) -> list[HoldingFleet]:
+def _tiered(args: argparse.Namespace, pool: PoolChoice, candidates: list[Candidate]) -> list[Candidate]:
+    if not args.tier:
+        return candidates
+    from legroom.cli.simulate_tier import with_tier
+
+    return with_tier(args, pool, candidates)
+
+
+def _fleets(
+    args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
+) -> list[HoldingFleet]:
     """What would hold the load: so many servers like this one, and one on a larger card."""
     from legroom.simulation.capacity import card_that_holds, promising, replicas_that_hold
 
     few = promising(trace, choice, candidates)
-    cards = pool.larger_cards([candidate.flags for candidate in few[:2]])
+    larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
+    cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
     return [fleet for fleet in fleets if fleet is not None]

@@ -15,8 +15,11 @@ from legroom.simulation.tiers.settings import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.planning.plan import Plan
+    from legroom.simulation.choose import Candidate
     from legroom.simulation.tiers.replay import TieredTimeline
     from legroom.simulation.trace import Trace
 
@@ -34,27 +37,43 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
 
     plan = pool.plan()
     tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
-    if (tier.load_s_per_block or tier.store_s_per_block) and pool.cost is None:
-        tier = replace(tier, load_s_per_block=0.0, store_s_per_block=0.0)
+    if tier != _in_time(tier, pool):
+        tier = _in_time(tier, pool)
         note("this trace counts steps, not seconds, so every copy ends with its step; --step-ms gives steps a length")
-    with_tier = _replay(args, trace, pool, tier)
+    replayed = _replay(args, trace, pool, tier)
     without = simulate(trace, pool.settings, cost=pool.cost)
-    curve = hit_curve(trace, pool.settings, with_tier, pool.cost) if args.tier_curve else ()
+    curve = hit_curve(trace, pool.settings, replayed, pool.cost) if args.tier_curve else ()
     host_bytes = _host_bytes(plan, tier) if plan is not None else None
-    report = TierReport(with_tier, without, pool.cost, curve, host_bytes)
+    report = TierReport(replayed, without, pool.cost, curve, host_bytes)
     if args.svg:
         from legroom.render.simulation_text import timeline_svg
 
-        write_file(args.svg, timeline_svg(with_tier.timeline), "picture")
+        write_file(args.svg, timeline_svg(replayed.timeline), "picture")
     if args.json:
-        print_json({**with_tier.timeline.as_json(), "tier": report.as_json()})
+        print_json({**replayed.timeline.as_json(), "tier": report.as_json()})
     else:
         from legroom.drawing.terminal import style_of
         from legroom.render.simulation_text import timeline_text
         from legroom.render.tier_text import tier_text
 
-        sys.stdout.write(timeline_text(with_tier.timeline, style_of(sys.stdout)) + tier_text(report))
+        sys.stdout.write(timeline_text(replayed.timeline, style_of(sys.stdout)) + tier_text(report))
     return OK
+
+
+def with_tier(args: argparse.Namespace, pool: PoolChoice, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates of a search with the tier that was asked for, less those without the prefix cache that it extends."""
+    plan = pool.plan()
+    slot_bytes = _block_bytes(plan) // plan.memory.kv.block_size if plan is not None else 0
+    return [
+        replace(candidate, tier=_in_time(tier_settings(args.tier, slot_bytes * candidate.settings.block_size), pool))
+        for candidate in candidates
+        if candidate.settings.enable_prefix_caching
+    ]
+
+
+def _in_time(tier: TierSettings, pool: PoolChoice) -> TierSettings:
+    """Copies take no time where steps take none."""
+    return tier if pool.cost is not None else replace(tier, load_s_per_block=0.0, store_s_per_block=0.0)
 
 
 def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.cli.deployment import count_of, refuse, server_env, split
 from legroom.cli.output import ProgressBar, note, print_json
-from legroom.cli.sweeps import add_sweep_options, executor_of
+from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a law like lognormal(1000,0.8)")
     group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a law")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
-    group.add_argument("--ttft", type=float, metavar="S", help="p99 of the time to the first token, in seconds")
-    group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
+    add_latency_goals(group, "seconds")
     group.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")
 
 

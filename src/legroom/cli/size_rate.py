@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from legroom.cli.deployment import count_of
 from legroom.cli.output import ProgressBar, print_json
+from legroom.cli.sweeps import executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run_rate(
     from legroom.facts.prices import list_prices
     from legroom.planning.price_file import read_price_file
     from legroom.simulation.fleet_cost import CardFleets, FleetReport
-    from legroom.simulation.fleet_size import size_fleets
+    from legroom.simulation.fleet_size import FleetTask, size_fleets
     from legroom.units import parse_length
     from legroom.vllm.served_model import served_model
 
@@ -56,18 +57,17 @@ def run_rate(
     most = count_of(args.max_gpus, "--max-gpus") or 32
     if args.context is not None and serve.max_model_len is None:
         serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
-    sized: list[CardFleets] = []
-    bar = ProgressBar("sizing")
+    asked = tuple(replace(serve, model=name) for name in models)
+    # Read here, not where a card is sized: files and the Hub's cache are this machine's.
+    task = FleetTask(tuple(map(served_model, asked)), release, asked, load, most)
+    executor, bar = executor_of(args, workers=1), ProgressBar("sizing")
     try:
-        for name in models:
-            asked = replace(serve, model=name)
-            model = served_model(asked)
-            for fleets in size_fleets(model, release, asked, load, cards, most):
-                sized.append(CardFleets(model.name, fleets))
-                bar(len(sized) / (len(cards) * len(models)))
+        sized = size_fleets(task, cards, executor, bar)
     finally:
         bar.clear()
-    report = FleetReport(load, release, tuple(sized), prices, most, not args.prices)
+    names = [model.name for model in task.models for _ in cards]
+    rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
+    report = FleetReport(load, release, rows, prices, most, not args.prices)
     if args.json:
         print_json(report.as_json())
     else:

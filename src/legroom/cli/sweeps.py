@@ -1,4 +1,4 @@
-"""Options that say where a sweep runs."""
+"""Options that say where a sweep runs, and what it looks for."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def add_sweep_options(group: Any, one_process: str) -> None:
         metavar="ADDRESS",
         help="run on this Ray cluster: host:port, ray://host:10001, or auto for the one this machine is a node of",
     )
+
+
+def add_latency_goals(group: Any, unit: str) -> None:
+    """`--ttft` and `--tpot`, by the same names wherever a load is to be served in time; `unit` of the first."""
+    group.add_argument(
+        "--ttft", "--slo-first-token", dest="ttft", type=float, metavar="S",
+        help=f"p99 of the time to the first token, in {unit}",
+    )  # fmt: skip
+    group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
 
 
 def executor_of(args: argparse.Namespace, on_ray: bool = False, workers: int | None = None) -> SweepExecutor:

@@ -82,8 +82,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and answer with 1 where a server does not start on the other release."""
-    if not args.releases:
-        raise LegroomError("to which release?", _CALL)
     _check_words(args)
     target = _release(args.releases[-1])
     asked = _release(args.releases[0]) if len(args.releases) == 2 else None
@@ -106,6 +104,8 @@ def _check_words(args: argparse.Namespace) -> None:
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:
         raise LegroomError(f"{stray!r} is not a vLLM release", f"write releases like 0.32.0: {_CALL}")
+    if not args.releases:
+        raise LegroomError("to which release?", _CALL)
     if not any(sources) and not args.vllm_words:
         raise LegroomError("which server? Nothing says what runs", f"{_CALL}, or --command, --file or --url")
 

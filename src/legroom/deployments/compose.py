@@ -107,7 +107,7 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
     yield from with_servers(
         servers(service, image, entry, given, env, "compose"),
         lambda server: replace(
-            server, image=image, in_container=True, shm=shm, gpus=_compose_cards(service),
+            server, image=image, in_container=True, shm=shm, gpus=_compose_cards(service, known),
             memory_limit_bytes=docker_bytes(
                 service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
             ),
@@ -178,14 +178,17 @@ def _mounted_shm(service: Node) -> str | None:
     return None
 
 
-def _compose_cards(service: Node) -> int | None:
+def _compose_cards(service: Node, known: Mapping[str, str]) -> int | None:
+    """How many GPUs a service gets; None where a variable says it, for one of them may hold several ids (`0,1`)."""
     devices = service.get("deploy", "resources", "reservations", "devices")
     for device in devices.list() if devices else ():
         ids = device.get("device_ids")
         if ids is not None:
-            return len(ids.list())
-        if device.text("count").isdecimal():
-            return int(device.text("count"))
+            named = ",".join(expand(item.scalar or "", known) for item in ids.list())
+            return None if "$" in named else len([card for card in named.split(",") if card.strip()])
+        count = expand(device.text("count"), known)
+        if count.isdecimal():
+            return int(count)
     return None
 
 

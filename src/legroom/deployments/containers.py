@@ -191,7 +191,7 @@ def image_release(image: str) -> str | None:
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
 _FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 

@@ -65,12 +65,15 @@ def has_variable(word: str) -> bool:
 
 
 def expand(word: str, env: Mapping[str, str]) -> str:
-    """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not."""
+    """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not.
+
+    `${NAME:-}` is empty only where nobody sets it, which is not known here.
+    """
 
     def value(variable: re.Match[str]) -> str:
         name = variable[1] or variable[3] or variable[4]
         if name in env:
             return env[name]
-        return variable[2] if variable[2] is not None else variable[0]
+        return variable[2] or variable[0]
 
     return _VARIABLE.sub(value, word) if "$" in word else word

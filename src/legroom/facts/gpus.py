@@ -72,6 +72,8 @@ class Gpu:
     """The band of totals seen: drivers differ in what they reserve."""
     interconnect: str = ""
     """nvlink | pcie | xgmi | xelink | none"""
+    link_bytes_s: float = 0.0
+    """What a card sends to the others of its node, in one direction; 0: not known, or not the same between all."""
     note: str = ""
     """What the reader should know of how this name was read, if anything."""
     larger: str = ""
@@ -254,6 +256,7 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         total_low_bytes=int(entry["total_low_gib"] * GIB),
         total_high_bytes=int(entry["total_high_gib"] * GIB),
         interconnect=entry["interconnect"],
+        link_bytes_s=entry.get("link_gb_s", 0) * 1e9,
         note=note or entry.get("note", ""),
         larger=larger,
     )

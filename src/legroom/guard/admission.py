@@ -22,13 +22,13 @@ from legroom.guard.clients import weights_by_client
 from legroom.guard.demand import Demand, demand_of, read_body
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.learning import Tokenize, UsageLearner
-from legroom.guard.lengths import LikelyLengths
+from legroom.guard.lengths import LikelyLengths, prior_lives
 from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
 from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool import CHEAP_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
@@ -39,7 +39,7 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
-LOOK_AHEAD, CPU_LOOK_AHEAD = 0.25, 0.1
+LOOK_AHEAD = 0.25
 """Of its own life, for which a newcomer must find room at most where the policy is goodput: see
 bench/guard_goodput.py."""
 LOOK_AGAIN_S = 0.1
@@ -103,12 +103,11 @@ class Admission:
         self.limits = limits
         blocks = limits.share_blocks(pool.overcommit)
         seats = pool.max_running or limits.share_seats()
-        ahead, recompute = (CPU_LOOK_AHEAD, DEAR_RECOMPUTE) if limits.on_cpu else (LOOK_AHEAD, CHEAP_RECOMPUTE)
         small_share = self.policy.clients.small_share
         self.pool.weights = weights_by_client(self.policy.weights)
-        look = ahead if pool.admit == "goodput" else None
+        look = LOOK_AHEAD if pool.admit == "goodput" else None
         self.pool.resize(
-            PoolLimits(blocks, seats, self.policy.queue.requests, look, recompute, small_share), self.clock()
+            PoolLimits(blocks, seats, self.policy.queue.requests, look, CHEAP_RECOMPUTE, small_share), self.clock()
         )
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
@@ -216,8 +215,10 @@ class Admission:
         if demand.output_tokens is None and policy.open_ended != "learnt":
             return LikelyLengths(weight.most_steps, ())
         likely = self.learner.lengths.likely(demand.model, request.client, demand.output_tokens, weight.most_steps)
+        if demand.output_tokens is None and not likely.lives:
+            likely = likely._replace(lives=prior_lives(weight.most_steps))
         # Where a preemption is dear, what most answers stay within is the safer guess than their average.
-        return likely._replace(lives=()) if self.pool.limits.recompute_is_dear else likely
+        return likely._replace(lives=()) if self.pool.recompute_is_dear else likely
 
     @staticmethod
     def is_waiting(request: GuardedRequest) -> bool:
@@ -230,23 +231,28 @@ class Admission:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
 
-        def call() -> None:
+        def call(*_: object) -> None:
             if not turn.done():
                 turn.set_result(None)
 
         ticket.on_admitted = call
         if ticket.state is not TicketState.WAITING:  # room came between asking and waiting
             call()
+        if gone is not None:
+            gone.add_done_callback(call)
+        timer = loop.call_later(self.policy.queue.wait_s, call)
         self._waiting_bytes += len(request.body)
         self._look_again()
         try:
-            both: set[asyncio.Future[Any]] = {turn} if gone is None else {turn, gone}
-            await asyncio.wait(both, timeout=self.policy.queue.wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await turn
         except asyncio.CancelledError:
             self.abandon(request)
             raise
         finally:
             self._waiting_bytes -= len(request.body)
+            timer.cancel()
+            if gone is not None:
+                gone.remove_done_callback(call)
         ticket.on_admitted = None
         if gone is not None and gone.done():
             self.abandon(request)

@@ -1,7 +1,7 @@
 """What the engine itself says is in use: the truth behind what admission expects to be in use.
 
 Prefixes that requests share are held once, and texts have fewer tokens than bytes: neither is seen in a request, and
-both in three gauges.
+both in three gauges. Two counters tell how long its steps take.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from legroom.facts import metrics
 
-_ROLES = ("kv_use", "running", "waiting")
+_GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("iteration_tokens", "prompt_tokens")
 
 
 class EngineUse(NamedTuple):
@@ -25,11 +25,19 @@ class EngineUse(NamedTuple):
     """Of the pool: 0..1."""
     running: float
     waiting: float
+    steps: float = 0.0
+    """Since it started; 0 where no release says it."""
+    prompt_tokens: float = 0.0
 
 
 @cache
 def _roles_by_name() -> dict[str, str]:
-    return {name: role for role in _ROLES for name in metrics.names_of(role)}
+    # Of the histogram of tokens in a step, how many steps there were.
+    return {
+        f"{name}_count" if role == "iteration_tokens" else name: role
+        for role in _GAUGES + _COUNTERS
+        for name in metrics.names_of(role)
+    }
 
 
 @cache
@@ -61,8 +69,12 @@ def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
         role = _roles_by_name().get(name)
         if role is not None and value >= 0:
             values.setdefault(role, {}).setdefault(name, []).append(value)
-    if len(values) < len(_ROLES):
+    if not all(role in values for role in _GAUGES):
         return None
     # Where a release exposes an old and a new name, both say the same.
-    kv, running, waiting = (next(iter(values[role].values())) for role in _ROLES)
-    return EngineUse(sum(kv) / len(kv), sum(running), sum(waiting))
+    kv, running, waiting = (next(iter(values[role].values())) for role in _GAUGES)
+    use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting))
+    if not all(role in values for role in _COUNTERS):
+        return use
+    steps, prompt_tokens = (sum(next(iter(values[role].values()))) for role in _COUNTERS)
+    return use._replace(steps=steps, prompt_tokens=prompt_tokens)

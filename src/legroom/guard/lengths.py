@@ -1,8 +1,9 @@
 """How long answers get: what most of a client's answers from a model stay within.
 
 Requests that name max_tokens show which share of it they use; those that name none show their length. Both are shrunk:
-what a client's few answers say towards what all of the model's say, and these towards the worst, as if so many answers
-of that length had been seen (`PRIOR`). Forty short answers therefore move nothing; and when the newest run long, they
+what a client's few answers say towards what all of the model's say, and these towards the worst (where the likely
+lengths of open-ended answers are asked for, towards any length), as if so many answers of that length had been seen
+(`PRIOR`). Forty short answers therefore move nothing; and when the newest run long, they
 count at once (`Quantile.recent`).
 """
 
@@ -27,6 +28,22 @@ MOST_MAX_TOKENS = 64
 """Values of max_tokens that this was worked out for."""
 MOST_PAGES = 1024
 """Models and clients of models that something was learnt about. A page takes about 4 kB."""
+
+
+SHORTEST_PRIOR = 16
+"""Of answers without max_tokens of which nothing is known, the shortest length that is thought of."""
+
+
+def prior_length(share: float, worst: int) -> int:
+    """What this share of open-ended answers stays within as far as anybody knows beforehand: each doubling of the
+    length is as likely as the next. To count each at its worst holds nine of ten back from an idle server.
+    """
+    shortest = min(SHORTEST_PRIOR, worst)
+    return max(1, round(shortest * math.pow(worst / max(1, shortest), share)))
+
+
+def prior_lives(worst: int) -> tuple[int, ...]:
+    return tuple([prior_length(share, worst) for share in LIFE_SHARES])
 
 
 class LikelyLengths(NamedTuple):
@@ -105,7 +122,7 @@ class AnswerLengths:
         return in_tokens
 
     def _within(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
-        value = most
+        value = prior_length(share, most) if is_open and share != EXPECTED_SHARE else most
         for page in (self._pages.get((model, None)), self._pages.get((model, client))):
             if page is not None:
                 learnt = page.open_tokens if is_open else page.shares

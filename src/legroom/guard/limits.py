@@ -66,9 +66,6 @@ class EngineLimits:
     """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
     max_num_queued_tokens: int | None = None
     prefix_caching: bool | None = None
-    on_cpu: bool = False
-    """The engine computes on processor cores, where a prompt takes as long as an answer. Only vLLM's own configuration
-    tells: neither the metrics page nor /version does, so a proxy takes every server for one with an accelerator."""
     source: str = ""
 
     @property
@@ -139,7 +136,7 @@ class EngineLimits:
                 length,
             ):
                 missing["full_request_blocks"] = other.full_request_blocks
-        return replace(self, on_cpu=self.on_cpu or other.on_cpu, **missing)
+        return replace(self, **missing)
 
 
 def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
@@ -246,7 +243,6 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
         max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
         prefix_caching=_yes_or_no(getattr(cache, "enable_prefix_caching", None)),
-        on_cpu=getattr(getattr(config, "device_config", None), "device_type", None) == "cpu",
         source="vLLM's own configuration",
     )
 

@@ -14,6 +14,7 @@ from collections import deque
 
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
+from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
 from legroom.guard.projection import Growth, Outlook, hold_of
 from legroom.guard.supply import Supply
@@ -22,12 +23,24 @@ from legroom.records import dataclass
 
 UNKNOWN_RETRY_S = 2
 """What to answer before anything was ever released: soon, as nothing is known."""
-LONGEST_RETRY_S = 120
-DEAR_RECOMPUTE = 0.008
-"""Steps for a token of a prompt on CPU cores, which compute prompts no faster than answers: 0.15 ms of a step of 19 ms,
-as bench/guard_goodput.py takes them."""
-CHEAP_RECOMPUTE = 0.001
-"""On accelerators, whose steps wait for the memory. Assumed, not measured."""
+LONGEST_RETRY_S = 45
+"""A forecast further ahead follows from a rate of ten seconds: who was told to come in a minute and a half because the
+server was slow just then leaves it idle (12 % of 106 s, measured). They come sooner, and are told anew."""
+LONGEST_FORECAST_S = 1e6
+CHEAP_RECOMPUTE, DEAR_RECOMPUTE = 0.001, 0.02
+"""Steps for a token of a prompt, as two rules take them: for servers where a preemption costs less than the steps that
+it made room for, and for others. The first until the engine has shown which it is: where that is wrong a few per cent
+are lost, and the other way round up to a fifth."""
+DEAR_FROM = 0.05
+"""Steps for a token of a prompt, as measured, from which on the second rule finishes more. In simulation
+(bench/guard_goodput.py --learn, a pool of 32 blocks) it had 0.95 of direct's goodput on mixed answers and 0.97 on
+shared prefixes at 0.027, where the first had 1.03 and 0.99, and 1.10 and 1.02 at 0.09."""
+
+
+def _within_forecast(wait_s: float) -> float:
+    """Spread over the second half of the longest wait, as those who came together must not return together."""
+    half_s = LONGEST_RETRY_S / 2
+    return wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +54,9 @@ class PoolLimits:
     look_ahead: float | None = None
     """The largest share of its own life for which a newcomer must find room; None: strict, for all of it."""
     recompute_steps: float = DEAR_RECOMPUTE
-    """Steps that one token of a prompt takes to compute: what a preemption costs."""
+    """Steps that one token of a prompt takes to compute, until the engine has shown it: what a preemption costs."""
     lane_share: float = 0.0
     """Of the pool, kept from large requests for small ones while more than one client sends."""
-
-    @property
-    def recompute_is_dear(self) -> bool:
-        """Whether a preemption costs more than the steps that it made room for."""
-        return self.recompute_steps >= DEAR_RECOMPUTE
 
 
 LOOK_AHEAD_A_REQUEST = 1 / 200
@@ -60,12 +68,13 @@ MOST_AVERAGE_SHARE = 1.15
 """Of the pool, what all that run may hold on average over their lives, where computing a prompt again is dear: requests
 that began together grow together, and nothing but this keeps the look ahead from starting many more of them than will
 find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
-LANE_LOOK_AHEAD = 0.5
-"""The least look ahead while small work is about: a pool that overflows preempts the newest, which is the small one."""
+LANE_DOUBT = 0.25
+"""While small work is about: of the steps that a request has made by the clock alone, how many it may not have made. It
+then ends later than expected, and the pool overflows."""
 ROUND_TRIP_S = 0.1
 """From an answer's last token to the first step of the request that takes its place: two hops, two event loops and the
 engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
-USUAL_STEPS_PER_S, CPU_STEPS_PER_S = 100.0, 25.0
+USUAL_STEPS_PER_S = 100.0
 """The pace until an answer has shown it."""
 MOST_IN_TRANSIT = 0.5
 """Of those that run."""
@@ -73,7 +82,7 @@ LEAD_S = 0.1
 """From admission to a request's first step: two hops and the engine's own queue."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
 """How long the outlook stands, at least and for each that runs; those who come and go are followed at once. Making one
-takes some 10 microseconds for each: a fiftieth of the time."""
+takes some 6 microseconds for each: a hundredth of the time."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
 LOOKS = 4
@@ -103,6 +112,7 @@ class Pool:
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
+        self._prefill_cost = PrefillCost()
         self._lane_blocks = 0
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
@@ -192,8 +202,9 @@ class Pool:
             self.steps_per_s = self._pace_steps / self._pace_s
 
     def learn_use(self, use: EngineUse, now_s: float) -> None:
-        """The engine said what part of what was expected is really in use."""
+        """The engine said what part of what was expected is really in use, and how far it has come."""
         blocks = self.limits.blocks
+        self._prefill_cost.learn(use, now_s)
         if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
             return
         inside = max(1.0, use.running + use.waiting)
@@ -204,6 +215,19 @@ class Pool:
         expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
         if expected > 0:
             self._used_shares.append(use.kv_share * blocks / expected)
+
+    @property
+    def recompute_steps(self) -> float:
+        """Steps that one token of a prompt takes to compute, as the rule in force takes it."""
+        learnt = self._prefill_cost.steps_a_token
+        if learnt is None:
+            return self.limits.recompute_steps
+        return DEAR_RECOMPUTE if learnt >= DEAR_FROM else CHEAP_RECOMPUTE
+
+    @property
+    def recompute_is_dear(self) -> bool:
+        """Whether a preemption costs more than the steps that it made room for."""
+        return self.recompute_steps >= DEAR_RECOMPUTE
 
     @property
     def use_ratio(self) -> float:
@@ -227,8 +251,9 @@ class Pool:
         if limit.seats is not None:
             waits_s.append(self._seats.wait_s(need.seats, limit.seats - self.held_seats, now_s, not gave_up))
         known = [wait_s for wait_s in waits_s if wait_s is not None]
-        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error.
-        return max(1, math.ceil(min(max(known), LONGEST_RETRY_S))) if known else UNKNOWN_RETRY_S
+        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error. Rounded down: who
+        # comes early finds a place in the queue, who comes late leaves the server idle.
+        return max(1, math.floor(_within_forecast(min(max(known), LONGEST_FORECAST_S)))) if known else UNKNOWN_RETRY_S
 
     def admit_waiting(self, now_s: float) -> None:
         """The next in turn as long as it fits; it is not overtaken, but for small work in its own lane. With a look
@@ -251,7 +276,8 @@ class Pool:
             return False
         if limit.blocks is None:
             return True
-        blocks = limit.blocks - (self._lane_size() - self._lane_blocks)
+        lane = self._lane_size()
+        blocks = limit.blocks - (lane - self._lane_blocks)
         shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
         if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
             return True
@@ -259,11 +285,14 @@ class Pool:
         if limit.look_ahead is None or need.growth is None:
             return False
         room = blocks / self.use_ratio - self._prefixes.shared_blocks
-        room += self._in_transit(need.growth) * need.average_blocks
-        steps = self._steps_ahead(need, need.growth, room)
+        if not lane:
+            room += self._in_transit(need.growth) * need.average_blocks
+        # While small work is about, for all its life: a pool that overflows preempts the newest, which is the small
+        # one, and whoever was preempted before stands in front of it in the engine's queue.
+        steps = need.growth.steps if lane else self._steps_ahead(need, need.growth, room)
         outlook = self._outlook_at(now_s, steps)
         average = outlook.average_blocks + need.average_blocks
-        if limit.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
+        if self.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
             return False
         return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
 
@@ -271,9 +300,9 @@ class Pool:
         """Of the requests that are counted as running, how many are likely on their way to the engine, or their answers
         on their way back: they hold nothing there.
         """
-        pace = self.steps_per_s or (CPU_STEPS_PER_S if self.limits.recompute_is_dear else USUAL_STEPS_PER_S)
+        pace = self.steps_per_s or USUAL_STEPS_PER_S
         away = min(self._away_shares) if len(self._away_shares) == LOOKS else 0.0
-        share = min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / max(1, growth.steps), away))
+        share = min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / growth.average_steps, away))
         return int(share * len(self._running))
 
     def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
@@ -282,16 +311,13 @@ class Pool:
         Preempted after x steps it has made x tokens, a part of x steps when so many like it share them, and its prompt
         and these tokens are to be computed again. Below the x where both are equal it should not have begun.
         """
-        limit = self.limits
-        assert limit.look_ahead is not None
+        share, recompute = self.limits.look_ahead, self.recompute_steps
+        assert share is not None
         alike = max(1.0, room / max(need.average_blocks, 1e-9))
-        gained = 1 / (alike * need.seats) - limit.recompute_steps
-        even = limit.recompute_steps * need.prompt_tokens / gained if gained > 0 else math.inf
-        share = limit.look_ahead
-        if not limit.recompute_is_dear:
+        gained = 1 / (alike * need.seats) - recompute
+        even = recompute * need.prompt_tokens / gained if gained > 0 else math.inf
+        if recompute < DEAR_RECOMPUTE:
             share = min(share, alike * LOOK_AHEAD_A_REQUEST)
-        if self._lane_size():
-            share = max(share, LANE_LOOK_AHEAD)
         return min(growth.steps, max(share * growth.steps, even))
 
     def _is_fresh(self, now_s: float) -> bool:
@@ -301,11 +327,16 @@ class Pool:
     def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
         if self._is_fresh(now_s) and steps <= self._outlook.steps:
             return self._outlook
-        holds = [ticket.hold(now_s, self.steps_per_s) for ticket in self._running.values()]
-        outlook = Outlook(now_s, self.steps_per_s * LEAD_S, max(steps, self._outlook.steps), holds)
-        for ticket, hold in zip(self._running.values(), holds, strict=True):
+        pace, tickets = self.steps_per_s, self._running.values()
+        doubt = LANE_DOUBT if self._lane_size() else 0.0
+        holds = [ticket.hold(now_s, pace, doubt) for ticket in tickets]
+        outlook = Outlook(now_s, pace * LEAD_S, max(steps, self._outlook.steps), holds)
+        for ticket, hold in zip(tickets, holds, strict=True):
             ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks
-            outlook.add(ticket.outlook, ticket.outlook_average)
+        outlook.start(
+            [ticket.outlook for ticket in tickets if ticket.outlook is not None],
+            sum([ticket.outlook_average for ticket in tickets]),
+        )
         self._outlook = outlook
         return outlook
 

@@ -40,6 +40,11 @@ class Growth(NamedTuple):
     block_steps: int = 0
     """Steps from one further block to the next; 0: it grows evenly."""
 
+    @property
+    def average_steps(self) -> float:
+        """Of the lengths that its answers may have; at least 1."""
+        return max(1.0, sum(self.lives) / len(self.lives) if self.lives else self.steps)
+
     def without(self, blocks: float) -> Growth:
         """The same without blocks of its prompt that others hold, too."""
         less = min(blocks, self.start_blocks)
@@ -97,6 +102,8 @@ class Holding(NamedTuple):
 
 def hold_of(growth: Growth, done_steps: float, counted: bool) -> Holding:
     """`counted`: the steps were seen as they passed, rather than estimated by the clock."""
+    if not growth.lives and done_steps < growth.steps:
+        return Holding(growth, done_steps, (growth.steps - done_steps,))
     lives = growth.lives or (growth.steps,)
     left = tuple([life - done_steps for life in lives if life > done_steps])
     if not left:
@@ -116,7 +123,7 @@ class Outlook:
     counted from when a newcomer begins to run, `lead_steps` from now.
     """
 
-    __slots__ = ("average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("_seen_from_now", "average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
@@ -129,14 +136,21 @@ class Outlook:
         if len(ends) > MOST_MOMENTS:
             ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
         self.moments = (0.0, *ends, steps)
+        self._seen_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
     def of(self, hold: Holding) -> list[float]:
         """One request's part."""
-        return hold.at([self.lead_steps + moment for moment in self.moments])
+        return hold.at(self._seen_from_now)
 
     def of_newcomer(self, hold: Holding) -> list[float]:
         return hold.at(self.moments)
+
+    def start(self, blocks: Sequence[Sequence[float]], average: float) -> None:
+        """The parts of all that run."""
+        if blocks:
+            self.totals = [sum(parts) for parts in zip(*blocks, strict=True)]
+        self.average_blocks = average
 
     def add(self, blocks: Sequence[float], average: float) -> None:
         self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
@@ -148,13 +162,15 @@ class Outlook:
 
     def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
         """Whether the pool holds all of them, and a newcomer, for so many steps."""
-        before, total_before = 0.0, self.totals[0]
+        before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
+        if total_before + newcomer.blocks > most:  # mostly that decides
+            return False
         for moment, total in zip(self.moments, self.totals, strict=True):
             if moment > ahead_steps:
                 part = (ahead_steps - before) / (moment - before)
                 total_then = total_before + (total - total_before) * part
-                return total_then + newcomer.after(ahead_steps) <= pool_blocks + 1e-6
-            if total + newcomer.after(moment) > pool_blocks + 1e-6:
+                return total_then + newcomer.after(ahead_steps) <= most
+            if total + newcomer.after(moment) > most:
                 return False
             before, total_before = moment, total
         return True

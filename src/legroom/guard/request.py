@@ -38,6 +38,7 @@ class Weight(NamedTuple):
     """How its prompts begin."""
     blocks_a_unit: float = 1.0
     """Of these."""
+    prompts: int = 1
 
 
 def weight_of(
@@ -76,7 +77,7 @@ def weight_of(
         rate = LETTERS_A_TOKEN * min(1.0, tokens_a_byte)
     return Weight(
         blocks * copies - saved, tokens * copies, seats, longest, certain, start * copies - saved, output.reserved,
-        chains, rate,
+        chains, rate, max(1, len(demand.prompts)),
     )  # fmt: skip
 
 
@@ -99,10 +100,11 @@ def need_of(
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
-    alone = weight.seats == 1
+    # Copies of one prompt take their blocks together, in one step; of several prompts each when it comes to it.
+    by_blocks = weight.prompts == 1
     growth = Growth(
         max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps,
-        answer.lives, -weight.prompt_tokens % block_size if alone else 0, block_size if alone else 0,
+        answer.lives, -weight.prompt_tokens % block_size if by_blocks else 0, block_size if by_blocks else 0,
     )  # fmt: skip
     chains = weight.chains if whole else ()
     return Need(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_a_unit)

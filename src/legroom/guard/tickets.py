@@ -50,8 +50,9 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    __slots__ = ("admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane", "need", "on_admitted",
-                 "outlook", "outlook_average", "shared_units", "state", "steps_seen")  # fmt: skip
+    __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane",
+                 "need", "on_admitted", "outlook", "outlook_average", "shared_units", "state",
+                 "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
         self.need = need
@@ -66,6 +67,7 @@ class Ticket:
         self.chains = need.chains
         self.blocks_a_unit = need.blocks_a_unit
         self.shared_units = 0
+        self._own_units, self._own_need = 0, need
         self.in_lane = False
         self.state = TicketState.WAITING
         self.on_admitted: Callable[[], None] | None = None
@@ -83,14 +85,23 @@ class Ticket:
 
     @property
     def own_need(self) -> Need:
-        return self.need.without(self.shared_blocks)
+        """Without what others hold, too: asked again and again while who shares what seldom changes."""
+        if self._own_units != self.shared_units:
+            self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
+        return self._own_need
 
-    def hold(self, now_s: float, steps_per_s: float) -> Holding:
-        """What it alone holds, by the tokens that passed or by how long it runs."""
+    def hold(self, now_s: float, steps_per_s: float, doubt: float = 0.0) -> Holding:
+        """What it alone holds, by the tokens that passed or by how long it runs. `doubt`: the share of the latter by
+        which it may stay longer.
+        """
         growth = self.own_need.growth
         if growth is None:
             own = max(0.0, self.need.blocks - self.shared_blocks)
             return Holding(Growth(own, own, 1, 1), 0.0, (math.inf,))
         if self.steps_seen:
             return hold_of(growth, self.steps_seen, counted=True)
-        return hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
+        holding = hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
+        if not doubt:
+            return holding
+        longer = doubt * holding.done_steps
+        return holding._replace(steps_left=tuple([steps + longer for steps in holding.steps_left]))

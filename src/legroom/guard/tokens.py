@@ -55,28 +55,31 @@ class Highest:
         return sorted(self._current + self._previous)[self._times]
 
 
+_BUCKETS = 128
+_EDGES = tuple(math.ceil(2 ** (bucket / 4)) for bucket in range(_BUCKETS))
+
+
 class Quantile:
     """A high quantile of whole numbers, in buckets a quarter of a power of two wide, over one to two generations."""
 
     __slots__ = ("_current", "_newest", "_previous", "_seen", "count")
 
-    _BUCKETS = 128
     _NEWEST = 16
 
     def __init__(self) -> None:
         self.count = 0
         self._seen = 0
-        self._current = [0] * self._BUCKETS
-        self._previous = [0] * self._BUCKETS
+        self._current = [0] * _BUCKETS
+        self._previous = [0] * _BUCKETS
         self._newest: deque[int] = deque(maxlen=self._NEWEST)
 
     def add(self, value: int) -> None:
         self.count += 1
         self._seen += 1
         self._newest.append(value)
-        self._current[min(self._BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1
+        self._current[min(_BUCKETS - 1, math.ceil(4 * math.log2(max(1, value))))] += 1
         if self._seen >= 4 * GENERATION:
-            self._previous, self._current, self._seen = self._current, [0] * self._BUCKETS, 0
+            self._previous, self._current, self._seen = self._current, [0] * _BUCKETS, 0
 
     def at(self, share: float, prior: int = 0, prior_count: int = 0) -> int:
         """The upper edge of the bucket that this share of the values reaches, as if `prior_count` more values of
@@ -84,8 +87,7 @@ class Quantile:
         """
         total = sum(self._current) + sum(self._previous) + prior_count
         reached, wanted, counted = 0, share * total, not prior_count
-        for bucket, (new, old) in enumerate(zip(self._current, self._previous, strict=True)):
-            edge = math.ceil(2 ** (bucket / 4))
+        for edge, new, old in zip(_EDGES, self._current, self._previous, strict=True):
             if not counted and edge >= prior:
                 reached, counted = reached + prior_count, True
                 if reached >= wanted and not new + old:

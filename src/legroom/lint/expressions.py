@@ -133,3 +133,23 @@ def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
             owner = "alert" if alert else "record"
             expressions.append(Expression(expression.scalar, ScalarLocator(expression), owner, alert or recorded))  # type: ignore[arg-type]
     return expressions, records
+
+
+_DECLARED = re.compile(
+    r"\b(?P<type>Counter|Gauge|Histogram|Summary)\(\s*(?:name\s*=\s*)?[\"'](?P<name>vllm[:_]\w+)[\"']"
+)
+_SHOWN_AS = {
+    "Counter": ("_total",),
+    "Gauge": ("",),
+    "Histogram": ("_bucket", "_sum", "_count"),
+    "Summary": ("", "_sum", "_count"),
+}
+
+
+def declared_series(text: str) -> frozenset[str]:
+    """The series under vLLM's prefix that a Python program shows itself: an exporter's or a server's around vLLM."""
+    return frozenset(
+        name["name"].removesuffix("_total") + ending
+        for name in _DECLARED.finditer(text)
+        for ending in _SHOWN_AS[name["type"]]
+    )

@@ -14,10 +14,12 @@ from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.report import Report, Skipped
 from legroom.lint.rule import Context, LintFinding
 from legroom.lint.rules import modules
+from legroom.lint.rules.metric_unknown import names_exporter
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
@@ -157,11 +159,14 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             else:
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
+    declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
+    of_exporters = {path for path, part in parts if any(map(_names_exporter, part.subjects))}
     ignores = {path: Ignores(text) for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        for finding in _check(part, replace(frames[path], records=records), options.only):
+        context = replace(frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters)
+        for finding in _check(part, context, options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)
             elif options.only and finding.rule not in options.only:
@@ -182,6 +187,10 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
         tuple(file for file in skipped if file.path not in spoken_of),
         len(silenced),
     )
+
+
+def _names_exporter(subject: object) -> bool:
+    return isinstance(subject, Expression) and names_exporter(subject)
 
 
 def _frame_of(text: str, frame: Context) -> Context:

@@ -63,6 +63,11 @@ class Context:
     """Series that the linted rule files record, each with its expression."""
     any_release: bool = False
     """Whether a series of any release is right."""
+    declared: frozenset[str] = frozenset()
+    """Series that programs among the linted files show themselves."""
+    is_of_exporter: bool = False
+    """Whether the file also asks for `vllm_` series that vLLM has under no spelling: some exporter shows them, and may
+    show those that resemble vLLM's as well."""
 
     @property
     def release(self) -> Release:

@@ -14,6 +14,7 @@ from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
 _MOST_ROWS = 12
+_SMALL = 0.1
 Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
 """Each with its command."""
 
@@ -50,6 +51,11 @@ def _rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
         )  # fmt: skip
 
 
+def _figure(figure: float) -> str:
+    """Times per token are thousandths of a second."""
+    return f"{figure:,.2f}" if figure >= _SMALL else f"{figure:.3g}"
+
+
 def _shortfall(choice: Choice, trace: Trace) -> str:
     """Which part of the goal is missed, with the figures."""
     best, units, each = choice.best, _units(choice), "second" if choice.in_seconds else "step"
@@ -64,10 +70,11 @@ def _shortfall(choice: Choice, trace: Trace) -> str:
             f"{best.wait_growth_ratio:,.2g} {units} in every {each} of load"
         )
     reasons += [
-        f"the p99 of the {what} is {reached:,.2f} {units}, and {limit:g} was asked for"
+        f"the p99 of the {what} is {_figure(reached)} {units}, and {limit:g} was asked for"
         for what, reached, limit in (
             ("first token", best.first_token_p99, choice.goal.first_token_p99),
             ("whole answer", best.latency_p99, choice.goal.latency_p99),
+            ("time per token", best.time_per_token_p99, choice.goal.time_per_token_p99),
         )
         if limit is not None and reached > limit
     ]
@@ -112,7 +119,7 @@ def _waits(outcome: ReplayOutcome, units: str) -> str:
 
 
 def _has_limits(goal: Goal) -> bool:
-    return goal.first_token_p99 is not None or goal.latency_p99 is not None
+    return any(limit is not None for limit in (goal.first_token_p99, goal.latency_p99, goal.time_per_token_p99))
 
 
 def _unit(choice: Choice) -> str:

@@ -118,7 +118,7 @@ def _changes(changes: Sequence[PackChange], style: Style) -> Iterator[str]:
         who = f"{change.server}: " if change.server else ""
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.flags.items())
         if change.gpus:
-            flags = f"--gpus {change.gpus}"
+            flags = " and ".join(filter(None, (flags, f"--gpus {change.gpus}")))
         elif change.result.request.shifts and not flags:
             flags = " ".join(f"--shift {shift.name}={shift.name}" for shift in change.result.request.shifts)
         yield from wrap(f"{who}{flags} ({change.why})", style.width, _MARGIN * 2, _MARGIN * 3)

@@ -26,6 +26,8 @@ _SAID_BY = {
 """Figures that often are those of another row."""
 _SMALL_BYTES = MIB
 """Smaller changes are summed up in one line; `--json` has them all."""
+_SHOWN_BYTES = MIB / 20
+"""Less reads 0.0 MiB."""
 _WORDS = {"tight": "tight", "does_not_fit": "will not start"}
 
 
@@ -111,7 +113,7 @@ def _byte_lines(changes: Sequence[ByteChange], style: Style) -> Iterator[str]:
     for change in large:
         yield from wrap(f"{_signed(change.bytes):>10}  {change.what}: {change.why}", style.width, "  ", " " * 14)
     rest = sum(change.bytes for change in changes) - sum(change.bytes for change in large)
-    if rest and large:
+    if abs(rest) >= _SHOWN_BYTES and large:
         yield f"  {_signed(rest):>10}  smaller changes"
 
 

@@ -33,7 +33,8 @@ class RunFile:
         self.log = self._log_folder() / f"{port}.log"
         self._lock = self.path.with_name(f"{port}.lock")
         self._port = port
-        self._is_problem_told = False
+        self._unwritten: Mapping[str, Any] = {}
+        """The newest record, where it could not be written."""
         self._flags = self.path.with_name(f"{port}.flags.json")
 
     def _log_folder(self) -> Path:
@@ -63,13 +64,28 @@ class RunFile:
 
     def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Write it with where the log is and since when it holds; that it cannot be written is said once."""
-        problem = self.write({**content, "log": str(self.log), "started_s": time.time()})
-        if problem and not self._is_problem_told:
+        content = {**content, "log": str(self.log), "started_s": time.time()}
+        problem = self.write(content)
+        if problem and not self._unwritten:
             say(problem)
-        self._is_problem_told = bool(problem)
+        self._unwritten = content if problem else {}
+
+    def write_what_is_left(self) -> None:
+        """Where the last record could not be written: once more."""
+        if self._unwritten and not self.write(self._unwritten):
+            self._unwritten = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
-        """Replace the file in one step; why not, where it cannot be."""
+        """Replace the file in one step; why not, where it cannot be. On a full disk the old one makes room: what it
+        tells of an earlier server would be wrong."""
+        problem = self._replace(content)
+        if problem and self.path.exists():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            problem = self._replace(content)
+        return problem
+
+    def _replace(self, content: Mapping[str, Any]) -> str:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +93,8 @@ class RunFile:
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             return f"{self.path} cannot be written: {error.strerror}"
         return ""
 

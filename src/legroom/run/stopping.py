@@ -133,9 +133,13 @@ class Stopping:
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain, self._has_clients = start_drain, has_clients
         self._has_drained = self._is_draining = False
-        self._is_ending = self._is_answering = False
+        self._is_answering = False
+        self._ending_for = 0
+        """The signal that it ends at once for."""
         self._asked = 0
         self._deadline_s: float | None = None
+        self._killed_for = 0
+        """The signal that asked for an end at once, where that took a kill."""
 
     @property
     def begun(self) -> bool:
@@ -145,7 +149,13 @@ class Stopping:
     def restarting(self) -> None:
         """The server that was to be replaced is gone."""
         self.restart, self._asked, self._deadline_s = False, 0, None
-        self._has_drained = self._is_draining = self._is_ending = self._is_answering = False
+        self._ending_for = 0
+        self._has_drained = self._is_draining = self._is_answering = False
+
+    def exit_code(self, code: int) -> int:
+        """What a run ends with whose server ended with `code`. A server that was killed because a Ctrl-C is to end it
+        at once was ended by Ctrl-C (130); one that did not go after its drain was killed (137)."""
+        return 128 + self._killed_for if self._killed_for and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
@@ -203,7 +213,7 @@ class Stopping:
         self._asked += 1
         if server is None:
             return
-        if self._is_ending:
+        if self._ending_for:
             self._say("killing it")
             self._is_answering = False
             self._kill(server)
@@ -213,6 +223,7 @@ class Stopping:
             self._end(server, number, patience_s)
         else:
             self._say(f"{signal.Signals(number).name}: ending at once; once more kills")
+            self._ending_for = number
             self._end_at_once(server, signal.SIGINT if number == signal.SIGTERM else number)
 
     def _patience_s(self) -> float:
@@ -227,7 +238,7 @@ class Stopping:
             self._send(server, number, patience_s)
 
     def _end_at_once(self, server: Stoppable, number: int) -> None:
-        self._is_draining, self._is_ending = False, True
+        self._is_draining = False
         if self.is_up and server.kill_engines():
             self._is_answering = True
             self._deadline_s = self._clock() + ANSWERING_S
@@ -236,6 +247,7 @@ class Stopping:
 
     def _kill(self, server: Stoppable) -> None:
         server.kill()
+        self._killed_for = self._ending_for
         self._deadline_s = self._clock() + HURRY_S
 
     def _send(self, server: Stoppable, number: int, patience_s: float) -> None:

@@ -102,7 +102,7 @@ class Supervisor:
             if not self._setups.tried:
                 self.say(f"starting: {self.setup.line}")
             ending = self._serve_once()
-            code = ending.code
+            code = self.stopping.exit_code(ending.code)
             if not self.stopping.begun:
                 code = code or ANSWER_IS_NO
                 delay_s = self._restarts.delay_after(ending)
@@ -186,8 +186,8 @@ class Supervisor:
         if os.getpid() == 1:
             reap()  # the first process of a container: every orphan in it comes here
         if self._signals in readable:
-            # One that came up since the last look has requests to finish already.
-            self.stopping.is_up = self.stopping.is_up or (child is not None and self._address.is_healthy())
+            # One that came up since the last look has requests to finish already, and may be too busy to say so.
+            self.stopping.is_up = self.stopping.is_up or (child is not None and self._serves())
             for number in self._signals.taken():
                 self._take(number, child)
         if child is not None and child in readable:
@@ -195,6 +195,7 @@ class Supervisor:
         if child is not None and self._guard_drain is not None and self._guard_drain in readable:
             self._read_guard_drain(self._guard_drain, child)
         self.stopping.check(child)
+        self.file.write_what_is_left()
         if self._life is not None:
             self._life.tell_problem(self.say)
         if task is not None and task in readable:
@@ -206,6 +207,9 @@ class Supervisor:
             self._pool = "compared"
             task = self._begin("compare_pool", self._kept() | {"expected": dict(self.setup.expected)})
         return task
+
+    def _serves(self) -> bool:
+        return has_clients(self._address.port) or self._address.is_healthy()
 
     def _take(self, number: int, child: Child | None) -> None:
         if number == signal.SIGHUP and child is not None and (problem := self.file.moving()):

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.columns import StepCost
@@ -18,6 +18,10 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.sweeps.executor import SweepExecutor
 from legroom.sweeps.processes import ProcessExecutor
+
+if TYPE_CHECKING:
+    from legroom.simulation.tiers.settings import TierSettings
+    from legroom.simulation.timeline import Timeline
 
 SEARCHED: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (8, 16, 32, 64, 128, 256, 512),
@@ -44,6 +48,8 @@ class Candidate:
     flags: dict[str, Any]
     settings: SchedulerSettings
     cost: StepCost | None = None
+    tier: TierSettings | None = None
+    """Host memory behind the GPU's prefix cache; its replays are step by step."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +192,22 @@ def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
     """Replay one setting. Half a replay is no outcome."""
     timelines = []
     for part in task.trace.shares(task.replicas, _MOST_SHARES):
-        timelines.append(simulate(part, candidate.settings, cost=candidate.cost, engine=_engine()))
+        timelines.append(_replayed(part, candidate))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
     return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
+
+
+def _replayed(part: Trace, candidate: Candidate) -> Timeline:
+    if candidate.tier is None:
+        return simulate(part, candidate.settings, cost=candidate.cost, engine=_engine())
+    from legroom.simulation.tiers.replay import simulate_with_tier  # noqa: PLC0415 - most searches have no tier
+
+    tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
+    timeline = tiered.timeline
+    # To a search, a token that is loaded is as good as one found on the GPU: neither is computed.
+    hits = replace(timeline.tally, cached_tokens=timeline.tally.cached_tokens + tiered.tally.hit_tokens)
+    return replace(timeline, tally=hits)
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:

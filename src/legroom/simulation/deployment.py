@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
 
+_ALL_REDUCES_A_LAYER = 2
+"""After the attention, and after the feed-forward layer."""
+_ACTIVATION_BYTES = 2
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
 
 
@@ -149,6 +152,8 @@ def hardware(plan: Plan) -> Hardware:
             # Logits are computed for the last token of a prompt alone.
             if part not in ("embeddings", "lm_head"):
                 flops += 2.0 * stored_module.module.elements
+    split = settings.tensor_parallel_size
+    all_reduces = _ALL_REDUCES_A_LAYER * len(model.layers) if split > 1 else 0
     is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
     return Hardware(
         weights_bytes=weights_bytes,
@@ -162,6 +167,10 @@ def hardware(plan: Plan) -> Hardware:
         flops_per_pair=_flops_per_pair(plan) / settings.tensor_parallel_size,
         attention_flops_s=gpu.bf16_flops,
         layers=len(model.layers),
+        all_reduces=all_reduces,
+        # A ring: every card sends its part of the sum once around, and then the sum.
+        sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * _ACTIVATION_BYTES,
+        link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,14 @@ from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_band import StepBand, step_band, why_untrusted
 from legroom.simulation.steptime import roofline
 from legroom.simulation.trace import Trace
+from legroom.sweeps.processes import ProcessExecutor
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
+    from legroom.sweeps.executor import SweepExecutor
     from legroom.vllm.args import ServeArgs
 
 _SPLITS = (1, 2, 4, 8)
@@ -125,11 +128,53 @@ class SizedFleet:
         return (self.replicas.middle or 0) * self.gpus_per_replica
 
 
+@dataclass(frozen=True)
+class FleetTask:
+    """What every card is sized from."""
+
+    models: tuple[Model, ...]
+    release: Release
+    args: tuple[ServeArgs, ...]
+    """Those of each model."""
+    load: ServingLoad
+    most_gpus: int
+
+
 def size_fleets(
-    model: Model, release: Release, args: ServeArgs, load: ServingLoad, cards: Sequence[Gpu], most_gpus: int
-) -> Iterator[tuple[SizedFleet, ...]]:
-    """For each card its layouts, the one with the fewest GPUs first."""
-    if (args.data_parallel_size or 1) > 1:
+    task: FleetTask,
+    cards: Sequence[Gpu],
+    executor: SweepExecutor | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> list[tuple[SizedFleet, ...]]:
+    """Every model on every card, model after model: its layouts, the one with the fewest GPUs first."""
+    _check(task)
+    cells = [(number, card) for number in range(len(task.models)) for card in cards]
+    rows: dict[int, tuple[SizedFleet, ...]] = {}
+    with closing((executor or ProcessExecutor(1)).run(fleets_of, task, cells)) as results:
+        for number, fleets in results:
+            rows[number] = fleets
+            if progress:
+                progress(len(rows) / len(cells))
+    return [rows[number] for number in sorted(rows)]
+
+
+def fleets_of(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
+    """One model, by its number, on one card."""
+    number, card = cell
+    args = task.args[number]
+    asked = replace(args, max_model_len=args.max_model_len or task.load.longest)
+    fleets = _layouts(Target(task.models[number], card, 1, task.release), asked, task.load, task.most_gpus)
+    return tuple(sorted(fleets, key=_rank))
+
+
+def _rank(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
+    # Of those that do not hold the load, the largest split that was replayed says most about why.
+    return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
+
+
+def _check(task: FleetTask) -> None:
+    load = task.load
+    if any((args.data_parallel_size or 1) > 1 for args in task.args):
         raise LegroomError(
             "replicas are what is counted here, so --data-parallel-size has no place", "leave it out of the flags"
         )
@@ -138,11 +183,6 @@ def size_fleets(
             f"{load.trace.name} does not tell when its requests arrive, so there is no rate to size for",
             'give a trace with "arrival" in seconds, or --rate with --prompt and --answer in place of a trace',
         )
-    asked = replace(args, max_model_len=args.max_model_len or load.longest)
-    for card in cards:
-        fleets = list(_layouts(Target(model, card, 1, release), asked, load, most_gpus))
-        # Of those that do not hold it, the largest split says most about why.
-        yield tuple(sorted(fleets, key=lambda fleet: (not fleet.holds, fleet.gpus, -fleet.tensor_parallel_size)))
 
 
 def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:

@@ -1,10 +1,11 @@
 """How long a step takes: a roofline and the host's share, fitted to steps measured on one card.
 
 A step reads the weights (of the experts those that its tokens choose) and the KV of every token held, and computes each
-scheduled token; the slower of the two decides. Every layer adds the latency of its kernels, and a step is never quicker
-than the host can start it: from one CUDA graph, from a graph for each piece between the attention layers, or kernel by
-kernel. In steps the simulation is exact; in seconds it is as good as the fit of `step_fit.json`, whose measurements and
-residuals `bench/simulate_fit.py` wrote.
+scheduled token; the slower of the two decides. Every layer adds the latency of its kernels; cards that share layers
+send each other what they computed, twice a layer. A step is never quicker than the host can start it: from one CUDA
+graph, from a graph for each piece between the attention layers, or kernel by kernel. In steps the simulation is exact;
+in seconds it is as good as the fits of `step_fit.json` (measured steps, `bench/simulate_fit.py`) and `step_link.json`
+(published runs of servers on several cards, `bench/published_times.py`).
 """
 
 from __future__ import annotations
@@ -66,6 +67,26 @@ class Hardware:
     layers: int = 0
     captured_tokens: int = 0
     """The largest CUDA graph; 0 without graphs."""
+    all_reduces: int = 0
+    """Of a step, where cards share its layers."""
+    sent_bytes_per_token: float = 0.0
+    """What a card sends in them."""
+    link_bytes_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class LinkEfficiency:
+    """What of a link's figure an all-reduce reaches, and what each adds to a step."""
+
+    all_reduce_s: float
+    bandwidth_ratio: float
+
+
+@cache
+def fitted_link() -> LinkEfficiency:
+    """As fitted to runs that others published."""
+    text = resources.files("legroom.simulation").joinpath("step_link.json").read_text(encoding="utf-8")
+    return LinkEfficiency(**json.loads(text)["fitted"])
 
 
 @cache
@@ -75,8 +96,10 @@ def fitted() -> Efficiency:
     return Efficiency(**json.loads(text)["fitted"])
 
 
-def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
-    reached = reached or fitted()
+def roofline(
+    hardware: Hardware, reached: Efficiency | None = None, exchanged: LinkEfficiency | None = None
+) -> StepCost:
+    reached, exchanged = reached or fitted(), exchanged or fitted_link()
     if hardware.bandwidth_bytes_s <= 0:
         raise LegroomError(
             "the bandwidth of this GPU is not known, so seconds cannot be estimated", "give --step-ms instead"
@@ -86,8 +109,9 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
     attention = (hardware.attention_flops_s or flops) * reached.attention_ratio
     factor = reached.expert_launch_factor if hardware.expert_bytes else 1.0
     launch = reached.launch_layer_s * hardware.layers * factor
+    link = hardware.link_bytes_s * exchanged.bandwidth_ratio
     return StepCost(
-        overhead=reached.layer_s * hardware.layers,
+        overhead=reached.layer_s * hardware.layers + exchanged.all_reduce_s * hardware.all_reduces,
         token=hardware.flops_per_token / rate if rate > 0 else 0.0,
         weights=hardware.weights_bytes / (bandwidth * reached.bandwidth_ratio),
         kv_token=hardware.kv_bytes_per_token / (bandwidth * reached.kv_bandwidth_ratio),
@@ -100,6 +124,7 @@ def roofline(hardware: Hardware, reached: Efficiency | None = None) -> StepCost:
         launch=launch,
         launch_captured=reached.captured_launch_layer_s * hardware.layers * factor,
         captured=float(hardware.captured_tokens),
+        exchange=hardware.sent_bytes_per_token / link if link > 0 else 0.0,
     )
 
 

@@ -15,8 +15,9 @@ _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
 """A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain. Windows'
 shells write ` and ^ instead."""
-_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
-"""`<your model>` and `{your model}`; what a shell itself reads in braces has a comma, a semicolon or a space first."""
+_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\/:]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
+"""`<your model>`, `<org>/<model>`, `{your model}`; what a shell reads in braces has a comma, a semicolon or a space
+first."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
 _MOST_WORDS = 200_000
 LITERAL_DOLLAR = "\ue000"

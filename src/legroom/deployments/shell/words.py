@@ -21,8 +21,6 @@ _DECLARES = ("export", "declare", "readonly", "local", "typeset")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
 """`${NAME:+--flag}`: what stands there once NAME is set."""
-_EMPTY_DEFAULT = re.compile(r"\$\{(\w+):?-\}")
-"""`${NAME:-}`: empty only where nobody sets it, which is not known here."""
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
 _DEEPEST = 8
@@ -232,7 +230,7 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             for piece in state.pieces[name]:
                 yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
         else:
-            yield word.with_text(expand(_EMPTY_DEFAULT.sub(r"$\1", word.text), texts))
+            yield word.with_text(expand(word.text, texts))
 
 
 def _final(word: Word) -> Word:

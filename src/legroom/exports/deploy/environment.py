@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.exports.deploy.times import READY_TIMEOUT_DEFAULT_S
 from legroom.exports.deploy.words import ServerWords
 from legroom.facts.flags import env_default
+from legroom.facts.sleep import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
 from legroom.records import dataclass
 from legroom.units import gib
@@ -21,6 +22,7 @@ _OF_ONE_MACHINE = frozenset({
     "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
 })  # fmt: skip
 """Where things lie on the machine that the server was described on."""
+_WHY = {ENDPOINTS_SWITCH: "opens the endpoints that put the server to sleep and wake it"}
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
@@ -43,7 +45,9 @@ def environment(
     """What was given, then what helps."""
     broken = _broken(plan, words, release)
     kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
-    lines = [EnvLine(name, value, "as given") for name, value in kept.items() if value or not given[name]]
+    lines = [
+        EnvLine(name, value, _WHY.get(name, "as given")) for name, value in kept.items() if value or not given[name]
+    ]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
     if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):

@@ -18,6 +18,8 @@ RULE = Rule(
     "vLLM starts as if it were not set: what it was meant to do does not happen (LR907).",
 )
 RULES = (RULE,)
+_SAME_WORD = 0.6
+"""How much of a word is right when it is only badly written: LOG for LOGGING, not PATH for ROOT."""
 FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
@@ -32,7 +34,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
-            if near:
+            if near and _is_slip(name, near[0]):
                 message = f"no vLLM release reads {name}"
                 yield finding(RULE, subject.place_of(word), message, f"write {near[0]}", len(name))
             continue
@@ -42,6 +44,15 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         flag = FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
         yield finding(RULE, subject.place_of(word), message, suggestion, len(name))
+
+
+def _is_slip(name: str, meant: str) -> bool:
+    """Whether a name has the words of another, badly written: VLLM_CACHE_PATH is no slip for VLLM_CACHE_ROOT."""
+    words, meant_words = name.split("_"), meant.split("_")
+    if len(words) != len(meant_words):
+        return "".join(words) == "".join(meant_words)
+    pairs = zip(words, meant_words, strict=True)
+    return all(difflib.SequenceMatcher(None, *pair).ratio() >= _SAME_WORD for pair in pairs)
 
 
 def no_longer_read(name: str, history: tuple[tuple[str, str], ...], release: Release) -> str:

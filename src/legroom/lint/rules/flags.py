@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from legroom.deployments.kinds import kind_of
 from legroom.deployments.subjects import Invoked, StartedServer
 from legroom.facts.flags import advice
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
@@ -40,6 +41,8 @@ _VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\.\.\.|…")
 """A value that is put in later, or left out by who wrote it down, is not judged."""
 _FILLED_IN = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """`REPLACE_ENV_MAX_MODEL_LEN`: what another program puts a value in for."""
+_LEFT_TO_THE_READER = re.compile(r"\d[\d.]*[-~–]\d[\d.]*|[A-Za-z_][\w.]*\(.*\)")
+"""`0.15-0.45` and `best_share(model)`: in a document, something to choose or to compute, not what is typed."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program, which has flags of its own."""
 _EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
@@ -75,9 +78,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         if problem.kind == "bad_value" and not problem.value and _is_emptied(subject, problem.flag):
             continue  # a variable that is to be filled in
         rule = _BY_KIND.get(problem.kind)
-        variable = bool(_VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value))
-        variable = variable or (problem.kind == "bad_value" and bool(_FILLED_IN.fullmatch(problem.value)))
-        if rule is None or variable or (problem.flag, problem.kind) in seen:
+        if rule is None or _is_put_in_later(subject, problem) or (problem.flag, problem.kind) in seen:
             continue
         if problem.flag == "--config" and rule is IGNORED:
             continue  # the file lies elsewhere
@@ -145,6 +146,18 @@ def _why_unsure(subject: StartedServer, context: Context) -> str:
 
 def _what_runs(subject: StartedServer) -> str:
     return subject.launcher or ("the image" if "$" in subject.image or "{{" in subject.image else subject.image)
+
+
+def _is_put_in_later(subject: StartedServer, problem: FlagProblem) -> bool:
+    """Whether a program or the reader of a document puts the value in."""
+    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
+        return True
+    if problem.kind != "bad_value":
+        return False
+    is_document = kind_of(subject.place.path, "") == "document"
+    return bool(_FILLED_IN.fullmatch(problem.value)) or (
+        is_document and bool(_LEFT_TO_THE_READER.fullmatch(problem.value))
+    )
 
 
 def _is_emptied(subject: StartedServer, flag: str) -> bool:

@@ -17,8 +17,8 @@ RULE = Rule(
     "process that is proven to be an orphan (LR104).",
 )
 RULES = (RULE,)
-_SERVING = re.compile(r"vllm|python|llm|\bray\b|engine|serve|model|cuda|nvidia|gpu|\$", re.IGNORECASE)
-"""Other programs are nobody's business here."""
+_SERVING = re.compile(r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|\$", re.IGNORECASE)
+"""Other programs are nobody's business here: neither `http.server` nor the argocd-server of a port-forward."""
 _INNER = re.compile(r"\b(pgrep|pidof)\b|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
 _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""

@@ -32,7 +32,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return
     for word in _patterns(subject):
         for match in _NAME.finditer(word.text):
-            if any(name.startswith(match[0]) or match[0] in name for name in context.series):
+            if any(name.startswith(match[0]) or match[0] in name for name in context.series | context.declared):
                 continue
             right = match[0].replace("vllm_", "vllm:", 1)
             offset = word.offset + max(word.raw.find(match[0]), 0)

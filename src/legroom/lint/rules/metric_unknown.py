@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from legroom.facts.metrics import (
@@ -60,7 +61,13 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     for series in named:
         prefix = _KSERVE if series.name.startswith(_KSERVE) and not plain else ""
         name = series.name.removeprefix(prefix)
-        if not _OWN.fullmatch(name) or name in known or name in context.records or is_shown_by_companion(name):
+        if (
+            not _OWN.fullmatch(name)
+            or name in known
+            or name in context.records
+            or name in context.declared
+            or is_shown_by_companion(name)
+        ):
             continue
         if alternatives and releases_of(name):
             continue  # `new or old`: an alternative for other releases
@@ -86,9 +93,30 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         if plain and f"{name}_total" in known:
             severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
-        if rule is RULE and severity is None and not (is_slip(name, instead) if not spans else context.is_told_release):
+        if rule is RULE and severity is None and not (
+            context.is_told_release if spans else is_slip(name, instead) and not _may_be_exporters(name, context)
+        ):
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
+
+
+def _may_be_exporters(name: str, context: Context) -> bool:
+    return context.is_of_exporter and name.startswith("vllm_")
+
+
+def names_exporter(expression: Expression) -> bool:
+    """Whether it asks for a series with an underscore after vllm that vLLM has under no spelling."""
+    names = (series.name for series in series_names(expression.text) if series.name.startswith("vllm_"))
+    return expression.owner not in NAMES_ONLY and any(_plain(name) not in _plain_names() for name in names)
+
+
+@cache
+def _plain_names() -> frozenset[str]:
+    return frozenset(_plain(name) for name in all_exposed_names())
+
+
+def _plain(name: str) -> str:
+    return _ENDING.sub("", name.replace(":", "_", 1))
 
 
 def is_slip(name: str, instead: str) -> bool:
@@ -101,7 +129,7 @@ def is_slip(name: str, instead: str) -> bool:
 
     import difflib  # noqa: PLC0415 - only where a name was wrong
 
-    plain, right = (_ENDING.sub("", text.replace(":", "_", 1)) for text in (name, instead))
+    plain, right = _plain(name), _plain(instead)
     alike = difflib.SequenceMatcher(None, plain, right, autojunk=False).ratio()
     return plain == right or (name.startswith("vllm:") and alike >= _SLIP)
 

@@ -23,6 +23,7 @@ _STEP_SEQUENCES = 64
 _SHORTEST_CONTEXT = 1024
 _LENGTH_STEP = 256
 _MOST_CARDS = 16
+_SPLITS = (2, 4, 8)
 _MOST_OFFERED = 4
 
 
@@ -63,6 +64,7 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
     for needs in largest_first:
         yield from _narrower_keys(result.request, needs)
     yield from _more_cards(result)
+    yield from _split(result)
     yield from _one_awake(result.request)
 
 
@@ -131,19 +133,44 @@ def _with_server(
 
 
 def _more_cards(result: PackResult) -> Iterator[PackChange]:
-    """As few cards more as will do; slices of a card cannot be had more of."""
+    """As few cards more as will do."""
+    packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
+    if packed is not None:
+        count, before = len(packed.request.cards), len(result.request.cards)
+        yield PackChange("", f"{count} cards instead of {before}", packed, gpus=count)
+
+
+def _split(result: PackResult) -> Iterator[PackChange]:
+    """A server that no card holds alone, over as few cards as will do."""
+    total = result.request.cards[0].gpu.total_bytes
+    large = [needs.server for needs in result.needs if needs.server.gpus == 1 and needs.least_bytes > total]
+    if len(large) != 1:
+        return
+    (server,) = large
+    for size in _SPLITS:
+        for change in _with_flags(result.request, server, {"tensor_parallel_size": size}, ""):
+            packed = _on_more_cards(change.result, size + len(result.needs))
+            if packed is not None:
+                count = len(packed.request.cards)
+                why = f"split over {size} cards, as none holds it alone; {count} cards in all"
+                yield replace(change, why=why, result=packed, gpus=count)
+                return
+
+
+def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
+    """The same servers on as few cards more as hold them; slices of a card cannot be had more of."""
     request = result.request
     cards = request.cards
     if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:
-        return
+        return None
     total = cards[0].gpu.total_bytes
     fewest = math.ceil(sum(needs.least_bytes * needs.server.gpus for needs in result.needs) / total)
-    for count in range(max(len(cards) + 1, fewest), min(_MOST_CARDS, len(cards) + len(result.needs)) + 1):
+    for count in range(max(len(cards) + 1, fewest), min(_MOST_CARDS, most) + 1):
         more = tuple(replace(cards[0], number=number, others=()) for number in range(len(cards), count))
         packed = pack(replace(request, cards=(*cards, *more)))
         if packed.verdict != "does_not_fit":
-            yield PackChange("", f"{count} cards instead of {len(cards)}", packed, gpus=count)
-            return
+            return packed
+    return None
 
 
 def _one_awake(request: PackRequest) -> Iterator[PackChange]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legroom.vllm.problems import FlagProblem
 
 ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
-_SOURCE_TEXT = re.compile(r"<.*|[A-Za-z_]+(\.|\[).*")
+_SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")
 """A default that the facts have as the expression in vLLM's source, whose value is not known."""
 _RESOLVED = {
     "max_model_len": "--max-model-len", "max_num_seqs": "--max-num-seqs",

@@ -104,11 +104,14 @@ class Upgrade:
         return document
 
 
-def upgrade(args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False) -> Upgrade:
-    """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too."""
+def upgrade(
+    args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
+) -> Upgrade:
+    """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
+    `advice`: with changes that make it start where it would not."""
     before = make_plan(args, old, machine, advice=False)
     after = _with_notes(_planned_on(before, new))
-    if after.verdict == "does_not_fit":
+    if advice and after.verdict == "does_not_fit":
         from legroom.planning.advice import with_advice  # noqa: PLC0415 - only for what does not start
 
         after = with_advice(after)

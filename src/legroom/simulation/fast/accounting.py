@@ -96,14 +96,14 @@ def step_seconds(cost, tokens, stored, running):
         # Tokens of prompts attend to what is before them: on average what a request holds, less half of its new ones.
         compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
     read = weights_seconds(cost, tokens) + cost.kv_token * stored
-    busy = cost.overhead + cost.request * running + max(compute, read)
+    busy = cost.overhead + cost.request * running + cost.exchange * tokens + max(compute, read)
     return max(busy, least_seconds(cost, tokens, running))
 
 
 @compilable
 def span_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
-    overhead = cost.overhead + cost.request * running
+    overhead = cost.overhead + (cost.request + cost.exchange) * running
     # What does not grow with the cache: computing, or the host where it is slower than that.
     even = max(cost.token * running, least_seconds(cost, running, running) - overhead)
     weights = weights_seconds(cost, running)

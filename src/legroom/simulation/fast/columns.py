@@ -32,7 +32,7 @@ class Rules(NamedTuple):
     row_width: int
     """Blocks in a row of the table."""
     num_ids: int
-    """Blocks that can be told apart: all of them, or none without a prefix cache."""
+    """Blocks that can be told apart: as many as the trace can take, or none without a prefix cache."""
     hash_mask: int
     own_streams: int
     """The first of the streams that belong to one request each."""
@@ -63,6 +63,8 @@ class StepCost(NamedTuple):
     launch_captured: float = 0.0
     captured: float = 0.0
     """Tokens of the largest CUDA graph."""
+    exchange: float = 0.0
+    """For every token: what the cards of one server send each other."""
 
 
 class Sim(NamedTuple):

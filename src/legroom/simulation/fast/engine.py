@@ -186,6 +186,19 @@ class FastReplay:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
+def _most_ids(trace: Trace, settings: SchedulerSettings, contents: Contents) -> int:
+    """How many blocks can come to be told apart, or runs of counted blocks to lie in the free queue.
+
+    In a pool that holds all that the trace could ever take, nothing is evicted or preempted: every request takes the
+    blocks that it shares once, and leaves one run.
+    """
+    lengths = zip(trace.prompt_lens, trace.output_lens, strict=True)
+    blocks = [cdiv(min(prompt + output, settings.max_model_len), settings.block_size) for prompt, output in lengths]
+    if sum(blocks) > settings.usable_blocks:
+        return settings.usable_blocks
+    return max(len(blocks), sum(map(min, blocks, contents.shared_blocks)))
+
+
 def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rules:
     width = ids = 0
     hash_size = 16
@@ -194,7 +207,7 @@ def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rul
         most = cdiv(min(longest, settings.max_model_len), settings.block_size)
         # Any request may come to be told apart when the least urgent are thrown out.
         width = most if settings.scheduling_policy == "priority" else min(most, max(contents.shared_blocks))
-        ids = settings.usable_blocks
+        ids = _most_ids(trace, settings, contents)
         while hash_size < 2 * ids:
             hash_size *= 2
     return Rules(
