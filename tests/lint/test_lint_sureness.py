@@ -224,10 +224,10 @@ def test_a_build_for_another_system_may_have_flags_that_its_release_lacks():
     ("beside", "severity"), [("vllm_num_requests_running", "error"), ("vllm_request_failure_total", "warning")]
 )
 def test_an_underscore_for_the_colon_is_sure_unless_an_exporter_s_series_are_asked_for_beside_it(beside, severity):
-    rules = "groups: [{name: a, rules: [{record: 'a', expr: 'vllm_num_requests_waiting'}, {record: 'b', expr: 'BESIDE'}]}]"
-    assert judged(rules.replace("BESIDE", beside), "rules.yml")[0] == ("metric-unknown", severity)
+    both = f"[{{record: a, expr: vllm_num_requests_waiting}}, {{record: b, expr: {beside}}}]"
+    assert judged(f"groups: [{{name: a, rules: {both}}}]", "rules.yml")[0] == ("metric-unknown", severity)
 
 
 def test_a_variable_that_is_empty_unless_someone_sets_it_is_no_missing_value():
-    service = "{image: 'vllm/vllm-openai:v0.20.0', command: '--model org/m --api-key ${KEY:-} --max-model-len ${LEN:-}'}"
+    service = "{image: 'vllm/vllm-openai:v0.20.0', command: '--model org/m --api-key ${KEY:-} --seed ${SEED:-}'}"
     assert judged(f"services: {{a: {service}}}", "docker-compose.yml") == []
