@@ -6,8 +6,8 @@ With --prometheus a real one scrapes the series of all servers every five second
 asked for the fleet's view. Without it, Prometheus' HTTP API is served by a process of its own on loopback, from series
 with the names, labels and number that a vLLM of the release shows; answers are made before the clock starts. A look is
 everything `legroom watch --prometheus` does with them: three queries, parsing, samples, detectors, views. The
-detectors' windows must be full before memory can be flat, so rounds are fifteen seconds of the fleet's time apart and
-the second half of them is compared.
+detectors' windows must be full before memory can be flat, so rounds are fifteen seconds of the fleet's time apart;
+what memory will be with full windows is computed from what the steps so far have taken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ import psutil
 
 from legroom.facts.metrics import metrics_of, role_of
 from legroom.facts.releases import release
-from legroom.live.metrics.prometheus_source import _LATENCIES, _VALUES, PrometheusSource
+from legroom.live.metrics.prometheus_source import _LARGE_FLEET, _LATENCIES, _VALUES, PrometheusSource
 from legroom.live.metrics.scrape import open_session
+from legroom.live.metrics.window import MOST_STEPS, WINDOW_S
 from legroom.sidecar.watch import WatchSession
 
 VERSION = "0.32.0"
@@ -122,18 +124,33 @@ def serve(servers: int, rounds: int, ready: Any) -> None:
         server.serve_forever()
 
 
-async def look(port: int, rounds: int) -> list[tuple[float, float, int]]:
-    """Per round: seconds on the clock, seconds of CPU, resident bytes afterwards."""
-    source, session, process = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession(), psutil.Process()
+@dataclass(frozen=True)
+class Measured:
+    """One look."""
+
+    wall_s: float
+    cpu_s: float
+    resident_bytes: int
+    steps: int
+    """That are kept of all servers afterwards."""
+
+
+def measured_now(began_s: float, began_cpu_s: float, session: WatchSession) -> Measured:
+    wall_s, used_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    gc.collect()
+    steps = sum(len(watcher.window.steps) for watcher in session._watchers.values())
+    return Measured(wall_s, used_s, psutil.Process().memory_info().rss, steps)
+
+
+async def look(port: int, rounds: int) -> list[Measured]:
+    source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
     measured = []
     async with open_session() as connections:
         for number in range(rounds):
             began_s, cpu_s = time.perf_counter(), time.process_time()
             for seen in await source.looks(connections, time.time() + APART_S * number):
                 session.take(seen)
-            took = time.perf_counter() - began_s, time.process_time() - cpu_s
-            gc.collect()
-            measured.append((*took, process.memory_info().rss))
+            measured.append(measured_now(began_s, cpu_s, session))
     assert len(session.views) == len(source.servers)
     return measured
 
@@ -191,9 +208,9 @@ def scraping(program: str, target: int, folder: str) -> Iterator[int]:
         process.wait(30)
 
 
-async def look_at_real(port: int, servers: int, rounds: int) -> list[tuple[float, float, int]]:
+async def look_at_real(port: int, servers: int, rounds: int) -> list[Measured]:
     """As `look`, in real time, once all servers have been scraped."""
-    source, session, process = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession(), psutil.Process()
+    source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
     measured = []
     async with open_session() as connections:
         while len(measured) < rounds:
@@ -201,11 +218,10 @@ async def look_at_real(port: int, servers: int, rounds: int) -> list[tuple[float
             looks = await source.looks(connections, time.time())
             for seen in looks:
                 session.take(seen)
-            took = time.perf_counter() - began_s, time.process_time() - cpu_s
-            gc.collect()
+            now = measured_now(began_s, cpu_s, session)
             if len(session.views) >= servers:
-                measured.append((*took, process.memory_info().rss))
-            await asyncio.sleep(max(SCRAPE_S - took[0], 0))
+                measured.append(now)
+            await asyncio.sleep(max(SCRAPE_S - now.wall_s, 0))
     return measured
 
 
@@ -216,7 +232,8 @@ def real(servers: int, rounds: int, program: str) -> None:
     target, size = mine.recv()
     try:
         with tempfile.TemporaryDirectory() as folder, scraping(program, target, folder) as port:
-            shown(servers, size, asyncio.run(look_at_real(port, servers, rounds)))
+            apart_s = 15.0 if servers > _LARGE_FLEET else SCRAPE_S
+            shown(servers, size, apart_s, asyncio.run(look_at_real(port, servers, rounds)))
             words = [sys.executable, "-m", "legroom", "watch", "--prometheus", f"http://127.0.0.1:{port}", "--fleet"]
             began_s = time.perf_counter()
             view = subprocess.run([*words, "--over", "5m", "--json"], capture_output=True, text=True, check=False)
@@ -227,10 +244,21 @@ def real(servers: int, rounds: int, program: str) -> None:
         process.join()
 
 
-def shown(servers: int, size: int, measured: list[tuple[float, float, int]]) -> None:
+def shown(servers: int, size: int, apart_s: float, measured: list[Measured]) -> None:
     print(f"{servers} servers, {size / 1e6:.1f} MB an answer or a scrape")
-    for number, (wall_s, cpu_s, rss) in enumerate(measured):
-        print(f"look {number:2}: {wall_s:.2f} s ({cpu_s:.2f} s of CPU), {rss / 2**20:.0f} MiB")
+    for number, each in enumerate(measured):
+        memory = f"{each.resident_bytes / 2**20:.0f} MiB, {each.steps} steps"
+        print(f"look {number:2}: {each.wall_s:.2f} s ({each.cpu_s:.2f} s of CPU), {memory}")
+    for name in ("wall_s", "cpu_s"):
+        ordered = sorted(getattr(each, name) for each in measured)
+        print(f"{name}: median {ordered[len(ordered) // 2]:.2f}, longest {ordered[-1]:.2f}")
+    # From the second look on: the first makes what every server has, whatever it keeps.
+    first, last = measured[min(1, len(measured) - 1)], measured[-1]
+    if last.steps > first.steps:
+        each_bytes = (last.resident_bytes - first.resident_bytes) / (last.steps - first.steps)
+        most = min(MOST_STEPS, round(WINDOW_S / apart_s)) * servers
+        plateau = last.resident_bytes + (most - last.steps) * each_bytes
+        print(f"{each_bytes:.0f} bytes a step; with the windows full ({most} steps) {plateau / 2**20:.0f} MiB")
 
 
 def main() -> None:
@@ -251,7 +279,7 @@ def main() -> None:
     finally:
         process.terminate()
         process.join()
-    shown(args.servers, size, measured)
+    shown(args.servers, size, APART_S, measured)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from running_gate import RunningGate
 
 @pytest.fixture(scope="session")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGate]:
-    running = RunningGate(tmp_path_factory.mktemp("gate"), "--mode", "enforce", "--not-namespace", "sandbox")
+    words = ("--mode", "enforce", "--not-namespace", "sandbox", "--wait-for-flags", "30")
+    running = RunningGate(tmp_path_factory.mktemp("gate"), *words)
     yield running
     running.end()

@@ -7,14 +7,16 @@ import ssl
 import time
 
 import pytest
-from running_gate import RunningGate, deployment
+from running_gate import RunningGate, deployment, review
 
 from legroom.errors import LegroomError
 from legroom.exports.gate.certificates import new_certificate
+from legroom.gate.app import GateApp, GatePolicy
 from legroom.gate.judgement import Judgement
 from legroom.gate.judges import JudgeOptions, Judges, Undecided
 from legroom.gate.meters import GateMeters
 from legroom.gate.server import CertificateFiles, server_context, watch_certificates
+from legroom.gate.shared_judgements import SharedJudgements
 
 FITS = ("--model", "Qwen/Qwen3-8B", "--max-model-len", "8192")
 
@@ -100,7 +102,7 @@ def test_the_files_are_looked_at_again_and_again(tmp_path):
         task.cancel()
 
     asyncio.run(watched())
-    assert meters.total("reloads") >= 2
+    assert meters.total("certificate_reloads") >= 2
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
@@ -221,3 +223,130 @@ def test_a_folder_without_a_certificate_ends_the_start(capsys, tmp_path):
 
     assert main(["gate", "--tls-dir", str(tmp_path), "--port", "0"]) == 2
     assert "no certificate" in capsys.readouterr().err
+
+
+REFUSAL = {"outcome": "does_not_fit", "sentences": ["No."]}
+UNSEARCHED = json.dumps(REFUSAL | {"is_searched": False}).encode()
+SEARCHED = json.dumps(REFUSAL | {"sentences": ["No.", "Fix."]}).encode()
+
+
+def searching(seconds, shared=None, count=lambda name: None, **options):
+    """Judges whose verdicts come at once, and whose searches take so many seconds."""
+    made = Judges(JudgeOptions(**options), shared, count)
+    made._pool, made._search_pool = SlowPool(0, UNSEARCHED), SlowPool(seconds, SEARCHED)
+    return made
+
+
+def test_an_answer_does_not_wait_for_a_search():
+    async def asked():
+        made = searching(0.5)
+        began_s = time.monotonic()
+        judgement = await made.decide(made.known({"kind": "Pod"})[0], {"kind": "Pod"})
+        return judgement.is_searched, time.monotonic() - began_s
+
+    is_searched, took_s = asyncio.run(asked())
+    assert not is_searched
+    assert took_s < 0.3
+
+
+def test_an_answer_waits_for_a_search_as_long_as_was_chosen():
+    async def asked():
+        made = searching(0.1, wait_s=2.0)
+        return await made.decide(made.known({"kind": "Pod"})[0], {"kind": "Pod"})
+
+    assert asyncio.run(asked()).sentences == ("No.", "Fix.")
+
+
+def test_a_first_fix_is_answered_at_once_while_the_search_goes_on():
+    async def asked():
+        made = searching(0.05)
+        made._pool.answer = json.dumps(REFUSAL | {"is_searched": False, "has_fixes": True}).encode()
+        judgement = await made.decide(made.known({"kind": "Pod"})[0], {"kind": "Pod"})
+        await asyncio.sleep(0.1)
+        return judgement, made.known({"kind": "Pod"})[1]
+
+    first, next_try = asyncio.run(asked())
+    assert (first.is_searched, first.has_fixes, next_try.sentences) == (False, True, ("No.", "Fix."))
+
+
+def test_who_asks_again_does_not_start_a_second_search():
+    async def asked():
+        made = searching(0.2)
+        key, _ = made.known({"kind": "Pod"})
+        for _ in range(3):
+            await made.decide(key, {"kind": "Pod"})
+        return len(made._search_pool.asked)
+
+    assert asyncio.run(asked()) == 1
+
+
+def test_the_oldest_search_is_dropped_where_too_many_wait_and_begins_anew_with_the_next_try():
+    async def asked():
+        dropped = []
+        made = searching(0.15, searches=1, count=dropped.append)
+        parts = [{"kind": "Pod", "n": number} for number in range(3)]
+        for part in parts:  # the first is under way, the second waits and is pushed out by the third
+            await made.decide(made.known(part)[0], part)
+        await asyncio.sleep(0.4)
+        searched = [made.known(part)[1].is_searched for part in parts]
+        await made.decide(made.known(parts[1])[0], parts[1])
+        await asyncio.sleep(0.2)
+        return dropped, searched, made.known(parts[1])[1].is_searched
+
+    assert asyncio.run(asked()) == (["searches_dropped"], [True, False, True], True)
+
+
+def test_a_search_that_another_process_has_begun_is_not_begun_twice():
+    async def asked():
+        shared = SharedJudgements()
+        one_process, another = searching(0.1, shared), searching(0.1, shared, wait_s=2.0)
+        key, _ = one_process.known({"kind": "Pod"})
+        await one_process.decide(key, {"kind": "Pod"})
+        another.known({"kind": "Pod"})
+        judgement = await another.decide(key, {"kind": "Pod"})
+        return judgement.sentences, len(another._pool.asked), len(another._search_pool.asked)
+
+    assert asyncio.run(asked()) == (("No.", "Fix."), 0, 0)
+
+
+def test_a_record_that_is_half_written_counts_as_not_there():
+    shared, key = SharedJudgements(), bytes(range(32))
+    shared.put(key, Judgement("does_not_fit", ("No.",), False, True), 7.0)
+    assert shared.get(key).judgement == Judgement("does_not_fit", ("No.",), False, True)
+    assert shared.get(key).searched_until_s == 7.0
+    place = shared._memory.find(b"No.")
+    shared._memory[place : place + 2] = b"Ye"
+    assert shared.get(key) is None
+
+
+def test_a_judgement_too_long_to_share_stays_with_its_process():
+    shared, key = SharedJudgements(), bytes(32)
+    shared.put(key, Judgement("does_not_fit", ("x" * 3_000,)))
+    assert shared.get(key) is None
+
+
+@pytest.mark.parametrize("mode", ["warn", "enforce"])
+def test_an_answer_before_the_search_is_done_says_so_and_is_counted(mode):
+    async def asked():
+        meters, replies = GateMeters(1), []
+        app = GateApp(GatePolicy(mode), searching(0.5), meters)
+
+        async def receive():
+            return {"type": "http.request", "body": json.dumps(review(deployment())).encode()}
+
+        async def send(message):
+            replies.append(message)
+
+        await app({"type": "http", "path": "/validate", "method": "POST"}, receive, send)
+        return replies[-1]["body"].decode(), meters.page()
+
+    body, page = asyncio.run(asked())
+    assert "Flags that fix it are being searched for: the answer to the next try has them." in body
+    assert "legroom_gate_answered_before_search_total 1" in page
+
+
+def test_waiting_for_flags_longer_than_the_deadline_is_refused(capsys):
+    from legroom.cli.main import main
+
+    assert main(["gate", "--deadline", "2", "--wait-for-flags", "3"]) == 2
+    assert "--wait-for-flags" in capsys.readouterr().err

@@ -240,3 +240,27 @@ def test_no_numbers_are_left_out() -> None:
     server(fake, "a:8000", 100, vllm__num_requests_running=3, vllm__kv_cache_usage_perc=float("nan"))
     ((sample,),) = ask(fake, 101)
     assert isinstance(sample, Sample) and sample.kv_use is None
+
+
+def test_the_three_queries_are_under_way_at_once() -> None:
+    class WaitsForAll(FakePrometheus):
+        async def query(self, request: web.Request) -> web.Response:
+            answer = await super().query(request)
+            while len(self.queries) < 3:
+                await asyncio.sleep(0.001)
+            return answer
+
+    fake = WaitsForAll()
+    server(fake, "a:8000", 100, vllm__num_requests_running=3)
+    assert len(ask(fake, 101)[0]) == 1
+
+
+@pytest.mark.parametrize(("servers", "looks"), [(500, [500, 500, 500]), (501, [501, 0, 501])])
+def test_of_a_large_fleet_a_scrape_in_fifteen_seconds_is_looked_at(servers: int, looks: list[int]) -> None:
+    source = PrometheusSource("http://prometheus:9090")
+    labels = [{"__name__": "vllm:num_requests_running", "instance": f"{number}:8000"} for number in range(servers)]
+
+    def seen(time_s: float) -> int:
+        return len(source._read([(each, 1.0) for each in labels], [(each, time_s) for each in labels], [], time_s))
+
+    assert [seen(time_s) for time_s in (100.0, 105.0, 115.0)] == looks

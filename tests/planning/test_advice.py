@@ -163,3 +163,11 @@ def test_the_first_fixes_are_the_same_without_a_search_for_all(target, model, ca
 def test_what_takes_several_changes_is_left_to_the_search(target):
     assert with_single_changes(plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs()), 2).advised
     assert not with_single_changes(plan(target("llama-3.1-405b", "l4", "0.11.0"), ServeArgs()), 2).advised
+
+
+def test_changes_are_tried_until_time_is_up(target):
+    first = plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs())
+    asked = iter(range(100))
+    assert with_single_changes(first, 2, lambda: True) == first
+    some = with_single_changes(first, 5, lambda: next(asked) >= 6)
+    assert some.advice and not some.advised

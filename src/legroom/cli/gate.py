@@ -58,6 +58,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--deadline", metavar="S", type=float, default=4.0,
                         help="seconds after which an object is let through (default: 4)")  # fmt: skip
+    limits.add_argument("--wait-for-flags", metavar="S", type=float, default=0.0,
+                        help="seconds that an answer waits for flags that fix the object and take a search "
+                             "(default: 0: they come with the next try)")  # fmt: skip
     limits.add_argument("--processes", metavar="N", type=int, default=min(4, os.cpu_count() or 1),
                         help="how many answer (default: the cores, up to 4)")  # fmt: skip
     parser.add_argument("--try", dest="tried", metavar="FILE", help="say what it would answer to the objects of a file")
@@ -72,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(
             "--processes is 1 to 64, and --deadline 0.1 to 30 seconds", "the defaults suit most clusters"
         )
+    if not 0 <= args.wait_for_flags <= args.deadline:
+        raise LegroomError("--wait-for-flags is 0 to --deadline seconds", "raise --deadline too if it is to be longer")
     if args.default_gpu:
         gpu(args.default_gpu)
     if args.tried is not None:
@@ -90,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print_json_line({"url": url, "mode": args.mode, "processes": args.processes})
     else:
         print(f"legroom gate answers at {url}, mode {args.mode} (Ctrl-C ends it)", flush=True)
-    judging = JudgeOptions(args.default_gpu, args.hub, args.deadline)
+    judging = JudgeOptions(args.default_gpu, args.hub, args.deadline, args.wait_for_flags)
     serve(listening, GateOptions(policy, judging, files, args.processes))
     return OK
 

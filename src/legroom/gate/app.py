@@ -143,13 +143,15 @@ class GateApp:
                 return "unchanged", review_answer(request.uid, True)
             key, judgement = self._judges.known(part)
             self._meters.count("cache:miss" if judgement is None else "cache:hit")
-            if judgement is None:
+            if judgement is None or not judgement.is_searched:
                 judgement = await self._judges.decide(key, part)
         except Undecided as undecided:
             return self._failed_open(request, undecided.reason)
         except Exception as error:
             print(f"legroom gate: {type(error).__name__}: {error}", file=sys.stderr)
             return self._failed_open(request, "error")
+        if not judgement.is_searched:
+            self._meters.count("answered_before_search")
         return _judged(request, judgement, mode)
 
     def _failed_open(self, request: AdmissionRequest, reason: str) -> tuple[Ending, bytes]:
@@ -165,8 +167,13 @@ _UNDECIDED = {
 }
 
 
+_BEING_SEARCHED = "Flags that fix it are being searched for: the answer to the next try has them."
+
+
 def _judged(request: AdmissionRequest, judgement: Judgement, mode: Mode) -> tuple[Ending, bytes]:
     uid, sentences = request.uid, judgement.sentences
+    if not judgement.is_searched and not judgement.has_fixes:
+        sentences = (*sentences, _BEING_SEARCHED)
     if judgement.outcome == "does_not_fit":
         if mode == "enforce":
             return "refused", review_answer(uid, False, " ".join(sentences))

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import resource
+import sys
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -26,7 +27,7 @@ _EXAMPLES = (
 """One that fits, one that a single change fixes, and a quantized one with experts."""
 _GARBAGE_AFTER = 20_000
 """Objects made before the collector looks: an object makes many that live as long as its judgement."""
-_LESS_URGENT, _LEAST_URGENT = 5, 15
+_LESS_URGENT, _LEAST_URGENT = 5, 19
 """What is remembered is answered before what must be computed, and a verdict before a search. A process may only ever
 become less urgent, and the workers of one pool are asked for one of the two alone."""
 
@@ -44,6 +45,14 @@ def _yield_to_others(niceness: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
+def _search_when_idle() -> None:
+    """On a core only while nobody else wants it: whoever wakes up takes it at once."""
+    _yield_to_others(_LEAST_URGENT)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def _warm_up() -> None:
     """Judge what has most things in it, so that no object waits for a module or for facts. They stay, so the collector
     need not look at them again."""
@@ -59,11 +68,15 @@ def _warm_up() -> None:
 def _answered(frame: Frame, source: BinaryIO) -> tuple[int, bytes]:
     try:
         request = json.loads(frame.body.partition(b"\n")[2])
-        _yield_to_others(_LESS_URGENT if request["search"] == "quick" else _LEAST_URGENT)
-        answer = judge(request["object"], request["default_gpu"], search=request["search"], hub=request["hub"])
-        return _OK, json.dumps(answer.to_json() | {"is_searched": answer.is_searched}).encode()
+        if request["search"] == "whole":
+            _search_when_idle()
+        answer = judge(
+            request["object"], request["default_gpu"], search=request["search"], hub=request["hub"],
+            answer_by_s=request["answer_by_s"],
+        )  # fmt: skip
+        return _OK, json.dumps(answer.to_record()).encode()
     except MemoryError:
-        return _OK, json.dumps(Judgement("not_understood", ("Not understood: it is too large.",)).to_json()).encode()
+        return _OK, json.dumps(Judgement("not_understood", ("Not understood: it is too large.",)).to_record()).encode()
     except Exception:
         import traceback  # noqa: PLC0415
 

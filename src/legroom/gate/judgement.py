@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -35,18 +37,29 @@ class Judgement:
     sentences: tuple[str, ...] = ()
     is_searched: bool = True
     """Whether the flags that fix it were looked for as far as it takes, found or not."""
+    has_fixes: bool = False
+    """Whether the sentences name flags that fix each server that needs them."""
 
     def to_json(self) -> dict[str, Any]:
         return {"outcome": self.outcome, "sentences": list(self.sentences)}
 
+    def to_record(self) -> dict[str, Any]:
+        """All of it, for the gate's own processes."""
+        return self.to_json() | {"is_searched": self.is_searched, "has_fixes": self.has_fixes}
+
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Judgement:
-        return cls(document["outcome"], tuple(document["sentences"]), document.get("is_searched", True))
+    def from_record(cls, record: Mapping[str, Any]) -> Judgement:
+        searched, fixes = record.get("is_searched", True), record.get("has_fixes", False)
+        return cls(record["outcome"], tuple(record["sentences"]), searched, fixes)
 
 
-def judge(thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "whole", hub: bool = False) -> Judgement:
+def judge(
+    thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "whole", hub: bool = False,
+    answer_by_s: float = math.inf,
+) -> Judgement:  # fmt: skip
     """The judgement on the deciding part of an object. `default_gpu` is what a pod gets that names none; with `hub` a
-    model that is not bundled is looked up on the Hub, whose name alone leaves this machine."""
+    model that is not bundled is looked up on the Hub, whose name alone leaves this machine. A quick search ends at
+    `answer_by_s` of the monotonic clock; the verdict does not."""
     from legroom.planning.file_plans import planned_servers, started_servers  # noqa: PLC0415
     from legroom.planning.machine import Machine  # noqa: PLC0415
     from legroom.render.verdict_text import verdict_sentences  # noqa: PLC0415
@@ -58,13 +71,14 @@ def judge(thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "
         return Judgement("not_understood", (f"Not understood: the manifest {unread.reason}.",))
     if not servers:
         return Judgement("no_server")
-    worst, sentences, plans, is_searched = _GRAVITY[0], list[str](), list["Plan"](), True
+    worst, sentences, plans, is_searched, has_fixes = _GRAVITY[0], list[str](), list["Plan"](), True, True
     with isolated(_looked_up(servers) if hub else None):
         machine = Machine(default_gpu) if default_gpu else None
         for planned in planned_servers(servers[:_MOST_SERVERS], machine, advice=False):
-            server = _advised(planned, search)
+            server = _advised(planned, search, answer_by_s)
             shown = server.shown
-            is_searched = is_searched and (shown is None or shown.verdict == "fits" or shown.advised)
+            if shown is not None and shown.verdict != "fits":
+                is_searched, has_fixes = is_searched and shown.advised, has_fixes and bool(shown.advice)
             outcome: Outcome = "not_understood" if server.verdict == "unknown" else server.verdict
             worst = max(worst, outcome, key=_GRAVITY.index)
             sentences += verdict_sentences(server)
@@ -72,10 +86,10 @@ def judge(thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "
         if worst in ("fits", "tight") and (told := _remarks(text, plans)):
             worst = "tight"
             sentences += told
-    return Judgement(worst, tuple(dict.fromkeys(sentences)), is_searched)
+    return Judgement(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
 
 
-def _advised(server: FileServer, search: Search) -> FileServer:
+def _advised(server: FileServer, search: Search, answer_by_s: float) -> FileServer:
     """With fixes for the plan that is shown: as many as are said."""
     shown = server.shown
     if shown is None or shown.verdict == "fits":
@@ -83,7 +97,10 @@ def _advised(server: FileServer, search: Search) -> FileServer:
     from legroom.planning.advice import with_advice, with_single_changes  # noqa: PLC0415 - most servers fit
     from legroom.render.verdict_text import MOST_FIXES  # noqa: PLC0415
 
-    advised = with_advice(shown, enough=MOST_FIXES) if search == "whole" else with_single_changes(shown, MOST_FIXES)
+    if search == "whole":
+        advised = with_advice(shown, enough=MOST_FIXES)
+    else:
+        advised = with_single_changes(shown, MOST_FIXES, lambda: time.monotonic() >= answer_by_s)
     return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
 
 

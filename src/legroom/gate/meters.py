@@ -18,7 +18,7 @@ _CACHE = ("hit", "miss")
 _NAMES = (
     *(f"ending:{ending}" for ending in ENDINGS), *(f"reason:{reason}" for reason in REASONS),
     *(f"cache:{result}" for result in _CACHE), "bad_request", *(f"edge:{edge}" for edge in (*EDGES_S, "+Inf")), "sum",
-    "reloads", "reload_failures", "expiry",
+    "answered_before_search", "searches_dropped", "certificate_reloads", "certificate_reload_failures", "expiry",
 )  # fmt: skip
 _AT = {name: number for number, name in enumerate(_NAMES)}
 _ROW = struct.Struct(f"{len(_NAMES)}d")
@@ -63,10 +63,12 @@ class GateMeters:
         yield from self._counter("cache", "Judgements, by whether they were remembered.", "cache", _CACHE, "result")
         for name, about in (
             ("bad_request", "Bodies that were no AdmissionReview, or too large."),
-            ("reloads", "Certificates loaded anew."),
-            ("reload_failures", "Certificates that could not be loaded; the old one stays in use."),
+            ("answered_before_search", "Answers given while flags that fix the object were still searched for."),
+            ("searches_dropped", "Searches that were given up because too many waited; the next try begins them anew."),
+            ("certificate_reloads", "Certificates loaded anew."),
+            ("certificate_reload_failures", "Certificates that could not be loaded; the old one stays in use."),
         ):
-            family = f"legroom_gate_{'certificate_' if name.startswith('reload') else ''}{name}_total"
+            family = f"legroom_gate_{name}_total"
             yield from (f"# HELP {family} {about}", f"# TYPE {family} counter", f"{family} {_number(self.total(name))}")
         yield from self._histogram()
         expiries = [

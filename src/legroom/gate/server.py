@@ -21,6 +21,7 @@ from legroom.errors import BAD_INPUT, LegroomError
 from legroom.gate.app import GateApp, GatePolicy
 from legroom.gate.judges import JudgeOptions, Judges
 from legroom.gate.meters import GateMeters
+from legroom.gate.shared_judgements import SharedJudgements
 from legroom.records import dataclass
 
 _LOOK_S = 5.0
@@ -74,7 +75,7 @@ def check_certificates(files: CertificateFiles) -> None:
 
 def serve(listening: socket.socket, options: GateOptions) -> None:
     """Serve until SIGTERM or SIGINT; a process that dies is replaced."""
-    meters = GateMeters(options.processes)
+    meters, shared = GateMeters(options.processes), SharedJudgements()
     children: dict[int, int] = {}
     stopping = False
 
@@ -86,7 +87,7 @@ def serve(listening: socket.socket, options: GateOptions) -> None:
                 os.kill(pid, signal.SIGTERM)
 
     for row in range(options.processes):
-        children[_forked(listening, options, meters, row)] = row
+        children[_forked(listening, options, meters, shared, row)] = row
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     while children:
@@ -95,10 +96,12 @@ def serve(listening: socket.socket, options: GateOptions) -> None:
         if row >= 0 and not stopping:
             time.sleep(_RESTART_S)
             print("legroom gate: a process ended and is replaced", file=sys.stderr)
-            children[_forked(listening, options, meters, row)] = row
+            children[_forked(listening, options, meters, shared, row)] = row
 
 
-def _forked(listening: socket.socket, options: GateOptions, meters: GateMeters, row: int) -> int:
+def _forked(
+    listening: socket.socket, options: GateOptions, meters: GateMeters, shared: SharedJudgements, row: int
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -107,15 +110,15 @@ def _forked(listening: socket.socket, options: GateOptions, meters: GateMeters, 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to end
         meters.choose_row(row)
-        _run(listening, options, meters)
+        _run(listening, options, meters, shared)
         code = 0
     finally:
         sys.stderr.flush()
         os._exit(code)
 
 
-def _run(listening: socket.socket, options: GateOptions, meters: GateMeters) -> None:
-    judges = Judges(options.judging)
+def _run(listening: socket.socket, options: GateOptions, meters: GateMeters, shared: SharedJudgements) -> None:
+    judges = Judges(options.judging, shared, meters.count)
     app = GateApp(options.policy, judges, meters)
     context = server_context(options.files)
 
@@ -190,8 +193,8 @@ async def watch_certificates(
             files.load(context)
             meters.put("expiry", files.expiry_s())
         except (OSError, ssl.SSLError, ValueError) as error:
-            meters.count("reload_failures")
+            meters.count("certificate_reload_failures")
             print(f"legroom gate: the new certificate could not be loaded: {error}", file=sys.stderr)
             continue
         mark = now
-        meters.count("reloads")
+        meters.count("certificate_reloads")

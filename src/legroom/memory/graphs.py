@@ -1,7 +1,8 @@
 """CUDA graphs: what the release subtracts for them, and what capturing them takes.
 
-A captured graph costs the driver a piece for every kernel it holds, so layers x sizes, and torch a private pool as
-large as the largest captures need: the activations of that many tokens and the buffers of FlashAttention 3's splits.
+A captured graph costs the driver a piece for every kernel it holds, so layers x sizes (all-reduces of several ranks
+among them: `all_reduce`), and torch a private pool as large as the largest captures need: the activations of that many
+tokens and the buffers of FlashAttention 3's splits.
 The constants are fitted (`facts/data/fit.json`).
 
 The V2 runner of 0.29+ samples the free memory between the warm-up pass before a full graph and its capture. The capture
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.facts.attention import Attention, LatentAttention, latent
 from legroom.facts.fit import by_release, constants
+from legroom.facts.gpus import HOPPER
 from legroom.facts.model import Dense, Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import element_bytes, forward_bytes
+from legroom.memory.all_reduce import captured_all_reduce
 from legroom.memory.attention_scratch import flashinfer_workspace, largest_split_buffers, split_buffers
 from legroom.memory.cache import cached, cached_by_model
 from legroom.memory.weights.torch_allocator import TorchAllocator
@@ -77,6 +80,7 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
     return (
         Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
         Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
+        *_all_reduce_terms(model, settings, gpu, _counted_sizes(settings)),
         *_beside_terms(model, settings, gpu),
     )
 
@@ -89,11 +93,12 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
     """
     pieces, full = captures(settings)
     sampled = _full_sizes(settings)[-_SAMPLES:]
-    driver = _driver_bytes(model, settings, pieces, len(sampled))
+    driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))
     splits = largest_split_buffers(model, settings, gpu, sampled)
     terms = (
         Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
         Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
+        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *sampled]),
         *_beside_terms(model, settings, gpu),
     )
     if full < _SAMPLES:
@@ -111,11 +116,12 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
         return exact(0, "CUDA graphs", "none are captured")
     pieces, full = captures(settings)
     splits = largest_splits(model, settings, gpu)
-    driver = _driver_bytes(model, settings, pieces, full)
+    driver = _driver_bytes(model, settings, gpu, pieces, full)
     pool = _pool_bytes(model, settings, gpu, splits)
     terms = (
         Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
         Term("graph pool", pool, "activations and attention splits of the largest captures"),
+        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *_full_sizes(settings)]),
         *_host_terms(gpu),
     )
     taken = sum(term.bytes for term in terms)
@@ -123,9 +129,23 @@ def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
     return estimated(taken, taken - spread, taken + spread, terms)
 
 
-def _driver_bytes(model: Model, settings: EngineSettings, pieces: int, full: int) -> int:
+def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
     fit = _era(settings)
-    return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * fit["full_mib"]) * MIB)
+    on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
+    full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
+    return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * full_mib) * MIB)
+
+
+def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
+    size = captured_all_reduce(model, settings, gpu, sizes)
+    ranks = settings.tensor_parallel_size
+    return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
+
+
+def _counted_sizes(settings: EngineSettings) -> list[int]:
+    """What the sampled estimate takes all sizes of a kind but the first for: as many as its second."""
+    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
+    return [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
 
 
 def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
@@ -169,8 +189,11 @@ def _era(settings: EngineSettings) -> dict[str, Any]:
 
 def captures(settings: EngineSettings) -> tuple[int, int]:
     """How many piecewise and full graphs are captured: full ones are of decode batches, one token a sequence."""
-    pieces = len(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else 0
-    return pieces, len(_full_sizes(settings))
+    return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
+
+
+def _piecewise_sizes(settings: EngineSettings) -> list[int]:
+    return sorted(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else []
 
 
 def _full_sizes(settings: EngineSettings) -> list[int]:

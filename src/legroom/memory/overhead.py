@@ -13,6 +13,7 @@ from legroom.memory.activation.experts import expert_scratch
 from legroom.memory.activation.layers import layer_kinds
 from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
 from legroom.memory.activation.sampler import sampling
+from legroom.memory.all_reduce import is_fused, is_nvlink_server
 from legroom.memory.attention_scratch import flashinfer_workspace
 from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.dtypes import FLOAT32_BYTES
@@ -58,14 +59,9 @@ def desktop_bytes(gpu: Gpu) -> int:
     return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
-def _is_nvlink_server(gpu: Gpu) -> bool:
-    """Hopper and Blackwell servers; Blackwell's workstation and desktop cards (12.x) are like the cards before them."""
-    return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
-
-
 def _like_hopper(gpu: Gpu) -> bool:
     """Whose modules and handles take as much as Hopper's: its own kind, and AMD's Instinct cards."""
-    return _is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
+    return is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
 
 
 def wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
@@ -74,7 +70,7 @@ def wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
     fit = constants()["non_torch"]["before_snapshot"]
-    first = fit["hopper_mib" if _is_nvlink_server(gpu) else "other_mib"]
+    first = fit["hopper_mib" if is_nvlink_server(gpu) else "other_mib"]
     return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
 
 
@@ -137,10 +133,8 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
         return 0
     rows = constants()["non_torch"]["communication"]
     row = by_release(rows["V0" if settings.engine == "V0" else "V1"], settings.release)
-    nvlink = _is_nvlink_server(gpu)
-    # 0.17+ fuses all-reduce with the norm on capability 9.0 and the 10.x family; its workspace is the largest part.
-    fused = row.get("fused_mib") and nvlink and is_compiled(settings) and ranks > 1
-    if fused and settings.pipeline_parallel_size == settings.data_parallel_size == 1:
+    nvlink = is_nvlink_server(gpu)
+    if is_fused(settings, gpu):  # its workspace is the largest part
         return int((row["fused_mib"] + row["fused_mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
     first, each = row["hopper_mib"] if nvlink else row["other_mib"], row["mib_per_doubling"]
     if gpu.vendor == "nvidia" and not nvlink and "pcie_mib" in row:

@@ -13,7 +13,7 @@ from legroom.vllm.command_line import any_release_words
 from legroom.vllm.served_model import served_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from legroom.facts.known_bugs import KnownBug
     from legroom.planning.plan import Target
@@ -74,20 +74,29 @@ def with_advice(first: Plan, keep: Iterable[str] = (), *, enough: int | None = N
     return replace(first, advice=_ranked(sure), advised=True, notes=notes)
 
 
-def with_single_changes(first: Plan, enough: int) -> Plan:
-    """The plan with its first fixes where one lever alone is a fix, which is quickly seen; as it was, where it takes a
-    search."""
-    sought_at_once = first.bug is not None or first.memory.refused or _host_is_short(first)
-    if first.verdict == "fits" or sought_at_once:
+def with_single_changes(first: Plan, enough: int, is_time_up: Callable[[], bool] = lambda: False) -> Plan:
+    """The plan with its first fixes where one lever alone is a fix, which is quickly seen. Where it takes a search, or
+    time is up before every lever was tried, it is not `advised`, and has the fixes that were seen by then."""
+    if is_time_up():
+        return first
+    failure = first.memory.failure
+    no_flag_helps = failure is not None and failure.id in _NO_FLAG_HELPS
+    if first.memory.refused and not no_flag_helps and first.bug is None and not _host_is_short(first):
+        supported = _pull(SUPPORTED, first, frozenset(), is_time_up)
+        return replace(first, advice=(supported,), advised=True) if supported else first
+    is_crowded = first.starts and crowded_by_files(first.target, first.settings, first.memory)
+    if first.verdict == "fits" or first.memory.refused or first.bug is not None or _host_is_short(first) or is_crowded:
         return with_advice(first, enough=enough)
-    working = _single_changes(first, frozenset(), enough)
+    working = _single_changes(first, frozenset(), enough, is_time_up)
     if not _fits_here(working, first):
         return first
     sure = [advice for advice in working if advice.plan.verdict == "fits"]
-    return replace(first, advice=_ranked(sure), advised=True)
+    return replace(first, advice=_ranked(sure), advised=not is_time_up())
 
 
-def _single_changes(first: Plan, kept: frozenset[str], enough: int | None) -> list[Advice]:
+def _single_changes(
+    first: Plan, kept: frozenset[str], enough: int | None, is_time_up: Callable[[], bool] = lambda: False
+) -> list[Advice]:
     """What each lever does alone, up to where the first `enough` that fit are cheaper than whatever else is left."""
     working: list[Advice] = []
     failure = first.memory.failure
@@ -96,9 +105,9 @@ def _single_changes(first: Plan, kept: frozenset[str], enough: int | None) -> li
         if too_big and not lever.shrinks_weights:
             continue
         sure = [each for each in working if each.plan.verdict == "fits" and _cost(each) <= lever.cost]
-        if enough is not None and len(sure) >= enough and _fits_here(sure, first):
+        if is_time_up() or (enough is not None and len(sure) >= enough and _fits_here(sure, first)):
             break
-        if advice := _pull(lever, first, kept):
+        if advice := _pull(lever, first, kept, is_time_up):
             working.append(advice)
     return working
 
@@ -161,7 +170,9 @@ def _cost(advice: Advice) -> int:
     return (max(cost, _COST_OF_SHORT) if short else cost) + (_COST_OF_BRIM if to_the_brim else 0)
 
 
-def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
+def _pull(
+    lever: Lever, start: Plan, kept: frozenset[str], is_time_up: Callable[[], bool] = lambda: False
+) -> Advice | None:
     """The first proposal that fits; failing that, the first that at least starts where the plan did not."""
     starts: Advice | None = None
     for flags, changed in _tried(lever, start, kept):
@@ -169,6 +180,8 @@ def _pull(lever: Lever, start: Plan, kept: frozenset[str]) -> Advice | None:
             return Advice(flags, why(start, changed), changed, lever.trades)
         if starts is None and changed.starts and not start.starts:
             starts = Advice(flags, why(start, changed), changed, lever.trades)
+        if is_time_up():
+            break
     return starts
 
 

@@ -93,8 +93,12 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         if plain and f"{name}_total" in known:
             severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
-        if rule is RULE and severity is None and not (
-            context.is_told_release if spans else is_slip(name, instead) and not _may_be_exporters(name, context)
+        if (
+            rule is RULE
+            and severity is None
+            and not (
+                context.is_told_release if spans else is_slip(name, instead) and not _may_be_exporters(name, context)
+            )
         ):
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)

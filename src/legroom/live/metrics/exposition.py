@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -72,7 +73,9 @@ def _of_labels(named: dict[str, str]) -> _Labels:
     model, engine = named.get("model_name", named.get("model", "")), _engine(named)
     if not (model.isprintable() and engine.isprintable()):
         model, engine = _CONTROLS.sub("", model), _CONTROLS.sub("", engine)
-    le = float(named.get("le", "nan"))
+    if "le" not in named:
+        return _Labels((model, engine), math.nan, named)
+    le = float(named["le"])
     # Of a bucket's labels the bound is all that is asked for; most label texts are buckets', and they are kept.
     return _Labels((model, engine), le, named if math.isnan(le) else _NONE)
 
@@ -229,17 +232,20 @@ def _refuse_without_engines(reading: _Reading, body: bytes) -> None:
     )
 
 
-def sample_of_series(
-    series: Iterable[tuple[str, Mapping[str, str], float]], time_s: float, server: str
-) -> Sample | None:
+@cache
+def _slots_by_text() -> dict[str, Slot]:
+    return {name.decode(): slot for name, slot in slots_by_name().items()}
+
+
+def sample_of_series(series: Iterable[tuple[str, dict[str, str], float]], time_s: float, server: str) -> Sample | None:
     """The same from series that somebody else has parsed; None where none of them is a vLLM's."""
     reading = _Reading()
-    slots = slots_by_name()
+    slots = _slots_by_text()
     for name, named, value in series:
-        slot = slots.get(name.encode())
+        slot = slots.get(name)
         if slot is not None:
             reading.series += 1
-            reading.take(slot, _of_labels(dict(named)), value)
+            reading.take(slot, _of_labels(named), value)
     return _sample(reading, time_s, server) if reading.engines else None
 
 

@@ -26,6 +26,8 @@ class Patterns:
     """Dotted parts that appear anywhere in a name."""
     regex: re.Pattern[str] | None
     """Globs and regular expressions, joined into one."""
+    starts: tuple[str, ...] = ()
+    """Of globs with a star at their end alone: hundreds of them as one expression take long to compile."""
 
     def match(self, name: str) -> bool:
         """`name` starts at `layers.N.` (or is a module outside the layers)."""
@@ -35,11 +37,14 @@ class Patterns:
             parts = tuple(name.split("."))
             if any(_contains(parts, words) for words in self.words):
                 return True
-        if self.regex is None:
+        if self.regex is None and not self.starts:
             return False
         if not name.startswith("layers."):
-            return self.regex.match(name) is not None
-        return any(self.regex.match(prefix + name[len("layers") :]) for prefix in _PREFIXES)
+            return self._matches_whole(name)
+        return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
+
+    def _matches_whole(self, name: str) -> bool:
+        return name.startswith(self.starts) or (self.regex is not None and self.regex.match(name) is not None)
 
 
 def _beginnings(name: str) -> Iterator[str]:
@@ -61,10 +66,12 @@ def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
     """Sort patterns once; a checkpoint may list tens of thousands."""
-    exact, words, expressions = set(), [], []
+    exact, words, expressions, starts = set(), [], [], []
     for name in names:
         if name.startswith("re:"):
             expressions.append(name[3:])
+        elif name.endswith("*") and not any(sign in name[:-1] for sign in "*?["):
+            starts.append(name[:-1])
         elif "*" in name or "?" in name:
             expressions += [translate(name), translate(f"{name}.*")]
         elif "layers." in name:
@@ -75,7 +82,7 @@ def patterns(names: tuple[str, ...]) -> Patterns:
         regex = re.compile("|".join(f"(?:{expression})" for expression in expressions)) if expressions else None
     except re.error:
         regex = None
-    return Patterns(frozenset(exact), tuple(words), regex)
+    return Patterns(frozenset(exact), tuple(words), regex, tuple(starts))
 
 
 @lru_cache(maxsize=64)

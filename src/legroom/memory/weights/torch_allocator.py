@@ -81,7 +81,9 @@ class TorchAllocator:
             self._small_bytes -= block.size
             return
         size, start = block.size, block.offset
-        for other in [b for b in self._free if b[1] == block.segment]:
+        # A block that is its whole segment has nothing beside it.
+        beside = [b for b in self._free if b[1] == block.segment] if size < self._lengths[block.segment - 1] else ()
+        for other in beside:
             if other[2] + other[0] == start:
                 self._free.remove(other)
                 size, start = size + other[0], other[2]
