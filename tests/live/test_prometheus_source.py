@@ -255,12 +255,21 @@ def test_the_three_queries_are_under_way_at_once() -> None:
     assert len(ask(fake, 101)[0]) == 1
 
 
-@pytest.mark.parametrize(("servers", "looks"), [(500, [500, 500, 500]), (501, [501, 0, 501])])
-def test_of_a_large_fleet_a_scrape_in_fifteen_seconds_is_looked_at(servers: int, looks: list[int]) -> None:
+def _looks_at(servers: int, times_s: tuple[float, ...]) -> list[int]:
     source = PrometheusSource("http://prometheus:9090")
     labels = [{"__name__": "vllm:num_requests_running", "instance": f"{number}:8000"} for number in range(servers)]
 
     def seen(time_s: float) -> int:
         return len(source._read([(each, 1.0) for each in labels], [(each, time_s) for each in labels], [], time_s))
 
-    assert [seen(time_s) for time_s in (100.0, 105.0, 115.0)] == looks
+    return [seen(time_s) for time_s in times_s]
+
+
+def test_every_scrape_of_a_small_fleet_is_taken() -> None:
+    assert _looks_at(500, (100.0, 105.0, 110.0)) == [500, 500, 500]
+
+
+def test_of_a_large_fleet_a_scrape_in_fifteen_seconds_is_taken_a_third_of_the_servers_at_a_time() -> None:
+    first, *turns = _looks_at(600, (100.0, 105.0, 110.0, 115.0, 120.0, 125.0, 130.0))
+    assert first == sum(turns[:3]) == sum(turns[3:]) == 600
+    assert all(150 < turn < 250 for turn in turns)
