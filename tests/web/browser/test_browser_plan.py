@@ -213,7 +213,7 @@ def test_an_unknown_model_is_told_with_a_way_to_look_it_up(served, open_page):
     page = open_page(f"{served.url}#/plan?model=nobody/such-model-9b&gpu=h100", errors_are_fine=True)
     page.wait_for_selector("[role=alert]")
     assert "such-model-9b" in page.inner_text("[role=alert]")
-    assert page.get_by_role("button", name="Look it up on the Hugging Face Hub").is_visible()
+    page.get_by_role("button", name="Look it up on the Hugging Face Hub").wait_for(timeout=10_000)
 
 
 def test_two_tabs_keep_two_plans(served, open_page):
