@@ -127,14 +127,21 @@ class Drive:
 
     def run(self) -> None:
         step = place = 0
-        while place < len(self.rows) or self.scheduler.has_unfinished_requests() or self.pending:
-            if place < len(self.rows) and not self.scheduler.has_unfinished_requests() and not self.pending:
+        while (place < len(self.rows) or self.is_busy()) and not self.is_endless(step):
+            if place < len(self.rows) and not self.is_busy():
                 step = max(step, self.rows[place]["arrival_step"])
             while place < len(self.rows) and self.rows[place]["arrival_step"] <= step:
                 self.arrive(self.rows[place])
                 place += 1
             self.one_step(step)
             step += 1
+
+    def is_busy(self) -> bool:
+        return bool(self.scheduler.has_unfinished_requests() or self.pending)
+
+    def is_endless(self, step: int) -> bool:
+        """Whether a load will never end, and is cut here."""
+        return False
 
     def arrive(self, row: dict[str, Any]) -> None:
         from vllm.sampling_params import SamplingParams

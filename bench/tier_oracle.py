@@ -295,21 +295,16 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
     class TierDrive(Drive):
         last_run = 0
 
-        def run(self) -> None:
-            step = place = 0
-            while place < len(self.rows) or self.scheduler.has_requests() or self.pending:
-                if place < len(self.rows) and not self.scheduler.has_requests() and not self.pending:
-                    step = max(step, self.rows[place]["arrival_step"])
-                while place < len(self.rows) and self.rows[place]["arrival_step"] <= step:
-                    self.arrive(self.rows[place])
-                    place += 1
-                self.one_step(step)
-                step += 1
-                if step - self.last_run > ENDLESS_STEPS and manager is not whole:
-                    # A tier that is too small for a prompt: what is read back from files evicts itself for ever.
-                    self.steps = [row for row in self.steps if row[0] <= self.last_run + 50]
-                    return
-                assert step < 200_000, "does not end"
+        def is_busy(self) -> bool:
+            return bool(self.scheduler.has_requests() or self.pending)
+
+        def is_endless(self, step: int) -> bool:
+            assert step < 200_000, "does not end"
+            if manager is whole or step - self.last_run <= ENDLESS_STEPS:
+                return False
+            # A tier that is too small for a prompt: what is read back from files evicts itself for ever.
+            self.steps = [row for row in self.steps if row[0] <= self.last_run + 50]
+            return True
 
         def one_step(self, step: int) -> None:
             if not self.scheduler.has_requests():

@@ -88,6 +88,18 @@ def _answer(rows: list[dict[str, Any]]) -> bytes:
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}}).encode()
 
 
+class Answers(http.server.BaseHTTPRequestHandler):
+    def answer(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
 def serve(servers: int, rounds: int, ready: Any) -> None:
     start_s = time.time()
     bodies = [values(servers, number) for number in range(rounds)]
@@ -99,7 +111,7 @@ def serve(servers: int, rounds: int, ready: Any) -> None:
     ]
     asked = {"values": 0, "times": 0}
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Answers):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -111,13 +123,7 @@ def serve(servers: int, rounds: int, ready: Any) -> None:
                 kind = "times" if query.startswith("timestamp") else "values"
                 body = (times if kind == "times" else bodies)[asked[kind]]
                 asked[kind] += 1
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.answer(body, "application/json")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         ready.send((server.server_address[1], len(bodies[0])))
@@ -171,17 +177,10 @@ def expose(servers: int, pages: int, ready: Any) -> None:
     made = [exposition(servers, number) for number in range(pages)]
     scrapes = iter(range(10**9))
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Answers):
         def do_GET(self) -> None:
             body = made[min(next(scrapes), pages - 1)]
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.answer(body, "text/plain; version=0.0.4")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         ready.send((server.server_address[1], len(made[0])))

@@ -93,19 +93,15 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         if plain and f"{name}_total" in known:
             severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
-        if (
-            rule is RULE
-            and severity is None
-            and not (
-                context.is_told_release if spans else is_slip(name, instead) and not _may_be_exporters(name, context)
-            )
-        ):
+        is_sure = context.is_told_release if spans else _is_surely_slip(name, instead, context)
+        if rule is RULE and severity is None and not is_sure:
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
 
 
-def _may_be_exporters(name: str, context: Context) -> bool:
-    return context.is_of_exporter and name.startswith("vllm_")
+def _is_surely_slip(name: str, instead: str, context: Context) -> bool:
+    may_be_exporters = context.is_of_exporter and name.startswith("vllm_")
+    return not may_be_exporters and is_slip(name, instead)
 
 
 def names_exporter(expression: Expression) -> bool:
