@@ -17,6 +17,7 @@ from legroom.exports.prometheus import rules
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
+from legroom.sidecar.config import read_config
 
 FLEETS = [
     {"replicas": "3"},
@@ -59,6 +60,19 @@ def test_only_a_fleet_has_a_disruption_budget():
     """With one replica it would block every drain, or protect nothing."""
     assert "PodDisruptionBudget" not in [document["kind"] for document in documents("8b-h100")]
     assert of_kind("8b-h100", "PodDisruptionBudget", replicas="2")["spec"]["maxUnavailable"] == 1
+
+
+def test_replicas_are_spread_over_nodes_where_there_are_enough():
+    (constraint,) = pod("8b-h100", replicas="2")["topologySpreadConstraints"]
+    labels = of_kind("8b-h100", "Deployment", replicas="2")["spec"]["template"]["metadata"]["labels"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert "topologySpreadConstraints" not in pod("8b-h100")
+
+
+def test_an_empty_answer_of_prometheus_does_not_scale_down():
+    """KEDA takes a query without series for 0 unless it is told otherwise."""
+    assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in scaled("8b-h100")["triggers"])
 
 
 def test_a_restricted_pod_writes_only_to_its_volumes():
@@ -146,6 +160,20 @@ def test_the_pod_monitor_selects_what_the_manifests_label():
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     ports = pod("8b-h100")["containers"][0]["ports"]
     assert monitor["podMetricsEndpoints"][0]["port"] in [port["name"] for port in ports]
+
+
+def test_the_pod_monitor_scrapes_the_sidecar_under_a_job_of_its_own(tmp_path):
+    """Under the servers' job it would count as a server that lacks vLLM's series."""
+    text = rules.files(ExportRequest(release("0.32.0"), None, {"operator": True}))[0].text
+    monitor = next(document for document in yaml.safe_load_all(text) if document["kind"] == "PodMonitor")
+    endpoint = monitor["spec"]["podMetricsEndpoints"][1]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "legroom-watch"}]
+    sidecar = pod("8b-h100", with_sidecar=True)["containers"][1]
+    assert endpoint["port"] in [port["name"] for port in sidecar["ports"]]
+    written = of_kind("8b-h100", "ConfigMap", with_sidecar=True)["data"]["watch.toml"]
+    (tmp_path / "watch.toml").write_text(written)
+    config = read_config(tmp_path / "watch.toml")
+    assert (config.host, config.port) == ("0.0.0.0", sidecar["ports"][0]["containerPort"])
 
 
 def test_a_service_monitor_is_written_in_place_of_the_pod_monitor_where_asked():
