@@ -206,6 +206,36 @@ def test_an_llm_inference_service_is_valid_and_leaves_to_kserve_what_it_writes(n
     assert document["spec"]["parallelism"]["tensor"] == planned(name).args["tensor_parallel_size"]
 
 
+def kserve_pod(which, **options):
+    (file,) = kserve.files(request(which, **options))
+    return yaml.safe_load(file.text)["spec"]["template"]
+
+
+def test_kserve_downloads_with_the_token():
+    """Its own init container fetches the model; vLLM gets a folder."""
+    made = kserve_pod("8b-h100")
+    (downloader,) = made["initContainers"]
+    assert downloader["name"] == "storage-initializer"
+    assert [item["name"] for item in downloader["env"]] == ["HF_TOKEN"]
+    assert "HF_TOKEN" not in [item["name"] for item in made["containers"][0]["env"]]
+
+
+def test_vllms_image_does_not_run_as_root_where_kserve_refuses_it():
+    made = kserve_pod("8b-h100")["containers"][0]
+    assert made["securityContext"]["runAsUser"] and "USER" in [item["name"] for item in made["env"]]
+    assert "securityContext" not in kserve_pod("8b-h100", image="mine/vllm:1")["containers"][0]
+
+
+def test_kserve_gives_several_ranks_their_shared_memory():
+    (volume,) = kserve_pod("70b-tp4")["volumes"]
+    assert volume["name"] == "dshm" and int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) > 1
+
+
+def test_kserve_drains_as_long_as_was_asked_for():
+    """Its template tells vLLM the grace period less 20 s."""
+    assert kserve_pod("8b-h100", drain="120")["terminationGracePeriodSeconds"] == 140
+
+
 def test_json_in_a_flag_survives_the_shell_of_kserve():
     (file,) = kserve.files(request("speculative"))
     words = shell_words(yaml.safe_load(file.text))

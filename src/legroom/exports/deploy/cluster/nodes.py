@@ -34,6 +34,9 @@ _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-time
 """How long PyTorch waits in a collective by itself, between GPUs (NCCL) and between processes (gloo)."""
 _MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
+_OWN = "$(VLLM_HOST_IP)"
+_OWN_WHY = "Where the other nodes find it: its own address, because its name may not be known yet when it listens."
+"""libzmq looks a name up once when it binds, and gives up (`No such device`) where the cluster's DNS has none yet."""
 _INDEX = "$(LWS_WORKER_INDEX)"
 RPC_PORT = 29550
 """vLLM's own default for --data-parallel-rpc-port."""
@@ -64,8 +67,8 @@ class NodeSpread:
         if self.ray:
             return ()
         if not self.copies_of_a_node:
-            return (_line("The first node of the group.", "--node-rank", "0"), _master())
-        lines = (_line("Where the copies of the other nodes report.", "--data-parallel-address", _LEADER), _rpc())
+            return (_line("The first node of the group.", "--node-rank", "0"), _line(_OWN_WHY, "--master-addr", _OWN))
+        lines = (_line(_OWN_WHY, "--data-parallel-address", _OWN), _rpc())
         if self.external:
             return (*lines, _line("Its copy.", "--data-parallel-rank", "0"))
         if self.answers_everywhere:
@@ -79,7 +82,7 @@ class NodeSpread:
         if not self.copies_of_a_node:
             return (
                 _line("Which node of the group it is.", "--node-rank", _INDEX),
-                _master(),
+                _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER),
                 *(() if self.answers_everywhere else (_HEADLESS,)),
             )
         lines: tuple[FlagLine, ...] = (
@@ -102,10 +105,6 @@ class NodeSpread:
 
 def _line(why: str, flag: str, *values: str) -> FlagLine:
     return FlagLine(Phrase(flag, values), why)
-
-
-def _master() -> FlagLine:
-    return _line("The first pod of the group, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER)
 
 
 def _rpc() -> FlagLine:

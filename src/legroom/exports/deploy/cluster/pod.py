@@ -26,8 +26,11 @@ _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_
 _WATCH_MEMORY = "512Mi"
 _WATCH_FOLDER, _WATCH_FILE, _WATCH_VOLUME = "/etc/legroom", "watch.toml", "watch"
 WATCH_PORT_NAME = "legroom"
-_USER = 1000
+USER_ID = 1000
 _LOWEST_PORT = 1024
+NAMED_USER = Commented(
+    "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
+)
 _READ_ONLY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -172,9 +175,7 @@ def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool
     if settings.restricted:
         why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
         yield Commented(why, {"name": "HOME", "value": settings.home})
-        yield Commented(
-            "PyTorch names a folder by the user, who is in no list of the image.", _variable("USER", "vllm")
-        )
+        yield NAMED_USER
     if grouped:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         yield Commented("The address by which the other pods of the group reach it.", address)
@@ -338,9 +339,9 @@ def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any
 def _unprivileged() -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": Commented("The volume of the cache belongs to it.", _USER),
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": Commented("The volume of the cache belongs to it.", USER_ID),
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
