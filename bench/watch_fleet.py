@@ -103,7 +103,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
 def serve(servers: int, rounds: int, ready: Any) -> None:
     start_s = time.time()
     bodies = [values(servers, number) for number in range(rounds)]
-    each = [{"namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"} for server in range(servers)]
+    each = [
+        {"cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"}
+        for server in range(servers)
+    ]
     up = _answer([{"metric": labels, "value": [0, "1"]} for labels in each])
     times = [
         _answer([{"metric": labels, "value": [0, f"{start_s + APART_S * number}"]} for labels in each])
@@ -168,7 +171,8 @@ def exposition(servers: int, number: int) -> bytes:
         labels = ",".join(f'{name}="{value}"' for name, value in row["metric"].items() if name != "__name__")
         lines.append(f"{row['metric']['__name__']}{{{labels}}} {row['value'][1]}\n")
     for server in range(servers):
-        lines.append(f'up{{namespace="team-{server % 10}",pod="vllm-{server}",instance="x",job="vllm"}} 1\n')
+        labels = f'cluster="c{server % 4}",namespace="team-{server % 10}",pod="vllm-{server}",instance="x",job="vllm"'
+        lines.append(f"up{{{labels}}} 1\n")
     return "".join(lines).encode()
 
 

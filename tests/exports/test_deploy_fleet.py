@@ -120,7 +120,7 @@ def test_the_queries_are_in_the_names_of_the_release():
 
 def test_prometheus_takes_the_queries_of_scalers_and_of_the_fleet_view(promtool, tmp_path):
     asked = [trigger["metadata"]["query"] for name in NAMES_OF_FLEETS for trigger in scaled(name)["triggers"]]
-    asked += fleet_queries('job="vllm"', "1h").values()
+    asked += fleet_queries('job="vllm"', 3600).values()
     made = [{"record": f"r{number}", "expr": query} for number, query in enumerate(asked)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": made}]}))
     done = subprocess.run([promtool, "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, check=False)

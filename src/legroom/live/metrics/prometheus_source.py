@@ -242,8 +242,10 @@ def _checked(matchers: str) -> str:
 
 
 def server_of_labels(labels: Mapping[str, str]) -> str:
-    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped."""
+    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped. The pods of
+    a LeaderWorkerSet have the same names in every cluster, so one that the labels tell comes first."""
+    cluster = f"{labels['cluster']}/" if labels.get("cluster") else ""
     pod = labels.get("pod") or labels.get("kubernetes_pod_name")
     if pod:
-        return f"{labels.get('namespace', 'default')}/{pod}"
-    return labels.get("instance") or labels.get("job") or "the only server"
+        return f"{cluster}{labels.get('namespace', 'default')}/{pod}"
+    return cluster + (labels.get("instance") or labels.get("job") or "the only server")
