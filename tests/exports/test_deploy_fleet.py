@@ -108,6 +108,12 @@ def test_a_slower_start_keeps_the_pools_emptier_and_the_replicas_longer():
     assert window(slow) > window(fast) >= 2 * planned_server(planned("70b-tp4")).times.checkpoint_bytes / 5e9
 
 
+def test_a_burst_scales_nothing_up():
+    for disk_speed, least_s in (("2GB/s", 30), ("100MB/s", 60)):
+        behavior = scaled("70b-tp4", disk_speed=disk_speed)["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior["scaleUp"]["stabilizationWindowSeconds"] >= least_s
+
+
 def test_the_scaler_owns_the_number_of_replicas():
     assert "replicas" not in of_kind("8b-h100", "Deployment", autoscale="6")["spec"]
 

@@ -135,9 +135,10 @@ def _hpa(
 def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
     return {
         "scaleUp": Commented(
-            "At most twice as many until those that were added serve: their queue does not count twice.",
+            "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
+            "were added serve: their queue does not count twice.",
             {
-                "stabilizationWindowSeconds": 0,
+                "stabilizationWindowSeconds": policy.up_window_s,
                 "policies": [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}],
             },
         ),
