@@ -41,8 +41,7 @@ a Prometheus that starts over knows nobody for a while."""
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' own default, until two scrapes of any server have been seen."""
 _JITTER = 0.9
-_LARGE_FLEET, _LARGE_FLEET_EVERY_S = 500, 15.0
-_LARGE_FLEET_APART_S = 0.9 * _LARGE_FLEET_EVERY_S
+_LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
 """Of more servers than this, only one scrape in fifteen seconds is taken, however often Prometheus scrapes: the last
 ten minutes of each server are kept, which for thousands at five seconds would be half a gigabyte."""
 _TURNS = 3
@@ -188,7 +187,7 @@ class PrometheusSource:
             return due
         new = [each for each in due if not each[0]]
         waiting = sorted(each for each in due if each[0])
-        return new + waiting[: math.ceil(servers * passed_s / _LARGE_FLEET_EVERY_S)]
+        return new + waiting[: math.ceil(servers * passed_s / apart_s)]
 
     def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
         """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
