@@ -125,9 +125,9 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
-        from legroom.memory.weights.loaded import whole_model_bytes  # noqa: PLC0415 - few servers share experts
+        from legroom.memory.weights.loaded import on_one_card, weights  # noqa: PLC0415 - few servers share experts
 
-        return whole_model_bytes(model, settings, gpu)
+        return weights(model, on_one_card(settings), gpu).bytes
     return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
 
 

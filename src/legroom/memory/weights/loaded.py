@@ -171,13 +171,13 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
-    explained = whole_model_bytes(model, settings, gpu)
+    explained = parameter_bytes(model, on_one_card(settings), gpu)
     return model.checkpoint_bytes / explained if explained else None
 
 
-def whole_model_bytes(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """The parameters of the model as one card would hold them all, which is what its files hold."""
-    whole = replace(
+def on_one_card(settings: EngineSettings) -> EngineSettings:
+    """The same server without any split: its weights are what the files hold."""
+    return replace(
         settings,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -185,8 +185,6 @@ def whole_model_bytes(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
         prefill_context_parallel_size=1,
         enable_expert_parallel=False,
     )
-    like = _like(gpu.vendor, gpu.compute_capability)
-    return cached(parameter_bytes, model, whole, like, 0, _inputs(model, whole))
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
