@@ -256,3 +256,22 @@ def test_a_probe_that_ends_a_first_start_is_warned_of(gate):
     response = gate.ask(thing)
     assert response["allowed"] is True
     assert "A start is given 75 s" in response["warnings"][0]
+
+
+def test_gpus_that_no_rank_uses_are_warned_of(gate):
+    thing = deployment(*FITS)
+    thing["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "It is given 2 GPUs and uses 1" in response["warnings"][0]
+
+
+def test_what_kserve_does_not_pass_on_to_vllm_is_warned_of(gate):
+    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L40S"},
+           "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}  # fmt: skip
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "parallelism": {"tensor": 2}, "template": pod}
+    thing = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService", "metadata": {"name": "q"},
+             "spec": spec}  # fmt: skip
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "KServe before 0.20 does not pass spec.parallelism.tensor on" in response["warnings"][0]

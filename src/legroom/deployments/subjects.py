@@ -68,6 +68,8 @@ class StartedServer:
     """How Python source starts it."""
     launcher: str = ""
     """The program that starts the engine inside itself, where that is not vLLM."""
+    remarks: tuple[str, ...] = ()
+    """Settings of its resource that its controller does not pass on to vLLM, a sentence each."""
 
     def place_of(self, word: Word) -> Place:
         """Where one of its words or variables stands."""

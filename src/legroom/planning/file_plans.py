@@ -64,6 +64,14 @@ class FileServer:
         return "fits" if all(plan.verdict == "fits" for plan in self.plans) else "tight"
 
     @property
+    def gpus_idle(self) -> int:
+        """How many GPUs its container is given that none of its ranks uses."""
+        what = self.what
+        if what is None or what.gpu_count is None or _several_nodes(what):
+            return 0
+        return max(what.gpu_count - what.args.gpus_needed, 0)
+
+    @property
     def shown(self) -> Plan | None:
         """The plan that stands for all: of those with the best verdict, the one on the smallest card."""
         order = {"fits": 0, "tight": 1, "does_not_fit": 2}
