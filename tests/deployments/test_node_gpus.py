@@ -144,3 +144,22 @@ def test_a_kubeai_model_of_another_engine_starts_no_vllm():
         "apiVersion: kubeai.org/v1\nkind: Model\nmetadata: {name: q}\nspec: {url: 'ollama://gemma2', engine: OLlama}\n"
     )
     assert not [server for part in read_file("m.yaml", text, latest()) for server in part.servers]
+
+
+def test_the_gpus_of_an_llm_inference_service_are_those_of_all_its_nodes():
+    wide = SEVERAL_NODES.replace("tensor: 4, expert: true", "tensor: 1, data: 16, dataLocal: 4, expert: true")
+    assert server(wide).gpus == 16
+
+
+def test_a_ray_cluster_whose_containers_only_start_ray_starts_no_server():
+    cluster = textwrap.dedent("""\
+        apiVersion: ray.io/v1
+        kind: RayCluster
+        metadata: {name: r}
+        spec:
+          headGroupSpec:
+            template:
+              spec:
+                containers: [{name: ray-head, image: "vllm/vllm-openai:v0.11.0"}]
+        """)
+    assert not [server for part in read_file("manifest.yaml", cluster, latest()) for server in part.servers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.scan import Word
@@ -12,6 +13,9 @@ from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
+
+if TYPE_CHECKING:
+    from legroom.deployments.subjects import StartedServer
 
 _SWITCHES = {
     "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all",
@@ -191,7 +195,8 @@ def image_release(image: str) -> str | None:
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
 _FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
+    re.IGNORECASE,
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 
@@ -204,6 +209,30 @@ def is_other_build(image: str) -> bool:
     """Whether an image names a release of vLLM and holds more or less than that: other hardware, commits of its own."""
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
+
+
+_OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
+_OTHER_DEVICES = frozenset({"cpu", "hpu", "neuron", "npu", "openvino", "tpu", "xpu"})
+"""Of --device (until 0.10.0) and VLLM_TARGET_DEVICE."""
+
+
+def runs_on_gpus(server: StartedServer) -> bool:
+    """Whether a server is for NVIDIA's or AMD's GPUs: neither its image nor a setting names other hardware."""
+    words = [word.text for word in server.words]
+    given = (words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--device")
+    devices = {device for values in given for device in values}
+    devices |= {word.removeprefix("--device=") for word in words if word.startswith("--device=")}
+    target = server.env.get("VLLM_TARGET_DEVICE")
+    devices |= {target.text} if target is not None else set()
+    return not devices & _OTHER_DEVICES and not _OTHER_HARDWARE.search(server.image.lower())
+
+
+def holds_vllms_own(server: StartedServer) -> bool:
+    """Whether a server runs a release as vLLM published it: others add and drop flags, and keep the number."""
+    image = server.image
+    if server.launcher or is_other_build(image):
+        return False
+    return "vllm" not in image.lower() or is_published_by_vllm(image)
 
 
 def follows_newest(image: str) -> bool:

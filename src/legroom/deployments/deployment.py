@@ -50,6 +50,8 @@ class Deployment:
     memory_limit_bytes: int | None = None
     """The host memory that its container may use."""
     shm_size: str | None = None
+    is_vllms_own: bool = True
+    """Whether it runs vLLM as vLLM published it, whose flags are on record."""
     problems: tuple[FlagProblem, ...] = ()
     notes: tuple[str, ...] = ()
     read_as: str = "a command line"
@@ -209,6 +211,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         gpu_names=server.gpu_names,
         memory_limit_bytes=server.memory_limit_bytes,
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
+        is_vllms_own=_is_vllms_own(server),
         problems=parsed.problems,
         notes=(*notes, *(remark.rstrip(".") for remark in server.remarks)),
         read_as=server.read_as,
@@ -216,6 +219,14 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         given_env={name: value for name, value in given.items() if name not in secrets},
         place=server.place,
     )
+
+
+def _is_vllms_own(server: StartedServer) -> bool:
+    if not server.image and not server.launcher:
+        return True
+    from legroom.deployments.containers import holds_vllms_own  # noqa: PLC0415 - not for a plain command line
+
+    return holds_vllms_own(server)
 
 
 def _naming_key(deployment: Deployment, text: str) -> Deployment:

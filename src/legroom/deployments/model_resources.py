@@ -28,6 +28,7 @@ _SHORT = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
     "-dpl": "--data-parallel-size-local", "-ep": "--enable-expert-parallel",
 }  # fmt: skip
+_DIGITS = 5
 _MAIN = "main"
 """The container of an LLMInferenceService that runs vLLM."""
 _MOUNTED = "mounted"
@@ -73,12 +74,22 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
     place = document.source.place
     return StartedServer(
         "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",
-        in_container=True, shm=_MOUNTED, gpus=cards(container) if container else None,
+        in_container=True, shm=_MOUNTED, gpus=_gpus(container, workload),
         gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None, read_as=_read_as(document),
         remarks=tuple(_not_passed_on(asked, given)) if on_one_node else (),
     )  # fmt: skip
+
+
+def _gpus(container: Node | None, workload: Node) -> int | None:
+    """Of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
+    of_a_pod = cards(container) if container else None
+    if of_a_pod is None or workload.get("worker") is None:
+        return of_a_pod
+    sizes = (workload.text("parallelism", key) for key in ("data", "dataLocal"))
+    copies, local = (max(int(size[:_DIGITS]), 1) if size.isdecimal() else 1 for size in sizes)
+    return of_a_pod * -(-copies // local)
 
 
 def _read_as(document: Node) -> str:

@@ -115,7 +115,7 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
         why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
         return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
     fatal = tuple(problem for problem in what.problems if problem.stops_vllm and problem not in open_values)
-    if fatal and what.release_hint is not None:
+    if fatal and what.release_hint is not None and what.is_vllms_own:
         return FileServer(name, what, refused_flags=fatal)
     if not what.args.model:
         return FileServer(
