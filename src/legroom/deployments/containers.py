@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
 from legroom.deployments.shell.scan import Word
@@ -13,9 +12,6 @@ from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
 from legroom.records import dataclass
 from legroom.units import parse_bytes
-
-if TYPE_CHECKING:
-    from legroom.deployments.subjects import StartedServer
 
 _SWITCHES = {
     "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all",
@@ -212,27 +208,11 @@ def is_other_build(image: str) -> bool:
 
 
 _OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
-_OTHER_DEVICES = frozenset({"cpu", "hpu", "neuron", "npu", "openvino", "tpu", "xpu"})
-"""Of --device (until 0.10.0) and VLLM_TARGET_DEVICE."""
 
 
-def runs_on_gpus(server: StartedServer) -> bool:
-    """Whether a server is for NVIDIA's or AMD's GPUs: neither its image nor a setting names other hardware."""
-    words = [word.text for word in server.words]
-    given = (words[at + 1 : at + 2] for at, word in enumerate(words) if word == "--device")
-    devices = {device for values in given for device in values}
-    devices |= {word.removeprefix("--device=") for word in words if word.startswith("--device=")}
-    target = server.env.get("VLLM_TARGET_DEVICE")
-    devices |= {target.text} if target is not None else set()
-    return not devices & _OTHER_DEVICES and not _OTHER_HARDWARE.search(server.image.lower())
-
-
-def holds_vllms_own(server: StartedServer) -> bool:
-    """Whether a server runs a release as vLLM published it: others add and drop flags, and keep the number."""
-    image = server.image
-    if server.launcher or is_other_build(image):
-        return False
-    return "vllm" not in image.lower() or is_published_by_vllm(image)
+def is_for_other_hardware(image: str) -> bool:
+    """Whether an image's name says that it runs on something else than NVIDIA's or AMD's GPUs."""
+    return bool(_OTHER_HARDWARE.search(image.lower()))
 
 
 def follows_newest(image: str) -> bool:

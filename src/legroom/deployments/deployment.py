@@ -222,11 +222,16 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
 
 
 def _is_vllms_own(server: StartedServer) -> bool:
-    if not server.image and not server.launcher:
-        return True
-    from legroom.deployments.containers import holds_vllms_own  # noqa: PLC0415 - not for a plain command line
+    """Whether a server runs a release as vLLM published it: others add and drop flags, and keep the number."""
+    image = server.image
+    if server.launcher or not image:
+        return not server.launcher
+    from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
+        is_other_build,
+        is_published_by_vllm,
+    )
 
-    return holds_vllms_own(server)
+    return not is_other_build(image) and ("vllm" not in image.lower() or is_published_by_vllm(image))
 
 
 def _naming_key(deployment: Deployment, text: str) -> Deployment:

@@ -60,7 +60,6 @@ def judge(
     """The judgement on the deciding part of an object. `default_gpu` is what a pod gets that names none; with `hub` a
     model that is not bundled is looked up on the Hub, whose name alone leaves this machine. A quick search ends at
     `answer_by_s` of the monotonic clock; the verdict does not."""
-    from legroom.deployments.containers import runs_on_gpus  # noqa: PLC0415
     from legroom.planning.file_plans import planned_servers, started_servers  # noqa: PLC0415
     from legroom.planning.machine import Machine  # noqa: PLC0415
     from legroom.render.verdict_text import verdict_sentences  # noqa: PLC0415
@@ -70,7 +69,7 @@ def judge(
         servers, unread = started_servers(_NAME, text)
     if unread is not None:
         return Judgement("not_understood", (f"Not understood: the manifest {unread.reason}.",))
-    servers = [server for server in servers if runs_on_gpus(server)][:_MOST_SERVERS]
+    servers = [server for server in servers if server.runs_on_gpus][:_MOST_SERVERS]
     if not servers:
         return Judgement("no_server")
     worst, sentences, plans, is_searched, has_fixes = _GRAVITY[0], list[str](), list["Plan"](), True, True
