@@ -34,7 +34,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Tell apart what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole "
         "segments, pools of graphs, the last KV blocks; and say which setting would have served a request that failed.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"

@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom gate [--mode warn|enforce] [options] | legroom gate --try FILE",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")

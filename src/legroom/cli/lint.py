@@ -41,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom lint FILE ... [options] | --rules",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     judged = parser.add_argument_group("what files are judged by")

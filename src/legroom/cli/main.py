@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from legroom.errors import BAD_INPUT, OK, UNREACHABLE, LegroomError
 from legroom.version import __version__
@@ -123,7 +123,10 @@ class CommandModule(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes end like every other bad input."""
+    """An argument parser whose mistakes end like every other bad input, and whose texts stay as they are written."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""

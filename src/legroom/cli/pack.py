@@ -54,7 +54,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where they run")

@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")

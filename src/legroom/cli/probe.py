@@ -34,7 +34,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Measure what a plan has to know of this machine's GPU: its usable total, the context, what vLLM "
         "takes beside the model, the allocator's sizes, copy speeds, and how much host memory can be pinned.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"

@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom run [options] -- vllm serve MODEL [flags]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     fixing = parser.add_argument_group("fixing a start-up that fails")

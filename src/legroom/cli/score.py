@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME] | --outcomes",
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
     source = parser.add_argument_group("what is scored")

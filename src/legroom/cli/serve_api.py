@@ -35,7 +35,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom serve-api [--host ADDRESS] [--port N] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

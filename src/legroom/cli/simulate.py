@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")

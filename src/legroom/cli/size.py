@@ -47,7 +47,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "[any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")

@@ -41,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom ui [--port N] [--watch URL ...] | legroom ui --static DIR",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(

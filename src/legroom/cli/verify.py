@@ -41,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")

@@ -47,7 +47,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom watch URL ... [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("urls", nargs="*", metavar="URL", help="servers, such as http://127.0.0.1:8000")
