@@ -119,14 +119,14 @@ def _show_outcomes(as_json: bool) -> int:
 
 
 def _load(args: argparse.Namespace) -> Loaded:
-    from legroom.planning import scoring_data
+    from legroom.planning import scoring_data, scoring_logs
 
     if bool(args.data) == bool(args.from_logs):
         raise LegroomError("give either a file of records or --from-logs DIR", "see legroom score --help")
     if args.from_logs:
         from legroom.planning.startup_args import model_of_log
 
-        return scoring_data.log_cases(Path(args.from_logs), model_of_log, args.gpu)
+        return scoring_logs.log_cases(Path(args.from_logs), model_of_log, args.gpu)
     path = Path(args.data)
     if path.is_dir():
         path /= "startups.jsonl"

@@ -6,7 +6,7 @@ from collections import deque
 
 from legroom.errors import LegroomError
 from legroom.simulation.kvcache import Hit
-from legroom.simulation.request import Request, Status
+from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.tiers.offload import KvOffload
