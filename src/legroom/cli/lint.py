@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
-values of charts, Python, vLLM config files and documents that hold them, and name what is wrong for a vLLM release:
-series and flags that do not exist, settings that break or do nothing, alerts that fire on health, probes that are too
-short."""
+values of charts, Python, vLLM config files and documents that hold them, and say what is wrong for a vLLM release:
+series and flags that do not exist, settings that break or do nothing, alerts that fire on healthy servers, probes that
+are too short."""
 
 _EPILOG = """\
 examples:

@@ -31,7 +31,7 @@ _BANDED_LABELS = {
     "non_torch": "non-torch",
 }
 _EPILOG = """\
-DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
+DATA.jsonl holds one JSON object per start-up, either as published logs state it (model, gpu, vllm_version, flags,
 weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
 an instrumented run measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with
 --configs).
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
     )
-    parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
+    parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object per line")
     source = parser.add_argument_group("what is scored")
     source.add_argument(
         "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"

@@ -60,7 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
-        "--fleet", action="store_true", help="with --prometheus: by model, node pool and release, what could go"
+        "--fleet",
+        action="store_true",
+        help="with --prometheus: which servers could go, by model, node pool and release",
     )
     how.add_argument("--over", default="1h", metavar="TIME", help="how far --fleet looks back (default: 1h)")
     how.add_argument(
