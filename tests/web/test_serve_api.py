@@ -157,3 +157,21 @@ def test_a_generated_client_is_told_what_was_wrong(api, client_package):
     answer = generated(client_package, "api.default.plan").sync_detailed(client=client, body=request)
     assert answer.status_code == 422
     assert "nobody/nothing" in answer.parsed.error.message
+
+
+def test_a_server_that_has_answered_is_ready_while_it_still_warms_up(monkeypatch):
+    import asyncio
+
+    from starlette.testclient import TestClient
+
+    from legroom.web.app import create_app
+    from legroom.web.pool import WorkerPool
+
+    async def never(pool):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WorkerPool, "warm_up", never)
+    with TestClient(create_app(page=False), base_url="http://localhost") as client:
+        assert client.get("/readyz").status_code == 503
+        assert client.post("/api/plan", json={"model": "llama-3.1-8b", "gpu": "h100"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
