@@ -239,17 +239,20 @@ CASES = (
         _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "5", _SLOW))),
         fires="VllmTimeToFirstTokenHigh",
         minutes=_QUICK + _SLOW,
+        rules_every_minutes=5,
     ),
     case(
         "streams far slower than the day before",
         _BEFORE.but(inter_token=Latency(3000, "0.05", _QUICK, Latency(3000, "0.5", _SLOW))),
         fires="VllmInterTokenLatencyHigh",
         minutes=_QUICK + _SLOW,
+        rules_every_minutes=5,
     ),
     case(
         "a little slower than the day before",
         _BEFORE.but(ttft=Latency(30, "0.25", _QUICK, Latency(30, "0.5", _SLOW))),
         minutes=_QUICK + _SLOW,
+        rules_every_minutes=5,
     ),
     case("two healthy engines", HEALTHY, second(HEALTHY), since="0.9.0"),
     case(

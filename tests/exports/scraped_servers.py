@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from legroom.facts.metrics import Metric, metrics_of, roles
@@ -119,6 +120,7 @@ class Server:
         return [*rows, *({"series": with_labels(name + end, labels), "values": total} for end in ("_count", "_sum"))]
 
 
+@cache
 def shown(version: str) -> list[Metric]:
     """What a server of a release shows by default, of its usual engine."""
     known = release(version)
@@ -126,6 +128,7 @@ def shown(version: str) -> list[Metric]:
     return [metric for metric in metrics_of(known, engine) if not metric.hidden]
 
 
+@cache
 def role_of_declared(name: str) -> str | None:
     return next((role for role, names in roles().items() if name in names), None)
 
