@@ -6,7 +6,6 @@ import http.client
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spawned import Spawned
 
 from legroom.cli.main import main
 
@@ -23,14 +23,9 @@ SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
 TOKEN = "sesame-open-up"
 
 
-class ServedApi:
+class ServedApi(Spawned):
     def __init__(self, *words: str, token: str = TOKEN) -> None:
-        command = [sys.executable, "-m", "legroom", "serve-api", "--port", "0", "--json", *words]
-        env = {**os.environ, "LEGROOM_API_TOKEN": token}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        assert self.process.stdout is not None
-        self.url = json.loads(self.process.stdout.readline())["url"]
-        self.port = int(self.url.rstrip("/").rpartition(":")[2])
+        super().__init__("serve-api", "--port", "0", *words, LEGROOM_API_TOKEN=token)
 
     def ask(self, method: str, path: str, body: object = None, host: str = "localhost", token: str = TOKEN):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -47,11 +42,6 @@ class ServedApi:
         while self.ask("GET", "/readyz")[0] != 200:
             assert time.monotonic() < deadline, "the server never became ready"
             time.sleep(0.02)
-
-    def end(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, errors
 
 
 @pytest.fixture(scope="module")
