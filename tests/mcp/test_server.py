@@ -23,8 +23,13 @@ FAILED_LOG = (
 )
 
 
-# The SDK and the server are imported where they are used: that takes a second, which every process that collects the
-# tests would spend.
+@pytest.fixture(scope="module", autouse=True)
+def _imported():
+    """The SDK, not while tests are collected (a second in every process), nor inside one that captures: what it starts
+    writes to what `sys.stderr` is when it is imported."""
+    import mcp  # noqa: F401
+
+
 def build_server(local_files):
     from legroom.mcp import server
 
