@@ -9,9 +9,11 @@ import time
 from contextlib import contextmanager
 
 import anyio
+import mcp
 import pytest
 
 from legroom.cli.main import main
+from legroom.mcp.server import build_server
 
 TOOLS = {"plan", "size", "diagnose", "explain", "search_catalog", "simulate", "lint"}
 FAILED_LOG = (
@@ -23,30 +25,11 @@ FAILED_LOG = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _imported():
-    """The SDK, not while tests are collected (a second in every process), nor inside one that captures: what it starts
-    writes to what `sys.stderr` is when it is imported."""
-    import mcp  # noqa: F401
-
-
-def build_server(local_files):
-    from legroom.mcp import server
-
-    return server.build_server(local_files=local_files)
-
-
-def connected(server):
-    import mcp
-
-    return mcp.Client(server)
-
-
 def ask(server, *calls):
     """The answers of tool calls, over one connection."""
 
     async def talk():
-        async with connected(server) as client:
+        async with mcp.Client(server) as client:
             return [await client.call_tool(name, arguments) for name, arguments in calls]
 
     return anyio.run(talk)
@@ -68,7 +51,7 @@ def complaint(name, arguments, local_files=True):
 
 def tools():
     async def talk():
-        async with connected(build_server(local_files=True)) as client:
+        async with mcp.Client(build_server(local_files=True)) as client:
             return (await client.list_tools()).tools
 
     return anyio.run(talk)
@@ -220,12 +203,10 @@ def test_simulate_says_what_is_missing(arguments):
 
 
 def test_over_stdio_the_sdk_client_lists_and_calls():
-    import mcp
-
     server = mcp.StdioServerParameters(command=sys.executable, args=["-m", "legroom", "mcp"], env=dict(os.environ))
 
     async def talk():
-        async with connected(server) as client:
+        async with mcp.Client(server) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
             return names, await client.call_tool("explain", {"id": "LR203"})
 
