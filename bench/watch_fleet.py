@@ -1,15 +1,16 @@
 """How long one look at a large fleet takes through Prometheus, and whether memory stays flat.
 
-    python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM]
+    python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM [--scrape-every 5]]
 
-With --prometheus a real one scrapes the series of all servers every five seconds, and is asked as often; then it is
-asked for the fleet's view. The windows are full from the first of these looks on: what ten minutes of looks would have
-left there is taken before, from made answers with times of the past. Without it, Prometheus' HTTP API is served by a
-process of its own on loopback, from series with the names, labels and number that a vLLM of the release shows; answers
-are made before the clock starts. A look is everything `legroom watch --prometheus` does with them: three queries,
-parsing, samples, detectors, views. The detectors' windows must be full before memory can be flat, so rounds are fifteen
-seconds of the fleet's time apart: 40 of them fill the windows, and with fewer what memory will be is computed from what
-the steps so far have taken.
+With --prometheus a real one scrapes the series of all servers, and is asked every five seconds; then it is asked for
+the fleet's view. Of each look is told how long it took, what of that was waiting for answers, and what CPU Prometheus
+had meanwhile, its scrapes included. The windows are full from the first of these looks on: what ten minutes of looks
+would have left there is taken before, from made answers with times of the past. Without it, Prometheus' HTTP API is
+served by a process of its own on loopback, from series with the names, labels and number that a vLLM of the release
+shows; answers are made before the clock starts. A look is everything `legroom watch --prometheus` does with them:
+queries, parsing, samples, detectors, views. The detectors' windows must be full before memory can be flat, so rounds
+are fifteen seconds of the fleet's time apart: 40 of them fill the windows, and with fewer what memory will be is
+computed from what the steps so far have taken.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import gc
 import http.server
 import json
 import multiprocessing
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +39,13 @@ import psutil
 from legroom.facts.metrics import metrics_of, role_of
 from legroom.facts.releases import release
 from legroom.live.metrics.prometheus_source import _LARGE_FLEET, _LATENCIES, _VALUES, PrometheusSource
-from legroom.live.metrics.scrape import open_session
+from legroom.live.metrics.scrape import ScrapeFailed, open_session
 from legroom.live.metrics.window import MOST_STEPS, WINDOW_S
 from legroom.sidecar.watch import WatchSession
 
 VERSION = "0.32.0"
 APART_S = 15.0
-SCRAPE_S = 5.0
+ASKED_S = 5.0
 STEPS = round(WINDOW_S / APART_S)
 SERVER = ("cluster", "namespace", "pod")
 LABELS = {"finished_reason": ("stop", "length", "abort"), "reason": ("capacity", "deferred")}
@@ -60,22 +62,24 @@ def names() -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{metric.name}_count", ()
 
 
-def values(servers: int, number: int) -> bytes:
-    """The answer to the query for values in one round: most servers are half full, some are under pressure."""
-    asked, rows = list(names()), []
+def values(servers: int, number: int) -> list[list[dict[str, Any]]]:
+    """The series of each server in one round: most servers are half full, some are under pressure."""
+    asked, each = list(names()), []
     for server in range(servers):
         labels = {
             "cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "job": "vllm",
             "instance": f"10.0.{server // 250}.{server % 250}:8000", "model_name": f"model-{server % 20}",
             "engine": "0",
         }  # fmt: skip
+        rows: list[dict[str, Any]] = []
         for name, split in asked:
             value = _value(name, server, number)
             parts = [{split[0]: part} for part in LABELS[split[0]]] if split else [{}]
             if "cache_config" in name:
                 parts = [{"num_gpu_blocks": "40000", "block_size": "16", "cache_dtype": "auto"}]
             rows += [{"metric": {"__name__": name, **labels, **part}, "value": [0, f"{value:g}"]} for part in parts]
-    return _answer(rows)
+        each.append(rows)
+    return each
 
 
 def _value(name: str, server: int, number: int) -> float:
@@ -89,7 +93,11 @@ def _value(name: str, server: int, number: int) -> float:
 
 
 def _answer(rows: list[dict[str, Any]]) -> bytes:
-    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}}).encode()
+    return _joined([json.dumps(row).encode() for row in rows])
+
+
+def _joined(rows: Iterable[bytes]) -> bytes:
+    return b'{"status": "success", "data": {"resultType": "vector", "result": [' + b", ".join(rows) + b"]}}"
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -106,7 +114,13 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
 def serve(servers: int, rounds: int, ready: Any) -> None:
     start_s = time.time()
-    bodies = [values(servers, number) for number in range(rounds)]
+    written = [
+        {
+            rows[0]["metric"]["pod"]: b", ".join(json.dumps(row).encode() for row in rows)
+            for rows in values(servers, number)
+        }
+        for number in range(rounds)
+    ]
     each = [
         {"cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"}
         for server in range(servers)
@@ -124,16 +138,19 @@ def serve(servers: int, rounds: int, ready: Any) -> None:
         def do_POST(self) -> None:
             form = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
             query = form["query"][0]
+            pods = re.search(r'pod=~"([^"]*)"', query)
             if query.startswith("up"):
                 body = up
+            elif pods is not None:
+                body = _joined(written[asked["times"] - 1][pod] for pod in pods.group(1).split("|"))
             else:
                 kind = "times" if query.startswith("timestamp") else "values"
-                body = (times if kind == "times" else bodies)[asked[kind]]
+                body = times[asked[kind]] if kind == "times" else _joined(written[asked[kind]].values())
                 asked[kind] += 1
             self.answer(body, "application/json")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        ready.send((server.server_address[1], len(bodies[0])))
+        ready.send((server.server_address[1], sum(map(len, written[0].values()))))
         server.serve_forever()
 
 
@@ -146,13 +163,30 @@ class Measured:
     resident_bytes: int
     steps: int
     """That are kept of all servers afterwards."""
+    taken: int
+    """Servers that were looked at."""
+    waited_s: float
+    """For answers, some of which were read meanwhile."""
+    prometheus_cpu_s: float = 0.0
 
 
-def measured_now(began_s: float, began_cpu_s: float, session: WatchSession) -> Measured:
+async def measured_look(
+    source: PrometheusSource, session: WatchSession, connections: Any, time_s: float,
+    prometheus: psutil.Process | None = None,
+) -> Measured:  # fmt: skip
+    before_s = sum(prometheus.cpu_times()[:2]) if prometheus else 0.0
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    looks = await source.looks(connections, time_s)
+    answered_s, answered_cpu_s = time.perf_counter(), time.process_time()
+    for seen in looks:
+        session.take(seen)
     wall_s, used_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    waited_s = answered_s - began_s - (answered_cpu_s - began_cpu_s)
+    after_s = sum(prometheus.cpu_times()[:2]) if prometheus else 0.0
     gc.collect()
     steps = sum(len(watcher.window.steps) for watcher in session._watchers.values())
-    return Measured(wall_s, used_s, psutil.Process().memory_info().rss, steps)
+    resident = psutil.Process().memory_info().rss
+    return Measured(wall_s, used_s, resident, steps, len(looks), waited_s, after_s - before_s)
 
 
 async def look(port: int, rounds: int) -> list[Measured]:
@@ -160,32 +194,29 @@ async def look(port: int, rounds: int) -> list[Measured]:
     measured = []
     async with open_session() as connections:
         for number in range(rounds):
-            began_s, cpu_s = time.perf_counter(), time.process_time()
-            for seen in await source.looks(connections, time.time() + APART_S * number):
-                session.take(seen)
-            measured.append(measured_now(began_s, cpu_s, session))
+            measured.append(await measured_look(source, session, connections, time.time() + APART_S * number))
     assert len(session.views) == len(source.servers)
     return measured
 
 
-def rows_of(answer: bytes) -> list[tuple[dict[str, str], float]]:
-    return [(row["metric"], float(row["value"][1])) for row in json.loads(answer)["data"]["result"]]
+def rows_of(servers: int, number: int) -> list[tuple[dict[str, str], float]]:
+    return [(row["metric"], float(row["value"][1])) for rows in values(servers, number) for row in rows]
 
 
 def fill(source: PrometheusSource, session: WatchSession, servers: int) -> None:
     """Ten minutes of looks, up to now."""
-    each = [({name: labels[name] for name in SERVER}, 1.0) for labels, _ in rows_of(values(servers, 0))]
+    each = [({name: labels[name] for name in SERVER}, 1.0) for labels, _ in rows_of(servers, 0)]
     for number in range(STEPS):
         time_s = time.time() - APART_S * (STEPS - number)
         times = [(labels, time_s) for labels, _ in each]
-        for seen in source._read(rows_of(values(servers, number)), times, each, time_s):
+        for seen in source._read(rows_of(servers, number), times, each, time_s):
             session.take(seen)
 
 
 def exposition(servers: int, number: int) -> bytes:
     """The same series as a page that Prometheus scrapes, the servers told apart by the labels on it."""
     lines = []
-    for row in json.loads(values(servers, number))["data"]["result"]:
+    for row in (row for rows in values(servers, number) for row in rows):
         labels = ",".join(f'{name}="{value}"' for name, value in row["metric"].items() if name != "__name__")
         lines.append(f"{row['metric']['__name__']}{{{labels}}} {row['value'][1]}\n")
     for server in range(servers):
@@ -210,52 +241,52 @@ def expose(servers: int, pages: int, ready: Any) -> None:
 
 
 @contextmanager
-def scraping(program: str, target: int, folder: str) -> Iterator[int]:
-    """A Prometheus that scrapes the page, and its port."""
+def scraping(program: str, target: int, folder: str, every_s: float) -> Iterator[tuple[int, psutil.Process]]:
+    """A Prometheus that scrapes the page: its port and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     jobs = {"job_name": "vllm", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
-    every = {"scrape_interval": f"{SCRAPE_S:g}s", "scrape_timeout": f"{SCRAPE_S:g}s"}
+    every = {"scrape_interval": f"{every_s:g}s", "scrape_timeout": f"{every_s:g}s"}
     config = Path(folder) / "prometheus.yml"
     config.write_text(json.dumps({"global": every, "scrape_configs": [jobs]}))
     words = [program, f"--config.file={config}", f"--storage.tsdb.path={folder}/data", "--log.level=error",
              f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
     process = subprocess.Popen(words)
     try:
-        yield port
+        yield port, psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(30)
 
 
-async def look_at_real(port: int, servers: int, rounds: int) -> list[Measured]:
+async def look_at_real(port: int, prometheus: psutil.Process, servers: int, rounds: int) -> list[Measured]:
     """As `look`, in real time, once all servers have been scraped."""
     source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
     fill(source, session, servers)
     measured: list[Measured] = []
     async with open_session() as connections:
         while len(measured) < rounds:
-            began_s, cpu_s = time.perf_counter(), time.process_time()
-            looks = await source.looks(connections, time.time())
-            for seen in looks:
-                session.take(seen)
-            now = measured_now(began_s, cpu_s, session)
-            if len(session.views) >= servers:
+            try:
+                now = await measured_look(source, session, connections, time.time(), prometheus)
+            except ScrapeFailed:  # it starts
+                await asyncio.sleep(1.0)
+                continue
+            if now.taken or measured:
                 measured.append(now)
-            await asyncio.sleep(max(SCRAPE_S - now.wall_s, 0))
+            await asyncio.sleep(max(ASKED_S - now.wall_s, 0))
     return measured
 
 
-def real(servers: int, rounds: int, program: str) -> None:
+def real(servers: int, rounds: int, program: str, every_s: float) -> None:
     mine, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=expose, args=(servers, 8, theirs), daemon=True)
     process.start()
     target, size = mine.recv()
     try:
-        with tempfile.TemporaryDirectory() as folder, scraping(program, target, folder) as port:
-            apart_s = 15.0 if servers > _LARGE_FLEET else SCRAPE_S
-            shown(servers, size, apart_s, asyncio.run(look_at_real(port, servers, rounds)))
+        with tempfile.TemporaryDirectory() as folder, scraping(program, target, folder, every_s) as (port, prometheus):
+            apart_s = 15.0 if servers > _LARGE_FLEET else every_s
+            shown(servers, size, apart_s, asyncio.run(look_at_real(port, prometheus, servers, rounds)))
             words = [sys.executable, "-m", "legroom", "watch", "--prometheus", f"http://127.0.0.1:{port}", "--fleet"]
             began_s = time.perf_counter()
             view = subprocess.run([*words, "--over", "5m", "--json"], capture_output=True, text=True, check=False)
@@ -267,11 +298,14 @@ def real(servers: int, rounds: int, program: str) -> None:
 
 
 def shown(servers: int, size: int, apart_s: float, measured: list[Measured]) -> None:
-    print(f"{servers} servers, {size / 1e6:.1f} MB an answer or a scrape")
+    print(f"{servers} servers, {size / 1e6:.1f} MB with all series in an answer or a scrape")
     for number, each in enumerate(measured):
         memory = f"{each.resident_bytes / 2**20:.0f} MiB, {each.steps} steps"
-        print(f"look {number:2}: {each.wall_s:.2f} s ({each.cpu_s:.2f} s of CPU), {memory}")
-    for name in ("wall_s", "cpu_s"):
+        waited = f"{each.waited_s:.2f} s waited, Prometheus {each.prometheus_cpu_s:.2f} s of CPU"
+        print(
+            f"look {number:2}: {each.wall_s:.2f} s ({each.cpu_s:.2f} s of CPU, {waited}), {each.taken} taken, {memory}"
+        )
+    for name in ("wall_s", "cpu_s", "waited_s", "prometheus_cpu_s"):
         ordered = sorted(getattr(each, name) for each in measured)
         print(f"{name}: median {ordered[len(ordered) // 2]:.2f}, longest {ordered[-1]:.2f}")
     # From the second look on: the first makes what every server has, whatever it keeps.
@@ -288,9 +322,10 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--prometheus", metavar="PROGRAM", help="a real Prometheus to ask")
+    parser.add_argument("--scrape-every", type=float, default=5.0, metavar="S", help="how often that one scrapes")
     args = parser.parse_args()
     if args.prometheus:
-        real(args.servers, args.rounds, args.prometheus)
+        real(args.servers, args.rounds, args.prometheus, args.scrape_every)
         return
     mine, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=serve, args=(args.servers, args.rounds, theirs), daemon=True)

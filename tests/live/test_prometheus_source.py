@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -25,18 +26,24 @@ class FakePrometheus:
         self.series: list[Series] = []
         self.scraped_s: dict[str, float] = {}
         self.queries: list[str] = []
+        self.times: list[str | None] = []
+        """As of when each was asked."""
         self.answer: web.Response | None = None
 
     async def query(self, request: web.Request) -> web.Response:
-        query = str((await request.post())["query"])
+        form = await request.post()
+        query = str(form["query"])
         self.queries.append(query)
+        self.times.append(str(form["time"]) if "time" in form else None)
         if self.answer is not None:
             return self.answer
         names = re.search(r'__name__=~"([^"]+)"', query)
         wanted = re.compile(names.group(1)) if names else re.compile("up")
+        listed = re.search(r'(pod|instance)=~("(?:[^"\\]|\\.)*")', query)
+        label, servers = (listed.group(1), re.compile(json.loads(listed.group(2)))) if listed else ("", re.compile(""))
         rows: list[Any] = []
         for labels, value in self.series:
-            if wanted.fullmatch(labels["__name__"]):
+            if wanted.fullmatch(labels["__name__"]) and servers.fullmatch(labels.get(label, "")):
                 shown = self.scraped_s[labels["instance"]] if query.startswith("timestamp") else value
                 rows.append({"metric": labels, "value": [1.0, str(shown)]})
         return web.json_response({"status": "success", "data": {"resultType": "vector", "result": rows}})
@@ -268,3 +275,58 @@ def test_after_a_pause_a_large_fleet_is_taken_in_turns_again() -> None:
 
 def test_a_large_fleet_that_is_looked_at_seldom_is_taken_whole() -> None:
     assert _looks_at(600, (100.0, 130.0, 160.0)) == [600, 600, 600]
+
+
+LARGE = 600
+
+
+def large_fleet(at_s: float = 100.0) -> FakePrometheus:
+    fake = FakePrometheus()
+    for number in range(LARGE):
+        server(fake, f"10.0.{number // 250}.{number % 250}:8000", at_s, vllm__num_requests_running=float(number))
+    return fake
+
+
+def values_asked_for(fake: FakePrometheus) -> list[str]:
+    """The queries for figures after the first look."""
+    return [query for query in fake.queries[3:] if "kv_cache_usage_perc" in query]
+
+
+def test_of_a_large_fleet_the_figures_of_those_whose_turn_it_is_are_asked_for() -> None:
+    fake = large_fleet()
+    first, turn = ask(fake, 100, 105, between=lambda: fake.scraped_s.update(dict.fromkeys(fake.scraped_s, 105.0)))
+    (query,) = values_asked_for(fake)
+    assert len(first) == LARGE
+    assert 150 < len(turn) < 250
+    assert query.count("10\\\\.0") == 3 * len(turn)  # once in each of its selectors
+    assert all(isinstance(look, Sample) and look.time_s == 105 for look in turn)
+
+
+def test_the_figures_of_a_large_fleet_are_those_of_the_scrapes_whose_times_came_first() -> None:
+    fake = large_fleet()
+    ask(fake, 100, 105, between=lambda: fake.scraped_s.update(dict.fromkeys(fake.scraped_s, 105.0)))
+    assert fake.times[3:] == [None, None, "1.000"]
+
+
+def test_no_figures_are_asked_for_while_nobody_of_a_large_fleet_was_scraped_again() -> None:
+    fake = large_fleet()
+    _, second = ask(fake, 100, 105)
+    assert second == [] and values_asked_for(fake) == []
+
+
+def test_all_servers_of_a_large_fleet_are_asked_for_in_parts() -> None:
+    fake = large_fleet()
+    _, later = ask(fake, 100, 160, between=lambda: fake.scraped_s.update(dict.fromkeys(fake.scraped_s, 160.0)))
+    by_name = {look.server: look.running for look in later if isinstance(look, Sample)}
+    assert by_name == {labels["instance"]: value for labels, value in fake.series}
+    assert len(values_asked_for(fake)) == 3
+
+
+def test_one_of_a_large_fleet_that_vanishes_is_a_failure() -> None:
+    fake = large_fleet()
+
+    def dies() -> None:
+        fake.series = [*fake.series[1:], up("10.0.0.0:8000", 0.0)]
+
+    _, (seen,) = ask(fake, 100, 105, between=dies)
+    assert isinstance(seen, ScrapeFailure) and seen.server == "10.0.0.0:8000"

@@ -2,6 +2,8 @@
 
 Every name that a role ever had is asked for at once (`{__name__=~"a|b"}`), so servers of any release answer. Times are
 those of Prometheus' own scrapes: a server it has not scraped again gives no second look, however often it is asked.
+Of a large fleet the times come first, and then the figures of the servers whose turn it is: a look's wait is what
+Prometheus takes to find and write series.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import zlib
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from legroom.facts import metrics
 from legroom.live.metrics.address import Endpoint, endpoint
@@ -46,10 +48,26 @@ _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
 ten minutes of each server are kept, which for thousands at five seconds would be half a gigabyte."""
 _TURNS = 3
 """The servers of a large fleet are taken in so many turns within that time, or every third look would be a long one."""
+_SERVERS_A_QUERY = 250
+"""Prometheus looks a list of label values up in its index, in some releases only one of up to 256 values."""
+_QUERIES_AT_ONCE = 4
+"""It answers 20 at once by default, and others ask too."""
+_META = re.compile(r"([\\.+*?()|\[\]{}^$])")
+"""What Go's regular expressions escape. If more is escaped, as Python does, Prometheus sees no list of values."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
 
+_T = TypeVar("_T")
 _Rows = list[tuple[dict[str, str], float]]
+_SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
+
+
+class _Answer(NamedTuple):
+    """What Prometheus says to one query."""
+
+    rows: _Rows
+    time_s: float | None
+    """What it took for now; None in an empty answer."""
 
 
 @contextmanager
@@ -106,22 +124,20 @@ class PrometheusSource:
 
     def queries(self) -> tuple[str, str, str]:
         """What is asked: values, scrape times, and which targets are up."""
+        return (
+            self._values_of(self._matchers),
+            f"timestamp({_selector(_timed(), self._matchers)})",
+            f"up{{{self._matchers}}}" if self._matchers else "up",
+        )
+
+    def _values_of(self, matchers: str) -> str:
         names = [name for role in _VALUES for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += WORKER
-        timed = "|".join(metrics.names_of(_TIMED_BY))
         # Every process that Prometheus scrapes has this one; those that show vLLM's figures beside it are wanted.
-        process = f"{self._selector(API_SERVER_RSS)} and on (job, instance) {self._selector(timed)}"
-        return (
-            f"{self._selector('|'.join(names))} or {process}",
-            f"timestamp({self._selector(timed)})",
-            f"up{{{self._matchers}}}" if self._matchers else "up",
-        )
-
-    def _selector(self, names: str) -> str:
-        more = f",{self._matchers}" if self._matchers else ""
-        return f'{{__name__=~"{names}"{more}}}'
+        process = f"{_selector(API_SERVER_RSS, matchers)} and on (job, instance) {_selector(_timed(), matchers)}"
+        return f"{_selector('|'.join(names), matchers)} or {process}"
 
     async def looks(
         self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
@@ -131,34 +147,59 @@ class PrometheusSource:
         With `is_past` it is what Prometheus would have answered at `time_s`. Ask for the past before the present.
         """
         asked = {"time": f"{time_s:.3f}"} if is_past else {}
-        # Prometheus works on one while another is read here.
-        answers = (self._ask(session, asked | {"query": query}, timeout_s) for query in self.queries())
-        values, times, up = await _all_of(*answers)
+        if len(self._scraped_s) > _LARGE_FLEET:
+            return await self._looks_in_turns(session, asked, time_s, timeout_s)
+        values, times, up = await self._answers(session, asked, self.queries(), timeout_s)
         with _uncollected():
-            return self._read(values, times, up, time_s)
+            return self._read(values.rows, times.rows, up.rows, time_s)
+
+    async def _looks_in_turns(
+        self, session: aiohttp.ClientSession, asked: dict[str, str], time_s: float, timeout_s: float
+    ) -> list[Look]:
+        times, up = await self._answers(session, asked, self.queries()[1:], timeout_s)
+        scraped = _scraped(times.rows)
+        turn = self._turn(scraped, time_s)
+        if times.time_s is not None:
+            # Of the same moment: the figures of a scrape in between would get the time of the one before.
+            asked = {"time": f"{times.time_s:.3f}"}
+        series = await self._series_of(turn, times.rows, session, asked, timeout_s)
+        with _uncollected():
+            return self._looks_at(turn, series, len(scraped)) + self._vanished(scraped, _is_up(up.rows), time_s)
+
+    async def _answers(
+        self, session: aiohttp.ClientSession, asked: dict[str, str], queries: Iterable[str], timeout_s: float
+    ) -> list[_Answer]:
+        # Prometheus works on one while another is read here.
+        return await _all_of(*(self._ask(session, asked | {"query": query}, timeout_s) for query in queries))
+
+    async def _series_of(
+        self, servers: Mapping[str, float], rows: _Rows, session: aiohttp.ClientSession, asked: dict[str, str],
+        timeout_s: float,
+    ) -> _SeriesByServer:  # fmt: skip
+        """The figures of some servers, whose labels are known from other series."""
+        gate = asyncio.Semaphore(_QUERIES_AT_ONCE)
+
+        async def part(matcher: str) -> _SeriesByServer:
+            matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
+            async with gate:
+                answer = await self._ask(session, asked | {"query": self._values_of(matchers)}, timeout_s)
+            with _uncollected():
+                return _by_server(answer.rows)
+
+        series: _SeriesByServer = {}
+        for answered in await _all_of(*map(part, _matchers_of(servers, rows))):
+            series |= answered
+        return series
 
     def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[Look]:
-        by_server: dict[str, list[tuple[str, dict[str, str], float]]] = {}
-        for labels, value in values:
-            server = server_of_labels(labels)
-            series = by_server.get(server)
-            if series is not None:
-                series.append((labels["__name__"], labels, value))
-            elif len(by_server) < _MOST_SERVERS:
-                by_server[server] = [(labels["__name__"], labels, value)]
-        scraped: dict[str, float] = {}
-        for labels, value in times:
-            server = server_of_labels(labels)
-            scraped[server] = max(value, scraped.get(server, 0.0))
-        is_up: dict[str, bool] = {}
-        for labels, value in up:  # a pod may be scraped at several ports
-            is_up[server_of_labels(labels)] = is_up.get(server_of_labels(labels), True) and value != 0
-        self._targets |= is_up.keys() & by_server.keys()
-        looks: list[Look] = []
-        apart_s = _LARGE_FLEET_APART_S if len(by_server) > _LARGE_FLEET else 0.0
+        series, scraped = _by_server(values), _scraped(times)
+        turn = self._turn({server: scraped.get(server, time_s) for server in series}, time_s)
+        return self._looks_at(turn, series, len(series)) + self._vanished(series, _is_up(up), time_s)
+
+    def _turn(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
+        """The servers that are taken now, with the times of their scrapes."""
         due: list[tuple[float, str, float]] = []
-        for server in by_server:
-            at_s = scraped.get(server, time_s)
+        for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
             self._failed_s.pop(server, None)
             before_s, scraped_before_s = self._last_s.get(server, 0.0), self._scraped_s.get(server, 0.0)
@@ -167,15 +208,21 @@ class PrometheusSource:
             self._scraped_s[server] = at_s
             if at_s > before_s and at_s >= self._due_s.get(server, 0.0):
                 due.append((self._due_s.get(server, 0.0), server, at_s))
-        for _, server, at_s in self._taken_now(due, len(by_server), apart_s, time_s):
-            sample = sample_of_series(by_server[server], at_s, server)
+        taken = self._taken_now(due, len(scraped), _apart_s(len(scraped)), time_s)
+        return {server: at_s for _, server, at_s in taken}
+
+    def _looks_at(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[Look]:
+        looks: list[Look] = []
+        apart_s = _apart_s(servers)
+        for server, at_s in turn.items():
+            sample = sample_of_series(series.get(server, ()), at_s, server)
             if sample is not None:
-                turn = zlib.crc32(server.encode()) % _TURNS
+                number = zlib.crc32(server.encode()) % _TURNS
                 is_known = server in self._last_s
-                self._due_s[server] = at_s + (apart_s if is_known else apart_s * (1 + turn) / _TURNS)
+                self._due_s[server] = at_s + (apart_s if is_known else apart_s * (1 + number) / _TURNS)
                 self._last_s[server] = at_s
                 looks.append(sample)
-        return looks + self._vanished(by_server, is_up, time_s)
+        return looks
 
     def _taken_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
@@ -194,6 +241,7 @@ class PrometheusSource:
 
         A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
         """
+        self._targets |= is_up.keys() & present.keys()
         failures: list[Look] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
@@ -218,24 +266,26 @@ class PrometheusSource:
 
     async def ask(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
         """The answer to one question of somebody else's: label sets and values."""
-        return await self._ask(session, {"query": query}, timeout_s)
+        return (await self._ask(session, {"query": query}, timeout_s)).rows
 
-    async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Rows:
+    async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
         body = await fetch(session, self._query, timeout_s, form=form)
         try:
             with _uncollected():
                 answer = json.loads(body)
             if answer["status"] != "success":
                 raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
+            entries = answer["data"]["result"]
             with _uncollected():
-                return [(entry["metric"], float(entry["value"][1])) for entry in answer["data"]["result"]]
+                rows = [(entry["metric"], float(entry["value"][1])) for entry in entries]
+            return _Answer(rows, float(entries[0]["value"][0]) if entries else None)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ScrapeFailed(
                 "not_metrics", f"{self.server} does not answer like a Prometheus", "give the address of its HTTP API"
             ) from error
 
 
-async def _all_of(*answers: Coroutine[Any, Any, _Rows]) -> list[_Rows]:
+async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
     """All of them side by side; the first failure ends the others."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
@@ -243,6 +293,62 @@ async def _all_of(*answers: Coroutine[Any, Any, _Rows]) -> list[_Rows]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _apart_s(servers: int) -> float:
+    return _LARGE_FLEET_APART_S if servers > _LARGE_FLEET else 0.0
+
+
+def _by_server(values: _Rows) -> _SeriesByServer:
+    by_server: _SeriesByServer = {}
+    for labels, value in values:
+        server = server_of_labels(labels)
+        series = by_server.get(server)
+        if series is not None:
+            series.append((labels["__name__"], labels, value))
+        elif len(by_server) < _MOST_SERVERS:
+            by_server[server] = [(labels["__name__"], labels, value)]
+    return by_server
+
+
+def _scraped(times: _Rows) -> dict[str, float]:
+    scraped: dict[str, float] = {}
+    for labels, value in times:
+        server = server_of_labels(labels)
+        if server in scraped or len(scraped) < _MOST_SERVERS:
+            scraped[server] = max(value, scraped.get(server, 0.0))
+    return scraped
+
+
+def _is_up(up: _Rows) -> dict[str, bool]:
+    is_up: dict[str, bool] = {}
+    for labels, value in up:  # a pod may be scraped at several ports
+        server = server_of_labels(labels)
+        is_up[server] = is_up.get(server, True) and value != 0
+    return is_up
+
+
+def _timed() -> str:
+    return "|".join(metrics.names_of(_TIMED_BY))
+
+
+def _selector(names: str, matchers: str) -> str:
+    more = f",{matchers}" if matchers else ""
+    return f'{{__name__=~"{names}"{more}}}'
+
+
+def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
+    """Label matchers that pick all series of these servers, a few hundred servers each."""
+    values_by_label: dict[str, dict[str, None]] = {}
+    for labels, _ in rows:
+        if server_of_labels(labels) in servers:
+            name = next((name for name in _NAMED_BY if labels.get(name)), _NAMED_BY[-1])
+            values_by_label.setdefault(name, {})[labels.get(name, "")] = None
+    for name, values in values_by_label.items():
+        escaped = [_META.sub(r"\\\1", value) for value in values]
+        for start in range(0, len(escaped), _SERVERS_A_QUERY):
+            listed = "|".join(escaped[start : start + _SERVERS_A_QUERY])
+            yield f"{name}=~{json.dumps(listed, ensure_ascii=False)}"
 
 
 def _checked(matchers: str) -> str:
@@ -255,6 +361,10 @@ def _checked(matchers: str) -> str:
             f"{matchers!r} is not a list of label matchers", 'write them like namespace="prod",job=~"vllm.*"'
         )
     return text
+
+
+_NAMED_BY = ("pod", "kubernetes_pod_name", "instance", "job")
+"""The label that names a server: the first that it has."""
 
 
 def server_of_labels(labels: Mapping[str, str]) -> str:
