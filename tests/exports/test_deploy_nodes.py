@@ -9,7 +9,7 @@ from cluster_schemas import check
 
 from legroom.api import plan
 from legroom.errors import LegroomError
-from legroom.exports.deploy import kubernetes
+from legroom.exports.deploy import kserve, kubernetes
 from legroom.exports.request import ExportRequest
 from legroom.gate.judgement import judge
 from legroom.gate.review import deciding_part
@@ -45,6 +45,11 @@ def of_kind(request_, kind):
 def group(request_):
     spec = of_kind(request_, "LeaderWorkerSet")["spec"]["leaderWorkerTemplate"]
     return spec, spec["leaderTemplate"]["spec"], spec["workerTemplate"]["spec"]
+
+
+def kserve_spec(request_):
+    (file,) = kserve.files(request_)
+    return yaml.safe_load(file.text)["spec"]
 
 
 def words_of(pod):
@@ -247,3 +252,18 @@ def test_an_image_without_ray_is_said_to_need_one():
 def test_what_no_group_can_be_is_refused(made, expected):
     with pytest.raises(LegroomError, match=expected):
         kubernetes.files(made())
+
+
+def test_a_worker_of_kserve_has_no_flag_that_headless_refuses():
+    """KServe 0.20.0 starts all nodes but the first with --headless, and puts the container's args behind it."""
+    spec = kserve_spec(wide("--api-server-count", "4"))
+    first, other = (spec[part]["containers"][0]["args"] for part in ("template", "worker"))
+    assert first[first.index("--api-server-count") + 1] == "4"
+    assert "--api-server-count" not in other
+    assert [word for word in first if word not in {"--api-server-count", "4"}] == other
+
+
+@pytest.mark.parametrize("words", [("--data-parallel-hybrid-lb",), ("--data-parallel-external-lb",)])
+def test_nodes_of_kserve_that_all_take_requests_are_refused(words):
+    with pytest.raises(LegroomError, match="only the first takes requests"):
+        kserve.files(wide(*words, "--data-parallel-size-local", "8"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.nodes import NodeSpread
+from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
     USER_ID,
@@ -80,6 +80,11 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
             "ranks of one copy over several nodes are not exported for KServe",
             "use legroom export kubernetes, or data parallelism over the nodes",
         )
+    if over.answers_everywhere:
+        raise LegroomError(
+            "KServe's template starts all nodes but the first with --headless: only the first takes requests",
+            "leave out --data-parallel-hybrid-lb and the like, or use legroom export kubernetes",
+        )
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
         "template": pod,
     }
     if over.nodes > 1:
-        spec["worker"] = pod
+        spec["worker"] = _pod(headless(server), settings, over)
     return {
         "apiVersion": "serving.kserve.io/v1alpha2",
         "kind": "LLMInferenceService",
