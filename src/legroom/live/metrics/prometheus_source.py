@@ -1,4 +1,4 @@
-"""All vLLM servers of a Prometheus that already scrapes them: three queries for a thousand servers.
+"""All vLLM servers of a Prometheus that already scrapes them, by a few queries.
 
 Every name that a role ever had is asked for at once (`{__name__=~"a|b"}`), so servers of any release answer. Times are
 those of Prometheus' own scrapes: a server it has not scraped again gives no second look, however often it is asked.
