@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
-from legroom.actions.descendants import descendants, started  # noqa: E402
+from legroom.process_table import descendants, started  # noqa: E402
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "plain": (),
