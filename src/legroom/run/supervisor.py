@@ -261,7 +261,7 @@ class Supervisor:
         life.log.started()
         life.follow(child.pid)
         child.mark_ready()
-        self._engines = [pid for pid in engines_below(child.pid or 0) if is_engine_core(pid)]
+        self._engines = list(filter(is_engine_core, engines_below(child.pid))) if child.pid is not None else []
         self._record("serving", child)
         self._restarts.served()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
