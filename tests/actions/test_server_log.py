@@ -130,7 +130,7 @@ def test_a_server_that_prints_much_at_once_is_not_kept_waiting(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr("legroom.actions.server_log.time.sleep", pauses.append)
     source, writing = os.pipe()
-    with open(os.devnull, "wb") as nowhere:
+    with Path(os.devnull).open("wb") as nowhere:
         relay = OutputRelay(source, nowhere.fileno(), None, None)
         relay.calm = True
         relay.start()
