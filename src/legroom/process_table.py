@@ -13,16 +13,26 @@ _PPID, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
 """Where the parent, both CPU times and the start time stand in /proc/PID/stat, counted after the name in brackets."""
 
 
-def descendants(ancestor: int) -> dict[int, int]:
-    """Pid -> start time of every living process below `ancestor`.
+ProcessTable = dict[int, tuple[int, int, bool]]
+"""Pid -> parent, start time, whether it lives: zombies hold nothing, but may still have children."""
 
-    An orphan belongs to the nearest subreaper above it (`adopt_orphans`), so below one nobody gets lost for long: while
-    processes die, one look may miss what the next one sees. Zombies hold nothing, but may still have children.
-    """
-    parents: dict[int, tuple[int, int, bool]] = {}
+
+def process_table() -> ProcessTable:
+    """Every process at this moment."""
+    table: ProcessTable = {}
     for name in _pids():
         if (fields := _stat(name)) is not None:
-            parents[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
+            table[int(name)] = (int(fields[_PPID]), int(fields[_STARTED]), fields[0] not in "ZX")
+    return table
+
+
+def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, int]:
+    """Pid -> start time of every living process below `ancestor`, by a table of now or of a moment ago.
+
+    An orphan belongs to the nearest subreaper above it (`adopt_orphans`), so below one nobody gets lost for long: while
+    processes die, one look may miss what the next one sees.
+    """
+    parents = process_table() if table is None else table
     below: dict[int, tuple[int, bool]] = {}
     layer = {ancestor}
     while layer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from legroom.process_table import descendants, title
+from legroom.process_table import ProcessTable, descendants, title
 
 _ENGINE = re.compile(rb"::(EngineCore|Worker|DPCoordinator)")
 _ENGINE_CORE = re.compile(rb"::EngineCore")
@@ -40,6 +40,6 @@ def shares_engines(pid: int) -> bool:
     return _SHARES_ENGINES.search(title(pid)) is not None
 
 
-def engines_below(server: int) -> dict[int, int]:
+def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
     """Pid -> start time of the engines of a server."""
-    return {pid: start for pid, start in descendants(server).items() if is_engine(pid)}
+    return {pid: start for pid, start in descendants(server, table).items() if is_engine(pid)}
