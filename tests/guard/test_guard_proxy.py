@@ -435,4 +435,6 @@ async def test_an_https_server_with_a_certificate_of_your_own_is_served_once_it_
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(own_certificate[0]))
     async with connected(tls=tls) as (_, client):
-        assert (await client.ask())[0] == status
+        answered, _, body = await client.ask()
+        assert answered == status
+        assert trusted or b"its certificate is not trusted (self-signed certificate); SSL_CERT_FILE names" in body
