@@ -120,12 +120,12 @@ def look(pair: Pair, servers: tuple[GuardedServer, GuardedServer], first: int) -
         same = answers[0][2]["choices"][0]["token_ids"] == alone
         yield "the same tokens as from one server", "yes" if same else "no", "yes"
         drain(servers[0], True)
-        status, headers, _ = router.endpoint.post(wish | {"prompt": prompt(first + 500), "max_tokens": 1})
+        status, headers, _ = router.endpoint.post(wish | {"prompt": prompt(first + 120), "max_tokens": 1})
         yield "while the prefill server drains", f"{status}{', Retry-After' if 'retry-after' in headers else ''}", (
             "503, Retry-After"
         )  # fmt: skip
         drain(servers[0], False)
-        yield "afterwards", str(router.endpoint.post(wish | {"prompt": prompt(first + 500), "max_tokens": 1})[0]), "200"
+        yield "afterwards", str(router.endpoint.post(wish | {"prompt": prompt(first + 120), "max_tokens": 1})[0]), "200"
         reserved = [server.metric("legroom_guard_reserved_tokens") for server in servers]
         yield "tokens reserved in the end", " and ".join(f"{count:.0f}" for count in reserved), "0 and 0"
     finally:
@@ -158,7 +158,7 @@ def main() -> None:
             started.append(stack.enter_context(guarded_server(args.python, own, model, *flags)))
         servers = started[0], started[1]
         proxies = [stack.enter_context(proxy_before(server))[0] for server in servers]
-        for place, pair, first in (("inside", Pair(*servers), 0), ("proxies", Pair(*proxies), 1000)):
+        for place, pair, first in (("inside", Pair(*servers), 0), ("proxies", Pair(*proxies), 50)):
             for asked, came, expected in look(pair, servers, first):
                 mark = "" if came == expected else f"  NOT AS EXPECTED ({expected})"
                 is_good = is_good and came == expected
