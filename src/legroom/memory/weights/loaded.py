@@ -246,9 +246,11 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     later: list[tuple[list[TensorBlock], Storage]] = []
     for each in stored:
         storage = each.storage
-        blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
         if storage.after:
+            blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
             later.append((blocks, storage))
+        elif not storage.layer_by_layer:
+            allocator.keep(storage.loaded)
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
     freed_last: list[TensorBlock] = []
@@ -265,11 +267,12 @@ def _follow(
     steps: Iterable[Step],
     freed_last: list[TensorBlock] | None = None,
 ) -> None:
+    allocate, free = allocator.allocate, allocator.free
     for action, value in steps:
         if action == "+":
-            blocks.append(allocator.allocate(value))
+            blocks.append(allocate(value))
         elif freed_last is None:
-            allocator.free(blocks[value])
+            free(blocks[value])
         else:
             freed_last.append(blocks[value])
 
