@@ -44,10 +44,14 @@ class LocalServers:
             return look
         pids = self._of(port, now_s)
         used_bytes = held_by(frozenset(pids), self._cards_now(now_s)) if pids else None
-        stopped = sum(map(self._is_stopped, pids)) or None
-        seen = {"memory_used_bytes": used_bytes, "stopped_engines": stopped}
-        added = {field: value for field, value in seen.items() if value is not None}
-        return replace(look, **added) if added else look
+        stopped = sum(map(self._is_stopped, pids))
+        if used_bytes is None and not stopped:
+            return look
+        return replace(
+            look,
+            memory_used_bytes=look.memory_used_bytes if used_bytes is None else used_bytes,
+            stopped_engines=stopped or look.stopped_engines,
+        )
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
         if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
