@@ -138,8 +138,8 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
 
 def is_published_by_vllm(image: str) -> bool:
     """Whether an image is one of vLLM's own, or a mirror of one under the same name."""
-    name = image.lower().removeprefix("docker.io/")
-    return name == "vllm" or name.startswith("vllm/") or "vllm-openai" in name
+    name = image.lower().removeprefix("docker.io/").partition("@")[0].partition(":")[0]
+    return name == "vllm" or name.startswith("vllm/") or name.rpartition("/")[2] == "vllm-openai"
 
 
 def _takes_only_others(given: tuple[Word, ...]) -> bool:
@@ -191,7 +191,7 @@ def image_release(image: str) -> str | None:
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
 _FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|omni|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 
@@ -208,8 +208,9 @@ def is_other_build(image: str) -> bool:
 
 def follows_newest(image: str) -> bool:
     """Whether an image is vLLM's own under a tag that moves with its releases: `vllm/vllm-openai:latest`."""
-    name, _, tag = image.removeprefix("docker.io/").partition(":")
-    return name.startswith("vllm/") and not _FORKS.search(image) and bool(_MOVING_TAGS.fullmatch(tag))
+    name, colon, tag = image.removeprefix("docker.io/").partition(":")
+    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
+    return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
 def hides_release(image: str) -> bool:

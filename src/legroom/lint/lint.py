@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.deployments.kinds import kind_of
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.lint.counterexamples import is_counterexample
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.report import Report, Skipped
@@ -162,6 +164,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
     of_exporters = {path for path, part in parts if any(map(_names_exporter, part.subjects))}
     ignores = {path: Ignores(text) for path, text in texts}
+    lines = {path: text.splitlines() if kind_of(path, text) == "document" else [] for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
@@ -174,7 +177,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             elif finding.rule in options.ignore or ignores[path].silences(finding):
                 silenced[finding] = None
             else:
-                distinct[finding] = None
+                distinct[_as_told(finding, lines[path])] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
@@ -187,6 +190,14 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
         tuple(file for file in skipped if file.path not in spoken_of),
         len(silenced),
     )
+
+
+def _as_told(finding: LintFinding, document: Sequence[str]) -> LintFinding:
+    """A document that says that a block is old or wrong knows what is wrong with it."""
+    row = finding.place.line - 1
+    if finding.severity != "error" or row >= len(document) or not is_counterexample(document, row):
+        return finding
+    return replace(finding, severity="warning")
 
 
 def _names_exporter(subject: object) -> bool:
