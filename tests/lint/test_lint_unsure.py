@@ -23,20 +23,26 @@ def rules(expression):
 
 
 IN_09 = f'FROM vllm/vllm-openai:v0.9.0\nRUN %s\nENTRYPOINT ["sh", "-c", "vllm serve org/m {RUNNER}"]\n'
+IN_POD = f"""apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.9.0
+    command: [sh, -c, 'pip install -U vllm && vllm serve m {RUNNER}']
+"""
 
 
 @pytest.mark.parametrize(
     ("text", "path"),
     [
         (f"# tested with vllm==0.8.0\nvllm serve org/m {RUNNER}\n", "a.sh"),
-        (f"pip install vllm==0.8.0\npip install -e ./vllm-fork\ngit clone https://h/me/vllm\nvllm serve m {RUNNER}\n", "a.sh"),
+        (f"pip install vllm==0.8.0\ngit clone https://h/me/vllm\nvllm serve m {RUNNER}\n", "a.sh"),
         (f"pip install vllm==0.8.0\n[ $(vllm --version) = 0.8.0 ] || vllm serve org/m {RUNNER}\n", "a.sh"),
         (f"```bash\npip install vllm==0.8.0\npip install -U vllm\nvllm serve org/m {RUNNER}\n```\n", "a.md"),
-        (f"```bash\ndocker run vllm/vllm-openai:v0.8.0 --model m\n```\n\n```bash\nvllm serve org/m {RUNNER}\n```\n", "a.md"),
+        (f"```bash\ndocker run vllm/vllm-openai:v0.8.0\n```\n\n```bash\nvllm serve m {RUNNER}\n```\n", "a.md"),
         (IN_09 % "pip install git+https://github.com/me/vllm", "Dockerfile"),
         (IN_09 % "uv pip install --system -U vllm", "Dockerfile"),
-        (f"spec: {{containers: [{{image: 'vllm/vllm-openai:v0.9.0', command: [sh, -c, 'pip install -U vllm && vllm serve m "
-         f"{RUNNER}']}}]}}\nkind: Pod\napiVersion: v1\n", "a.yaml"),
+        (IN_POD, "a.yaml"),
     ],
 )  # fmt: skip
 def test_a_release_that_is_only_likely_makes_a_flag_of_another_one_a_warning(text, path):

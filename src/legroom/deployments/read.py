@@ -49,14 +49,10 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     # A document with several images, one of an unknown release, does not say which of them a command runs in.
     of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
     hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
-    named = installs.pinned or installs.quoted
+    is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
     for part in _parts(kind, Text(path, text), release):
-        if named or of_images or installs.is_open:
-            told = (_of_release(subject, installs, of_images, kind) for subject in part.subjects)
-            part = replace(part, subjects=tuple(told))
-        if hidden and not named and not of_images:
-            part = replace(part, subjects=tuple(_of_image(subject, hidden) for subject in part.subjects))
-        yield part
+        subjects = (_of_release(subject, installs, of_images, kind) for subject in part.subjects)
+        yield replace(part, subjects=tuple(_of_image(each, hidden) if is_hidden else each for each in subjects))
 
 
 def named_releases(text: str) -> frozenset[str]:
