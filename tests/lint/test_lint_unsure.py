@@ -192,3 +192,9 @@ def test_an_unhealthy_container_of_compose_goes_on_starting():
 def test_a_number_that_may_be_the_image_s_own_or_a_part_of_one_is_not_sure(image):
     text = f"docker run {image} --model org/m {RUNNER}\n"
     assert (errors(text, "a.sh"), warnings(text, "a.sh")) == ([], ["flag-not-yet"])
+
+
+def test_a_flag_that_a_script_adds_only_where_its_variable_is_set_is_not_without_a_value():
+    script = 'Q="${Q:-}"\nCMD="vllm serve org/m"\nif [ -n "$Q" ]; then\n  CMD="$CMD --quantization $Q"\nfi\nexec $CMD --seed 1\n'
+    assert errors(script, "a.sh") == []
+    assert errors(script.replace("${Q:-}", ""), "a.sh") == []
