@@ -195,6 +195,7 @@ def test_a_number_that_may_be_the_image_s_own_or_a_part_of_one_is_not_sure(image
 
 
 def test_a_flag_that_a_script_adds_only_where_its_variable_is_set_is_not_without_a_value():
-    script = 'Q="${Q:-}"\nCMD="vllm serve org/m"\nif [ -n "$Q" ]; then\n  CMD="$CMD --quantization $Q"\nfi\nexec $CMD --seed 1\n'
+    guarded = 'if [ -n "$Q" ]; then\n  CMD="$CMD --quantization $Q"\nfi\n'
+    script = f'Q="${{Q:-}}"\nCMD="vllm serve org/m"\n{guarded}exec $CMD --seed 1\n'
     assert errors(script, "a.sh") == []
     assert errors(script.replace("${Q:-}", ""), "a.sh") == []
