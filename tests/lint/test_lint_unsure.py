@@ -199,3 +199,24 @@ def test_a_flag_that_a_script_adds_only_where_its_variable_is_set_is_not_without
     script = f'Q="${{Q:-}}"\nCMD="vllm serve org/m"\n{guarded}exec $CMD --seed 1\n'
     assert errors(script, "a.sh") == []
     assert errors(script.replace("${Q:-}", ""), "a.sh") == []
+
+
+def test_flags_of_a_simulator_are_its_own_whatever_its_image_is_called():
+    args = "[--model, org/m, --time-to-first-token, '2000', --mode, random]"
+    container = f"image: '{{{{ .Values.vllm.image }}}}'\n    args: {args}"
+    pod = f"apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - {container}\n"
+    assert (errors(pod, "a.yaml"), warnings(pod, "a.yaml")) == ([], [])
+
+
+def test_a_reset_that_switches_mig_on_is_what_it_takes():
+    reset = "nvidia-smi --gpu-reset -i 0\nvllm serve org/m\n"
+    assert warnings(reset, "a.sh") == ["gpu-reset"]
+    assert warnings(f"nvidia-smi -i 0 -mig 1\n{reset}", "a.sh") == []
+
+
+def test_values_of_a_chart_with_names_of_its_own_are_no_config_file_of_vllm():
+    assert warnings("model: org/m\nquantization: awq\ndtype: half\nmaxModelLen: 4096\n", "values.yaml") == []
+
+
+def test_a_token_that_says_where_it_goes_is_no_secret():
+    assert warnings("HF_TOKEN=token_here vllm serve org/m\n", "a.sh") == []

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
+_MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -163,12 +164,16 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
     of_exporters = {path for path, part in parts if any(map(_names_exporter, part.subjects))}
+    of_mig = {path for path, text in texts if _MIG.search(text)}
     ignores = {path: Ignores(text) for path, text in texts}
     lines = {path: text.splitlines() if kind_of(path, text) == "document" else [] for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        context = replace(frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters)
+        context = replace(
+            frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters,
+            is_about_mig=path in of_mig,
+        )  # fmt: skip
         for finding in _check(part, context, options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)

@@ -70,6 +70,9 @@ class Context:
     """Whether the file also asks for `vllm_` series that vLLM has under no spelling: some exporter shows them, and may
     show those that resemble vLLM's as well."""
 
+    is_about_mig: bool = False
+    """Whether the file switches MIG on or off."""
+
     @property
     def release(self) -> Release:
         """Of what names no release itself."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.deployments.kinds import kind_of
 from legroom.deployments.subjects import Invoked, StartedServer
-from legroom.facts.flags import advice
+from legroom.facts.flags import advice, companion_of
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word, has_same_words
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.problems import FlagProblem
@@ -63,8 +63,11 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         yield from _extension_module(subject)
     if not isinstance(subject, StartedServer) or any(word.text.startswith("--help") for word in subject.words):
         return
-    seen = set()
     problems = context.parsed(subject).problems
+    if any(problem.kind == "unknown" for problem in problems) and (program := _stand_in(subject)):
+        yield finding(OTHER, subject.place, f"flags of {program} are not judged: it reads this command line itself")
+        return
+    seen = set()
     other = next((name for word in subject.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
@@ -108,6 +111,10 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     if other:
         yield finding(OTHER, subject.place, f"flags of {other} are not judged: {other} reads this command line itself")
     yield from _share(subject, context)
+
+
+def _stand_in(subject: StartedServer) -> str:
+    return companion_of(frozenset(plain_name(word.text) for word in subject.words if word.text.startswith("--")))
 
 
 def _extension_module(subject: Invoked) -> Iterator[LintFinding]:
