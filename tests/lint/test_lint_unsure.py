@@ -220,3 +220,16 @@ def test_values_of_a_chart_with_names_of_its_own_are_no_config_file_of_vllm():
 
 def test_a_token_that_says_where_it_goes_is_no_secret():
     assert warnings("HF_TOKEN=token_here vllm serve org/m\n", "a.sh") == []
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("nvcr.io/nvidia/vllm:25.09-py3", []),
+        ("nvcr.io/nvidia/vllm:26.06-py3", ["flag-removed"]),
+        ("rocm/vllm:main_20250513", []),
+        ("rocm/vllm:main", ["flag-removed"]),
+    ],
+)
+def test_an_image_with_a_date_holds_no_release_of_a_later_day(image, expected):
+    assert warnings(f"docker run {image} vllm serve org/m --swap-space 4\n", "a.sh") == expected

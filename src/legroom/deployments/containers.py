@@ -213,6 +213,20 @@ def follows_newest(image: str) -> bool:
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
+_MONTH = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
+"""`nvcr.io/nvidia/vllm:25.09-py3`: how vendors number what they publish every month."""
+_DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
+
+
+def built_by(image: str) -> str:
+    """The last day on which what an image holds can have been built, by the date in its tag; empty without one."""
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if day := _DAY.search(tag):
+        return "-".join(day.groups())
+    month = _MONTH.search(tag)
+    return f"20{month[1]}-{month[2]}-31" if month else ""
+
+
 def hides_release(image: str) -> bool:
     """Whether an image holds some release of vLLM and does not say which: a fork's, or a tag of somebody's own."""
     if not image or image_release(image):

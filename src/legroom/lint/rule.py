@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from legroom.facts.flags import flag_history
 from legroom.facts.metrics import all_exposed_names, exposed_names
-from legroom.facts.releases import Release, known_releases, latest
+from legroom.facts.releases import Release, known_releases, latest, newest_on
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
 from legroom.vllm.command_line import plain_name
@@ -89,6 +89,10 @@ class Context:
     def release_of(self, server: StartedServer) -> Release:
         """Of one server."""
         named = server.named_release if self.asked is None else None
+        if named is None and not self.is_told_release and server.image:
+            from legroom.deployments.containers import built_by  # noqa: PLC0415 - not for a plain command line
+
+            named = newest_on(day) if (day := built_by(server.image)) else None
         return known_release(named) if named else self.release
 
     @property
