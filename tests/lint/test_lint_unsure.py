@@ -233,3 +233,55 @@ def test_a_token_that_says_where_it_goes_is_no_secret():
 )
 def test_an_image_with_a_date_holds_no_release_of_a_later_day(image, expected):
     assert warnings(f"docker run {image} vllm serve org/m --swap-space 4\n", "a.sh") == expected
+
+
+FAILS = "docker run vllm/vllm-openai:latest --model org/m --swap-space 4"
+TEMPLATE = """apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:latest
+    args:
+    - --model=m
+    {{- if .Values.swap }}
+    - --swap-space=4
+    {{- end }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        (f"```console\n$ {FAILS}\nvllm: error: unrecognized arguments: --swap-space 4\n```\n", "a.md"),
+        (f"```bash\n{FAILS}\n```\n\nThis ends with 'unrecognized arguments'.\n", "a.md"),
+        (f'command = "{FAILS}"\n', "tests/test_parse.py"),
+        (TEMPLATE, "templates/pod.yaml"),
+    ],
+)
+def test_what_is_shown_tested_or_switched_on_by_a_template_is_a_warning(text, path):
+    assert (errors(text, path), warnings(text, path)) == ([], ["flag-removed"])
+
+
+@pytest.mark.parametrize(
+    "flags", ["--tensor-parallel-size num_gpus", "--port port", "--max-model-len max_len OPTIONS", "--seed 1 etc"]
+)
+def test_a_word_for_a_number_in_a_document_is_left_to_its_reader(flags):
+    assert errors(f"```bash\ndocker run vllm/vllm-openai:v0.20.0 --model m {flags}\n```\n", "a.md") == []
+
+
+def test_a_variable_that_asking_for_all_gpus_overrules_is_not_sure():
+    service = "{image: 'vllm/vllm-openai:v0.20.0', ipc: host, environment: [NAME=0], command: '--model m -tp 2'}"
+    text = f"services: {{a: {service}}}"
+    assert errors(text.replace("NAME", "NVIDIA_VISIBLE_DEVICES"), "compose.yml") == []
+    assert errors(text.replace("NAME", "CUDA_VISIBLE_DEVICES"), "compose.yml") == ["gpus-too-few"]
+
+
+def test_the_second_spelling_of_an_alternative_is_no_error():
+    assert errors(rules("vllm:num_requests_waiting > 3 or vllm_num_requests_waiting > 3"), "a.yml") == []
+
+
+def test_series_that_prometheus_renames_have_the_other_name():
+    scrape = "scrape_configs:\n- metric_relabel_configs:\n  - {regex: 'vllm:(.*)', replacement: 'vllm_$1'}\n"
+    rule = rules("vllm_num_requests_waiting > 3")
+    findings = lint_texts([("prometheus.yml", scrape), ("rules.yml", rule)], Options()).findings
+    assert [(finding.rule, finding.severity) for finding in findings] == [("metric-unknown", "warning")]

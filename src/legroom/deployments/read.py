@@ -22,7 +22,7 @@ from legroom.deployments.python import python_subjects
 from legroom.deployments.server_words import basename
 from legroom.deployments.shell.scan import HereDocument, here_documents
 from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import FilePart, StartedServer, Subject
+from legroom.deployments.subjects import FilePart, StartedServer, Subject, with_servers
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.text import Text, Unread
 from legroom.deployments.unit import unit_subjects
@@ -52,6 +52,8 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
     for part in _parts(kind, Text(path, text), release):
         subjects = (_of_release(subject, installs, of_images, kind) for subject in part.subjects)
+        if part.is_template:  # what its values turn on and off is not known
+            subjects = with_servers(subjects, lambda server: replace(server, is_release_assumed=True))
         yield replace(part, subjects=tuple(_of_image(each, hidden) if is_hidden else each for each in subjects))
 
 

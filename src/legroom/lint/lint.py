@@ -15,7 +15,7 @@ from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
-from legroom.lint.counterexamples import is_counterexample
+from legroom.lint.counterexamples import is_counterexample, is_test_code
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.report import Report, Skipped
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
 _MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_RENAMES = re.compile(r"replacement:\s*[\"']?vllm_")
+"""Prometheus is told to give series other names as it scrapes them."""
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -163,7 +165,8 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
-    of_exporters = {path for path, part in parts if any(map(_names_exporter, part.subjects))}
+    is_renamed = any(_RENAMES.search(text) for _, text in texts)
+    of_exporters = {path for path, part in parts if is_renamed or any(map(_names_exporter, part.subjects))}
     of_mig = {path for path, text in texts if _MIG.search(text)}
     ignores = {path: Ignores(text) for path, text in texts}
     lines = {path: text.splitlines() if kind_of(path, text) == "document" else [] for path, text in texts}
@@ -198,11 +201,10 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
 
 
 def _as_told(finding: LintFinding, document: Sequence[str]) -> LintFinding:
-    """A document that says that a block is old or wrong knows what is wrong with it."""
+    """A document that says that a block is old or wrong knows what is wrong with it, and so does a test."""
     row = finding.place.line - 1
-    if finding.severity != "error" or row >= len(document) or not is_counterexample(document, row):
-        return finding
-    return replace(finding, severity="warning")
+    is_shown = is_test_code(finding.place.path) or (row < len(document) and is_counterexample(document, row))
+    return replace(finding, severity="warning") if finding.severity == "error" and is_shown else finding
 
 
 def _names_exporter(subject: object) -> bool:

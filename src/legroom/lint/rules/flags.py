@@ -43,8 +43,12 @@ _VARIABLE = re.compile(
 """A value that is put in later, or left out by who wrote it down, is not judged."""
 _FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
 """`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: what somebody puts a value in for."""
-_LEFT_TO_THE_READER = re.compile(r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)")
+_LEFT_TO_THE_READER = re.compile(
+    r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)|[a-z]+([_-][a-z]+)+"
+)
 """`0.15-0.45`, `1/2/4` and `best_share(model)`: in a document, something to choose or to compute, not what is typed."""
+_MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
+"""`OPTIONS`, `etc`: a document says that more may follow."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program, which has flags of its own."""
 _EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
@@ -163,11 +167,14 @@ def _is_put_in_later(subject: StartedServer, problem: FlagProblem) -> bool:
     """Whether a program or the reader of a document puts the value in."""
     if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
         return True
+    is_document = kind_of(subject.place.path, "") == "document"
+    if not problem.flag.startswith("-"):
+        return is_document and bool(_MORE.fullmatch(problem.flag))
     if problem.kind != "bad_value":
         return False
-    is_document = kind_of(subject.place.path, "") == "document"
+    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
     return bool(_FILLED_IN.fullmatch(problem.value)) or (
-        is_document and bool(_LEFT_TO_THE_READER.fullmatch(problem.value))
+        is_document and (names_itself or bool(_LEFT_TO_THE_READER.fullmatch(problem.value)))
     )
 
 

@@ -93,7 +93,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         if plain and f"{name}_total" in known:
             severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
-        is_sure = context.is_told_release if spans else _is_surely_slip(name, instead, context)
+        is_sure = context.is_told_release if spans else _is_surely_slip(name, instead, context) and not alternatives
         if instead == f"{name}_bucket" and _reads_native(subject.text):
             is_sure = False
         if rule is RULE and severity is None and not is_sure:
