@@ -22,7 +22,7 @@ from legroom.deployments.python import python_subjects
 from legroom.deployments.server_words import basename
 from legroom.deployments.shell.scan import HereDocument, here_documents
 from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import FilePart, StartedServer, Subject, with_servers
+from legroom.deployments.subjects import FilePart, StartedServer, Subject
 from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
 from legroom.deployments.text import Text, Unread
 from legroom.deployments.unit import unit_subjects
@@ -51,9 +51,9 @@ def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
     is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
     for part in _parts(kind, Text(path, text), release):
-        subjects = (_of_release(subject, installs, of_images, kind) for subject in part.subjects)
-        if part.is_template:  # what its values turn on and off is not known
-            subjects = with_servers(subjects, lambda server: replace(server, is_release_assumed=True))
+        subjects = [_of_release(subject, installs, of_images, kind) for subject in part.subjects]
+        if part.is_template:
+            subjects = list(map(_unsure, subjects))
         yield replace(part, subjects=tuple(_of_image(each, hidden) if is_hidden else each for each in subjects))
 
 
@@ -92,6 +92,11 @@ def _of_release(subject: Subject, installs: Installs, of_images: frozenset[str],
     # What another command's image or a comment names is likely, what is installed is sure.
     is_sure = named == installs.pinned and not installs.is_open and (kind == "document" or not installs.asks_version)
     return replace(subject, installed=min(named), is_release_assumed=not is_sure)
+
+
+def _unsure(subject: Subject) -> Subject:
+    """A server in a template: what its values turn on and off is not known."""
+    return replace(subject, is_release_assumed=True) if isinstance(subject, StartedServer) else subject
 
 
 def _changed(server: StartedServer, installs: Installs, kind: Kind) -> StartedServer:
