@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from legroom.verify.preflight import preflight
 
     args.vllm = args.vllm or _installed()
-    meant = requested(args)
     try:
+        meant = requested(args)
         visible = meant.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         answer = preflight(meant.args, meant.release, this_node(visible), args.host_memory)
     except LegroomError as error:
