@@ -80,6 +80,7 @@ def week_apart(server: Server, per_sample_then: float) -> Server:
     return replace(server, measures={**measures, "request_success": finished}, other={"up": both(1)})
 
 
+_REPLACED = "a group that is made anew again and again, at another address each time"
 CASES = (
     case("a healthy server", HEALTHY),
     case("an idle server", IDLE),
@@ -151,6 +152,19 @@ CASES = (
         "three restarts in a quarter of an hour",
         HEALTHY.but({"process_start_time_seconds": "1000x17 2000x3 3000x3 4000x9"}),
         fires="VllmCrashLoop",
+    ),
+    case(
+        _REPLACED,
+        *(
+            replace(Server({}, other={f'up{{pod="{_REPLACED}/0"}}': times}), instance=f"10.0.0.{number}:8000")
+            for number, times in enumerate(("_x16 0x1", "_x19 0x1", "_x22 0x1", "_x25 0x5"))
+        ),
+        fires="VllmCrashLoop",
+    ),
+    case(
+        "a pod that an update replaced",
+        replace(HEALTHY, other={'up{pod="a pod that an update replaced/0"}': "1x15"}),
+        replace(HEALTHY, other={'up{pod="a pod that an update replaced/0"}': "_x17 1x14"}, instance="b:8000"),
     ),
     case("one restart", HEALTHY.but({"process_start_time_seconds": "1000x20 2000x20"})),
     case("restarts of half an hour ago", HEALTHY.but({"process_start_time_seconds": "1000x2 2000x2 3000x2 4000x30"})),

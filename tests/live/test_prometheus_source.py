@@ -257,3 +257,14 @@ def test_of_a_large_fleet_a_scrape_in_fifteen_seconds_is_taken_a_third_of_the_se
     first, *turns = _looks_at(600, (100.0, 105.0, 110.0, 115.0, 120.0, 125.0, 130.0))
     assert first == sum(turns[:3]) == sum(turns[3:]) == 600
     assert all(150 < turn < 250 for turn in turns)
+
+
+def test_after_a_pause_a_large_fleet_is_taken_in_turns_again() -> None:
+    """All servers are due then; taken at once, they would be due at once from then on."""
+    _, after_the_pause, *turns = _looks_at(600, (100.0, 160.0, 165.0, 170.0, 175.0, 180.0, 185.0, 190.0))
+    assert after_the_pause == 600
+    assert max(turns) < 250 and sum(turns[2:5]) == 600
+
+
+def test_a_large_fleet_that_is_looked_at_seldom_is_taken_whole() -> None:
+    assert _looks_at(600, (100.0, 130.0, 160.0)) == [600, 600, 600]
