@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from legroom.facts import metrics
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.exposition import sample_of_series
-from legroom.live.metrics.names import API_SERVER_RSS, WORKER
+from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES, WORKER
 from legroom.live.metrics.sample import Look, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
@@ -134,7 +134,7 @@ class PrometheusSource:
         names = [name for role in _VALUES for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
-        names += WORKER
+        names += [*WORKER, STOPPED_ENGINES]
         # Every process that Prometheus scrapes has this one; those that show vLLM's figures beside it are wanted.
         process = f"{_selector(API_SERVER_RSS, matchers)} and on (job, instance) {_selector(_timed(), matchers)}"
         return f"{_selector('|'.join(names), matchers)} or {process}"
