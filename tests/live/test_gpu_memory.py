@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from legroom.live.gpu_memory import GpuMemory, LocalMemory, devices, held_by, server_processes, used_by
+from legroom.live.gpu_memory import GpuMemory, LocalMemory, devices, held_by, resident_bytes, server_processes, used_by
 from legroom.live.metrics.address import port_of
 from legroom.live.metrics.sample import Sample, ScrapeFailure
 from legroom.units import GIB
@@ -36,7 +36,7 @@ class Machine:
         return (9, 10) if port == 8000 else ()
 
     def memory(self) -> LocalMemory:
-        return LocalMemory(self.read, self.find, lambda: self.now_s)
+        return LocalMemory(self.read, self.find, lambda: self.now_s, lambda pids: sum(pids) * GIB)
 
 
 def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():
@@ -72,6 +72,17 @@ def test_one_reading_serves_a_round_and_processes_are_kept_for_a_minute():
         memory.added(Sample(1.0, HERE, ()))
     assert machine.reads <= 16
     assert machine.finds == 1
+
+
+def test_a_server_of_this_machine_without_a_plugin_gets_the_host_memory_of_what_is_below_its_api_server():
+    memory = Machine(cards=()).memory()
+    assert memory.added(Sample(1.0, HERE, ())).host_rss_bytes == 10 * GIB
+    assert memory.added(Sample(1.0, HERE, (), host_rss_bytes=3 * GIB)).host_rss_bytes == 3 * GIB
+
+
+def test_the_host_memory_of_a_process_is_what_is_resident_and_an_ended_one_counts_nothing():
+    assert resident_bytes([os.getpid(), 1 << 22]) > 1 << 20
+    assert resident_bytes([1 << 22]) is None
 
 
 def test_the_process_behind_a_port_is_found():

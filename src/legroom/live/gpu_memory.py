@@ -148,8 +148,10 @@ _READ_EVERY_S = 2.0
 
 def server_processes(port: int) -> tuple[int, ...]:
     """Who listens on a port of this machine, and everything below it; () where that cannot be seen."""
-    import psutil  # noqa: PLC0415 - only where memory is asked for
-
+    try:
+        import psutil  # noqa: PLC0415 - only where memory is asked for
+    except ImportError:
+        return ()
     try:
         ends = psutil.net_connections("tcp")
         pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
@@ -168,37 +170,60 @@ def _top(listener: psutil.Process) -> psutil.Process:
     return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
 
 
+def resident_bytes(pids: Sequence[int]) -> int | None:
+    """What these processes hold of the host's memory; None where none can be asked."""
+    import psutil  # noqa: PLC0415 - only where memory is asked for
+
+    sizes = []
+    for pid in pids:
+        try:
+            sizes.append(int(psutil.Process(pid).memory_info().rss))
+        except (psutil.Error, OSError):
+            continue  # it has just ended, or is another user's
+    return sum(sizes) if sizes else None
+
+
 class LocalMemory:
-    """Adds the GPU memory to looks at servers of this machine; elsewhere, and without a driver, it adds nothing."""
+    """Adds to looks at servers of this machine what can be seen of their processes: the GPU memory that they hold, and
+    the host's memory of engine and workers where no plugin in these tells it. To others it adds nothing."""
 
     def __init__(
         self,
         read: Callable[[], tuple[GpuMemory, ...]] = devices,
         find: Callable[[int], tuple[int, ...]] = server_processes,
         clock: Callable[[], float] = time.monotonic,
+        resident: Callable[[Sequence[int]], int | None] = resident_bytes,
     ) -> None:
-        self._read, self._find, self._clock = read, find, clock
+        self._read, self._find, self._clock, self._resident = read, find, clock, resident
         self._cards: tuple[GpuMemory, ...] = ()
         self._read_s: float | None = None
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def added(self, look: Look) -> Look:
-        """The look with `memory_used_bytes`, where that can be said."""
-        if not self._has_driver or not isinstance(look, Sample) or not is_loopback(look.server):
+        """The look with `memory_used_bytes` and `host_rss_bytes`, where that can be said."""
+        if not isinstance(look, Sample) or not is_loopback(look.server):
             return look
         now_s = self._clock()
-        if self._read_s is None or now_s - self._read_s >= _READ_EVERY_S:
+        pids = self._of(port_of(look.server), now_s)
+        return self._with_host(self._with_cards(look, pids, now_s), pids)
+
+    def _with_cards(self, sample: Sample, pids: tuple[int, ...], now_s: float) -> Sample:
+        if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
             self._cards, first = self._read(), self._read_s is None
             self._read_s = now_s
             self._has_driver = bool(self._cards) or not first
-        if not self._cards:
-            return look
-        used = held_by(frozenset(self._of(port_of(look.server), now_s)), self._cards)
-        return look if used is None else replace(look, memory_used_bytes=used)
+        used = held_by(frozenset(pids), self._cards) if self._cards else None
+        return sample if used is None else replace(sample, memory_used_bytes=used)
+
+    def _with_host(self, sample: Sample, pids: tuple[int, ...]) -> Sample:
+        """All processes but the first, which is the API server: its page shows its own."""
+        below = pids[1:] if sample.host_rss_bytes is None else ()
+        resident = self._resident(below) if below else None
+        return sample if resident is None else replace(sample, host_rss_bytes=resident)
 
     def _of(self, port: int, now_s: float) -> tuple[int, ...]:
-        found_s, pids = self._processes.get(port, (0.0, ()))
-        if not pids or now_s - found_s >= _PROCESSES_KEPT_S:
-            found_s, pids = self._processes[port] = now_s, self._find(port)
+        listed_s, pids = self._processes.get(port, (0.0, ()))
+        if (not pids and port not in self._processes) or now_s - listed_s >= _PROCESSES_KEPT_S:
+            listed_s, pids = self._processes[port] = now_s, self._find(port)
         return pids
