@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpu_neighbour import Neighbour
 from gpu_server import GpuServer, legroom_json, planned_blocks, write_line
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -74,7 +73,8 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     fault: dict[str, Any] | None = None
     has_neighbour: bool = False
-    neighbour_bytes: int = 0
+    neighbour_bytes: int | None = None
+    """What the neighbour takes; None: all but 300 MiB."""
     is_restarted: bool = False
     """In the middle of the load: what a leak's fix asks for."""
 
@@ -118,40 +118,6 @@ CASES = (
 )  # fmt: skip
 
 
-def take_the_rest() -> None:
-    """The neighbour: waits for a line, takes so many bytes or all but 300 MiB, and stays until its input ends."""
-    import torch
-
-    torch.cuda.init()
-    print("ready", flush=True)
-    most, taken, kept = int(sys.stdin.readline()), 0, []
-    for size in (GIB, 50 * MIB):
-        while torch.cuda.mem_get_info()[0] > size + 300 * MIB and taken + size <= (most or 1 << 60):
-            kept.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-            taken += size
-    print(taken, flush=True)
-    sys.stdin.read()
-
-
-class Neighbour:
-    def __init__(self) -> None:
-        self.child = subprocess.Popen([sys.executable, __file__, "--neighbour"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, text=True)  # fmt: skip
-
-    def take(self, most_bytes: int) -> int:
-        """0: all but 300 MiB. What it took."""
-        assert self.child.stdin is not None
-        assert self.child.stdout is not None
-        self.child.stdout.readline()
-        self.child.stdin.write(f"{most_bytes}\n")
-        self.child.stdin.flush()
-        return int(self.child.stdout.readline())
-
-    def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
-
-
 @dataclass
 class Bench:
     vllm: str
@@ -167,6 +133,8 @@ class Bench:
         row["planned_blocks"] = planned_blocks(model, words, self.gpu, case.env)
         server = GpuServer(self.vllm, model, self.out / name, *words, env=case.env)
         neighbour = Neighbour() if case.has_neighbour else None
+        if neighbour:
+            neighbour.give_back()  # it is up, with the context that it has anyway
         try:
             row["outcome"] = self._outcome(server, case, neighbour, row)
             if row["outcome"] == "ran out of memory":
@@ -232,9 +200,6 @@ def fixed(case: Case, diagnosis: dict[str, Any]) -> Case | None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--neighbour"]:
-        take_the_rest()
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("vllm")
     parser.add_argument("models", type=Path)
@@ -251,7 +216,7 @@ def main() -> None:
             break
         first = bench.run(case, case.name)
         diagnosis = bench.diagnosed(case)
-        same = replace(case, neighbour_bytes=first.get("neighbour_bytes", 0))
+        same = replace(case, neighbour_bytes=first.get("neighbour_bytes"))
         again = fixed(same, diagnosis) if first["outcome"] != "survived" else None
         outcome = bench.run(again, f"{case.name}_fixed")["outcome"] if again else "no fix to try"
         survived[case.name] = f"{first['outcome']}, named {diagnosis['named']}, with the fix: {outcome}"

@@ -21,7 +21,6 @@ import json
 import multiprocessing
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_faults
+from gpu_neighbour import Neighbour
 from gpu_server import GpuServer, legroom_json, write_line
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -97,40 +97,6 @@ class Load:
                 time.sleep(0.3)
 
 
-class Neighbour:
-    """Another process on the card: told what to leave, or to give all back."""
-
-    def __init__(self) -> None:
-        self.child = subprocess.Popen([sys.executable, __file__, "--neighbour"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, text=True)  # fmt: skip
-
-    def leave(self, left_bytes: int | None) -> None:
-        assert self.child.stdin is not None
-        assert self.child.stdout is not None
-        self.child.stdin.write(f"{left_bytes or 'nothing'}\n")
-        self.child.stdin.flush()
-        self.child.stdout.readline()
-
-    def end(self) -> None:
-        self.child.kill()
-        self.child.wait()
-
-
-def be_a_neighbour() -> None:
-    import torch
-
-    kept: list[Any] = []
-    for line in sys.stdin:
-        if line.strip().isdigit():
-            for size in (GIB, 20 * MIB):
-                while torch.cuda.mem_get_info()[0] > size + int(line):
-                    kept.append(gpu_faults.take(size))
-        else:
-            kept.clear()
-            torch.cuda.empty_cache()
-        print("done", flush=True)
-
-
 def order(server: GpuServer, fault: dict[str, Any], limit_s: float = 20.0) -> dict[str, Any]:
     """Have the worker do it; its answer."""
     answer, path = server.folder / "fault-done.json", server.folder / "fault.json"
@@ -171,7 +137,7 @@ class FaultRun:
         time.sleep(1.4)
         pages.label = ""
         self._collect(row, kind, name, known)
-        self.neighbour.leave(None)
+        self.neighbour.give_back()
         row["after"] = order(self.server, {"kind": "give_back"})
         time.sleep(2 * LOOK_S)
         self.rows.append(row)
@@ -230,7 +196,7 @@ def faults(vllm: str, model: Path, out: Path, seeds: int) -> None:
         if not server.start():
             sys.exit(f"vLLM did not start: {server.log.read_text()[-2000:]}")
         run = FaultRun(server, out, neighbour)
-        neighbour.leave(None)
+        neighbour.give_back()
         with Load(server), Pages(server, out / "pages.jsonl") as pages:
             time.sleep(1.0)
             for seed in range(1, seeds + 1):
@@ -401,9 +367,6 @@ def agreements(out: Path) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--neighbour"]:
-        be_a_neighbour()
-        return
     if sys.argv[1:2] == ["--judge"]:
         judge(Path(sys.argv[2]))
         return
