@@ -75,6 +75,8 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def summary(pairs: list[dict[str, float]], amplified: float) -> dict[str, Any]:
+    if not pairs:
+        raise SystemExit("no window had all sequences decoding: make the waves longer")
     mean, low, high = interval([pair["on"] / pair["off"] for pair in pairs])
     return {
         "pairs": len(pairs), "amplified": amplified, "tokens_per_s": statistics.mean(pair["off"] for pair in pairs),
@@ -107,7 +109,7 @@ def main() -> None:
         for _ in range(args.waves):
             wave = begin_wave(server, args.sequences, args.tokens)
             time.sleep(1.0)
-            while server.child.poll() is None and is_decoding(server, args.sequences):
+            while any(thread.is_alive() for thread in wave) and is_decoding(server, args.sequences):
                 sides = ["on", "off"]
                 dice.shuffle(sides)
                 pair = {side: rate(server, off, side, args.window) for side in sides}
