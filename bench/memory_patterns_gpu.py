@@ -7,8 +7,8 @@
 faults: one server under a light load. Each fault happens inside a step of its worker (gpu_faults.py), with sizes drawn
 by its seed, and is caught there, so that the server goes on; the neighbour is a process of its own. `legroom diagnose`
 reads the black box, `legroom fragments` the live server while memory lies in pieces, torch's own snapshots and the
-black box, and the detectors of `legroom watch` the server's pages, recorded five times a second, with the clock an
-hour a second: a leak that takes seconds here takes hours in a server.
+black box, and the detectors of `legroom watch` the server's pages, recorded five times a second: at the usual five
+seconds a look for a burst and a neighbour, with the clock an hour a second for a leak and pieces, which last.
 settings: the same fragmenting requests again in servers with other settings of the allocator; what they answer is held
 against what `legroom fragments` computed from the first server's history.
 torch: the same without vLLM, in processes that may take 6 GiB each, with more settings.
@@ -43,7 +43,9 @@ WATCHED = {"burst": "memory_burst", "fragmentation": "fragmentation", "leak": "m
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 TORCH_SETTINGS = ("", "expandable_segments:True", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
 TORCH_LIMIT = 6 * GIB
-HOURS_A_SECOND = 3600.0
+SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 3600.0}
+"""What stands for a second of a fault: a look every 0.2 s is one every five, and what lasts here for seconds lasts for
+hours in a server."""
 LOOK_S = 0.2
 KEPT_LINES = re.compile(rb"^(legroom_worker_|vllm:(num_requests|kv_cache|cache_config|prompt_tokens_total|"
                         rb"generation_tokens_total)|process_)[^\n]*$", re.MULTILINE)  # fmt: skip
@@ -297,14 +299,14 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, file)
 
 
-def watched(pages: list[dict[str, Any]]) -> set[str]:
-    """What `legroom watch` finds in these pages, an hour a second."""
+def watched(pages: list[dict[str, Any]], seconds: float) -> set[str]:
+    """What `legroom watch` finds in these pages, with so many seconds for each of theirs."""
     from legroom.live.detectors import Watcher
     from legroom.live.metrics.exposition import parse_sample
 
     watcher, kinds = Watcher("http://127.0.0.1:8000"), set[str]()
     for page in pages:
-        time_s = 1_790_000_000.0 + (page["time_s"] - pages[0]["time_s"]) * HOURS_A_SECOND
+        time_s = 1_790_000_000.0 + (page["time_s"] - pages[0]["time_s"]) * seconds
         watcher.take(parse_sample(page["page"].encode(), time_s, "http://127.0.0.1:8000"))
         kinds |= {finding.kind for finding in watcher.findings}
     return kinds & {*WATCHED.values()}
@@ -325,7 +327,7 @@ def named(row: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, bool]:
     }
     mine = [page for page in pages if page["label"] == row["fault"]]
     return {"diagnose": bool(causes) and causes[0][0] == CAUSES[kind], "fragments": seen[kind],
-            "watch": bool(mine) and watched(mine) == {WATCHED[kind]}}  # fmt: skip
+            "watch": bool(mine) and watched(mine, SECONDS[kind]) == {WATCHED[kind]}}  # fmt: skip
 
 
 def judge(out: Path) -> None:

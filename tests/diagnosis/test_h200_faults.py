@@ -27,8 +27,8 @@ CAUSES = {
 }  # fmt: skip
 WATCHED = {"burst": "memory_burst", "fragmentation": "fragmentation", "leak": "memory_creep",
            "neighbour": "gpu_neighbour"}  # fmt: skip
-HOUR_S = 3600.0
-"""What stands for a second of the recording: a leak that took seconds there takes hours."""
+SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 3600.0}
+"""What stands for a second of the recording: a look is one of every five seconds, and a leak takes hours."""
 
 
 def test_there_are_five_of_each() -> None:
@@ -45,7 +45,7 @@ def test_diagnose_names_it_by_its_black_box(fault: str) -> None:
 def test_watch_names_it_by_the_servers_pages(fault: str) -> None:
     pages, watcher, kinds = ROWS[fault]["pages"], Watcher("http://127.0.0.1:8000"), set[str]()
     for page in pages:
-        time_s = 1_790_000_000.0 + (page["time_s"] - pages[0]["time_s"]) * HOUR_S
+        time_s = 1_790_000_000.0 + (page["time_s"] - pages[0]["time_s"]) * SECONDS[ROWS[fault]["kind"]]
         watcher.take(parse_sample(page["page"].encode(), time_s, "http://127.0.0.1:8000"))
         kinds |= {finding.kind for finding in watcher.findings}
     assert kinds & {*WATCHED.values()} == {WATCHED[ROWS[fault]["kind"]]}

@@ -101,6 +101,8 @@ class Thresholds:
     neighbour_bytes: int = 1 << 30
     """Twice the context of a process that does nothing, and what a step with log-probabilities or top-p may need."""
     neighbour_calm_bytes: int = 1 << 29
+    neighbour_settled_s: float = 900.0
+    """A server that was put beside this one on purpose has loaded its weights and made its pool by then."""
 
     memory_burst_over_s: float = 60.0
     """A burst is of a moment; what came of it is told for a minute, and so is the next one as the same."""

@@ -33,6 +33,13 @@ def test_it_ends_when_the_memory_is_given_back() -> None:
     assert server.looks(10, others_bytes=0)[-1] is None
 
 
+def test_one_that_came_to_stay_is_news_for_a_quarter_of_an_hour() -> None:
+    server = FakeServer(GpuNeighbour)
+    server.looks(3, others_bytes=0)
+    assert server.looks(60, others_bytes=40 * GIB)[-1] is not None
+    assert server.looks(150, others_bytes=40 * GIB)[-1] is None
+
+
 def test_a_server_that_tells_nothing_of_others_is_not_judged() -> None:
     assert set(FakeServer(GpuNeighbour).looks(10, reserved_bytes=60 * GIB)) == {None}
 

@@ -9,7 +9,7 @@ from legroom.units import human_bytes
 
 class GpuNeighbour(Detector):
     """What others hold of the card, against the least that they held since the server started. Servers that share a
-    card on purpose hold theirs all the time."""
+    card on purpose hold theirs all the time: what has not grown for a while is how things are."""
 
     kind = "gpu_neighbour"
     title = "Another process takes memory of the GPU"
@@ -19,6 +19,8 @@ class GpuNeighbour(Detector):
     what_helps = "the other process on a card of its own, or a smaller utilization that leaves room for both"
 
     _least_bytes: int | None = None
+    _most_bytes: int = 0
+    _grown_s: float = 0.0
     _start_s: float = 0.0
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
@@ -29,7 +31,8 @@ class GpuNeighbour(Detector):
         start_s = window.restarts[-1] if window.restarts else 0.0
         if self._least_bytes is None or start_s != self._start_s:
             self._least_bytes, self._start_s = sample.others_bytes, start_s
-        self._least_bytes = min(self._least_bytes, sample.others_bytes)
+            self._most_bytes, self._grown_s = sample.others_bytes, now_s
+        self._settle(sample.others_bytes, now_s)
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
             return Condition(False, taken_bytes < levels.neighbour_calm_bytes)
@@ -39,3 +42,12 @@ class GpuNeighbour(Detector):
         )
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
         return Condition(True, False, reason, numbers)
+
+    def _settle(self, others_bytes: int, now_s: float) -> None:
+        """What was taken long ago, and no more since, is no news any more."""
+        if others_bytes > self._most_bytes:
+            self._most_bytes, self._grown_s = others_bytes, now_s
+        if now_s - self._grown_s > self.levels.neighbour_settled_s:
+            self._least_bytes = self._most_bytes = others_bytes
+            self._grown_s = now_s
+        self._least_bytes = min(others_bytes if self._least_bytes is None else self._least_bytes, others_bytes)
