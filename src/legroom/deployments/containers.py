@@ -191,7 +191,8 @@ def image_release(image: str) -> str | None:
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
 _FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
+    re.IGNORECASE,
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 
@@ -204,6 +205,14 @@ def is_other_build(image: str) -> bool:
     """Whether an image names a release of vLLM and holds more or less than that: other hardware, commits of its own."""
     tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
     return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
+
+
+_OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
+
+
+def is_for_other_hardware(image: str) -> bool:
+    """Whether an image's name says that it runs on something else than NVIDIA's or AMD's GPUs."""
+    return bool(_OTHER_HARDWARE.search(image.lower()))
 
 
 def follows_newest(image: str) -> bool:

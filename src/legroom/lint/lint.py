@@ -189,6 +189,14 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     )
 
 
+def lint_servers(servers: Iterable[StartedServer], options: Options) -> list[LintFinding]:
+    """What rules find in servers that somebody has read already; only `lint_texts` sees what stands beside them."""
+    context = Context(options.release, options.plan, any_release=options.any_release)
+    checked = _check(LintedPart(tuple(servers)), context, options.only)
+    wanted = [each for each in checked if isinstance(each, LintFinding) and each.rule in (options.only or {each.rule})]
+    return sorted(dict.fromkeys(wanted), key=lambda finding: finding.where)
+
+
 def _names_exporter(subject: object) -> bool:
     return isinstance(subject, Expression) and names_exporter(subject)
 
