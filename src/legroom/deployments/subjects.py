@@ -69,6 +69,8 @@ class StartedServer:
     read_as: str = "a command line"
     installed: str = ""
     """The release that the same file installs, where no image names one."""
+    is_release_assumed: bool = False
+    """Whether the release that is named is only likely to be the one that runs."""
     call: EngineCall | None = None
     """How Python source starts it."""
     launcher: str = ""

@@ -202,6 +202,12 @@ def is_read_by_plugin(name: str) -> bool:
     return name in _plugin_env()
 
 
+def companion_of(names: frozenset[str]) -> str:
+    """The program that stands in for vLLM's server and alone has one of some flags; empty where none has."""
+    programs = _data("companion_flags")["programs"]
+    return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
+
+
 def env_names(release: Release) -> tuple[str, ...]:
     """Every environment variable that a release reads."""
     i = _index()[release.version]
