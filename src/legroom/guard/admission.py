@@ -28,7 +28,7 @@ from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import CHEAP_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool import USUAL_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
@@ -39,9 +39,8 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
-LOOK_AHEAD = 0.25
-"""Of its own life, for which a newcomer must find room at most where the policy is goodput: see
-bench/guard_goodput.py."""
+LOOK_AHEAD = 1.0
+"""Of its own life, for which a newcomer finds room where the policy is goodput, unless it pays to begin before."""
 LOOK_AGAIN_S = 0.1
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
 
@@ -107,7 +106,7 @@ class Admission:
         self.pool.weights = weights_by_client(self.policy.weights)
         look = LOOK_AHEAD if pool.admit == "goodput" else None
         self.pool.resize(
-            PoolLimits(blocks, seats, self.policy.queue.requests, look, CHEAP_RECOMPUTE, small_share), self.clock()
+            PoolLimits(blocks, seats, self.policy.queue.requests, look, USUAL_RECOMPUTE, small_share), self.clock()
         )
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:

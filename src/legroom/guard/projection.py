@@ -20,8 +20,8 @@ OVERDUE_SHARE = 0.5
 """An answer that outlived what was expected is expected to go on for this share of its length so far."""
 LAST_STEPS_SHARE = 0.02
 """An answer that must be at its end, by its pace, is given this share of its steps more."""
-MOST_MOMENTS = 12
-"""At how many of the ends that are near the pool is looked at."""
+MOST_MOMENTS, EVEN_MOMENTS = 12, 8
+"""At how many of the ends that are near the pool is looked at, and at how many moments beside."""
 
 
 class Growth(NamedTuple):
@@ -135,7 +135,9 @@ class Outlook:
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
         if len(ends) > MOST_MOMENTS:
             ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
-        self.moments = (0.0, *ends, steps)
+        # Those who come later end at moments of their own.
+        evenly = (steps * part / EVEN_MOMENTS for part in range(1, EVEN_MOMENTS + 1))
+        self.moments = (0.0, *sorted({*ends, *evenly}))
         self._seen_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
@@ -162,15 +164,37 @@ class Outlook:
 
     def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
         """Whether the pool holds all of them, and a newcomer, for so many steps."""
-        before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
-        if total_before + newcomer.blocks > most:  # mostly that decides
+        if self.totals[0] + newcomer.blocks > pool_blocks + 1e-6:  # mostly that decides
             return False
+        return self.steps_to_overflow(newcomer, pool_blocks, ahead_steps) == math.inf
+
+    def steps_to_overflow(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> float:
+        """For how many steps the pool holds all of them and a newcomer, which would be preempted then; infinite where
+        that is for all of `ahead_steps`.
+        """
+        before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
+        together_before = total_before + newcomer.blocks
+        if together_before > most:
+            return 0.0
         for moment, total in zip(self.moments, self.totals, strict=True):
+            then = min(moment, ahead_steps)
             if moment > ahead_steps:
-                part = (ahead_steps - before) / (moment - before)
-                total_then = total_before + (total - total_before) * part
-                return total_then + newcomer.after(ahead_steps) <= most
-            if total + newcomer.after(moment) > most:
+                total = total_before + (total - total_before) * (then - before) / (moment - before)
+            together = total + newcomer.after(then)
+            if together > most:
+                return before + (then - before) * (most - together_before) / (together - together_before)
+            if moment >= ahead_steps:
+                break
+            before, total_before, together_before = moment, total, together
+        return math.inf
+
+    def has_place_within(self, newcomer: Holding, pool_blocks: float, steps: float) -> bool:
+        """Whether a newcomer that begins at some end in so many steps finds room for all its life."""
+        most, life = pool_blocks + 1e-6, newcomer.steps_left[-1]
+        for at, begin in enumerate(self.moments):
+            if begin >= steps:
                 return False
-            before, total_before = moment, total
-        return True
+            later = zip(self.moments[at + 1 :], self.totals[at + 1 :], strict=True)
+            if all(total + newcomer.after(moment - begin) <= most for moment, total in later if moment - begin <= life):
+                return True
+        return False
