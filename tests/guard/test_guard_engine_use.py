@@ -8,8 +8,9 @@ import pytest
 from legroom.guard.admission import Admission
 from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
 from legroom.guard.limits import EngineLimits
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Pool, PoolLimits
+from legroom.guard.pool import LOOKS, Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
+from legroom.guard.step_clock import StepClock
 from legroom.guard.tickets import Need, TicketState
 
 PAGE = """# TYPE vllm:num_requests_running gauge
@@ -64,7 +65,7 @@ def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
     assert use_of_registry() is None
 
 
-def full_pool(recompute=CHEAP_RECOMPUTE):
+def full_pool(recompute=0.001):
     pool = Pool(PoolLimits(100, None, 100, 0.25, recompute))
     tickets = [pool.acquire(GROWING, 0.0) for _ in range(40)]
     return pool, [ticket for ticket in tickets if ticket.state is TicketState.WAITING]
@@ -104,13 +105,13 @@ def test_requests_that_wait_in_the_engine_are_not_taken_for_shared_prefixes():
 
 
 def test_where_a_preemption_is_dear_fewer_are_begun():
-    cheap, dear = full_pool()[0], full_pool(DEAR_RECOMPUTE)[0]
+    cheap, dear = full_pool()[0], full_pool(0.02)[0]
     assert dear.running < cheap.running
 
 
 def busy_looks(step_s, token_s, prompt_tokens=(0, 0, 400, 0, 1200)):
     """Looks at an engine that makes ten steps between them, each time with other prompts."""
-    pool, now_s, steps, tokens = Pool(PoolLimits(100, None, 100, 0.25, CHEAP_RECOMPUTE)), 0.0, 0.0, 0.0
+    pool, now_s, steps, tokens = Pool(PoolLimits(100, None, 100, 0.25, 0.001)), 0.0, 0.0, 0.0
     for look in range(30):
         more = prompt_tokens[look % len(prompt_tokens)]
         steps, tokens = steps + 10, tokens + more
@@ -159,26 +160,34 @@ def test_a_request_grows_a_block_at_a_time():
 SHORT = Need(10, 1, Growth(9, 10, 20, 20), 90)
 
 
-def test_requests_on_their_way_make_room_for_as_many_more():
-    slow, quick = (Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE)) for _ in range(2))
-    slow.learn_pace(1000, 1000.0)
-    quick.learn_pace(1000, 10.0)
-    for pool in (slow, quick):
-        for _ in range(40):
-            pool.acquire(SHORT, 0.0)
-    assert quick.running > 1.3 * slow.running
-
-
-def test_what_the_engine_does_not_have_yet_makes_room_when_all_looks_agree():
-    pool = Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE))
-    pool.learn_pace(1000, 1000.0)
-    for _ in range(40):
-        pool.acquire(SHORT, 0.0)
-    before = pool.running
-    for look in range(LOOKS - 1):
-        pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * look)
+def test_an_answer_that_has_ended_by_the_engines_steps_makes_room_before_it_is_seen_to_end():
+    pool = Pool(PoolLimits(100, None, 100, 1.0))
+    tickets = [pool.acquire(SHORT, 0.0) for _ in range(12)]
+    for look in range(1, 4):
+        pool.learn_use(EngineUse(0.9, 10, 0, 10 * look), 0.1 * look)
         pool.admit_waiting(0.1 * look)
-    assert pool.running == before
-    pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * LOOKS)
-    pool.admit_waiting(0.1 * LOOKS)
-    assert pool.running > before
+    assert [ticket.state for ticket in tickets[10:]] == [TicketState.ADMITTED] * 2
+
+
+def test_the_engines_steps_tell_how_far_an_answer_has_come():
+    clock = StepClock()
+    for at_s, steps in ((10.0, 500), (10.5, 550), (11.0, 650)):
+        clock.learn(steps, at_s)
+    assert clock.steps_since(10.25, 11.0) == pytest.approx(125)
+    assert clock.steps_since(9.0, 10.0) == pytest.approx(clock.rate)
+    assert clock.steps_since(11.0, 11.5) == pytest.approx(75)
+
+
+def test_steps_are_not_known_of_an_engine_that_was_not_looked_at_for_a_while():
+    clock = StepClock()
+    assert clock.steps_since(0.0, 1.0) is None
+    clock.learn(500, 10.0)
+    clock.learn(550, 10.5)
+    assert clock.steps_since(10.0, 60.0) is None
+
+
+def test_an_engine_that_restarted_starts_the_count_afresh():
+    clock = StepClock()
+    for at_s, steps in ((10.0, 500), (10.5, 550), (11.0, 3), (11.5, 43)):
+        clock.learn(steps, at_s)
+    assert clock.steps_since(11.0, 11.5) == pytest.approx(40)

@@ -28,6 +28,8 @@ class EngineUse(NamedTuple):
     steps: float = 0.0
     """Since it started; 0 where no release says it."""
     prompt_tokens: float = 0.0
+    engines: int = 1
+    """Over which these are summed."""
 
 
 @cache
@@ -73,7 +75,7 @@ def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
         return None
     # Where a release exposes an old and a new name, both say the same.
     kv, running, waiting = (next(iter(values[role].values())) for role in _GAUGES)
-    use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting))
+    use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting), engines=len(kv))
     if not all(role in values for role in _COUNTERS):
         return use
     steps, prompt_tokens = (sum(next(iter(values[role].values()))) for role in _COUNTERS)

@@ -20,8 +20,11 @@ OVERDUE_SHARE = 0.5
 """An answer that outlived what was expected is expected to go on for this share of its length so far."""
 LAST_STEPS_SHARE = 0.02
 """An answer that must be at its end, by its pace, is given this share of its steps more."""
-MOST_MOMENTS, EVEN_MOMENTS = 12, 8
-"""At how many of the ends that are near the pool is looked at, and at how many moments beside."""
+MOST_MOMENTS = 12
+"""At how many of the ends that are near the pool is looked at."""
+NEWCOMERS_ENDS = tuple([2 ** (-power / 2) for power in range(12)])
+"""Shares of the time ahead at which it is looked at beside. Those who come later end at moments of their own, short
+ones sooner: without these nobody would see that a hundred who begin together fill the pool together."""
 
 
 class Growth(NamedTuple):
@@ -135,9 +138,7 @@ class Outlook:
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
         if len(ends) > MOST_MOMENTS:
             ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
-        # Those who come later end at moments of their own.
-        evenly = (steps * part / EVEN_MOMENTS for part in range(1, EVEN_MOMENTS + 1))
-        self.moments = (0.0, *sorted({*ends, *evenly}))
+        self.moments = (0.0, *sorted({*ends, *(steps * share for share in NEWCOMERS_ENDS)}))
         self._seen_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
