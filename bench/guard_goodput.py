@@ -53,6 +53,10 @@ class BenchPool:
     """From the guard's word to the engine, and from an answer's end to the guard."""
     pace: float = 0.0
     """Tokens a second of a sequence, as known from before; 0: not known."""
+    use_s: float = 0.1
+    """How often the guard asks the engine what is in use: 0.1 inside vLLM, 0.5 as a proxy."""
+    look_s: float = 0.1
+    """How often it looks for room while requests wait."""
     step_tokens: int = 2048
     """max_num_batched_tokens."""
     learn: bool = False
@@ -150,7 +154,7 @@ def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -
             enable_prefix_caching=POOL.caching,
         )
     )  # fmt: skip
-    pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
+    pool, now_s, next_look_s, next_use_s = Pool(limits or PoolLimits()), 0.0, 0.0, 0.0
     if POOL.pace:
         pool.learn_pace(1000, 1000 / POOL.pace)
     prompts = [asked.token_ids() for asked in load]
@@ -197,10 +201,12 @@ def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -
             seen_s, asked, ticket = ended.popleft()
             pool.learn_pace(asked.output, seen_s - ticket.admitted_s)
             pool.release(ticket, now_s)
-        if now_s >= next_look_s:
-            next_look_s = now_s + 0.1
+        if now_s >= next_use_s:
+            next_use_s = now_s + POOL.use_s
             counters = (steps, prefilled) if POOL.learn else ()
             pool.learn_use(use_of(scheduler, *counters), now_s)
+        if now_s >= next_look_s:
+            next_look_s = now_s + POOL.look_s
             pool.admit_waiting(now_s)
     return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
 

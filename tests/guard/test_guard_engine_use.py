@@ -66,7 +66,7 @@ def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
 
 
 def full_pool(recompute=0.001):
-    pool = Pool(PoolLimits(100, None, 100, 0.25, recompute))
+    pool = Pool(PoolLimits(100, None, 100, 1.0, recompute))
     tickets = [pool.acquire(GROWING, 0.0) for _ in range(40)]
     return pool, [ticket for ticket in tickets if ticket.state is TicketState.WAITING]
 
@@ -74,7 +74,7 @@ def full_pool(recompute=0.001):
 def test_prefixes_that_requests_share_make_room_for_more():
     pool, waiting = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
     before = pool.running
     pool.admit_waiting(1.0)
     assert pool.running > 1.5 * before
@@ -91,7 +91,7 @@ def test_a_small_difference_is_not_followed():
 def test_one_look_that_finds_the_pool_full_ends_it():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
     assert pool.use_ratio < 0.5
     pool.learn_use(EngineUse(1.0, pool.running, 0), 1.0)
     assert pool.use_ratio == 1.0

@@ -16,7 +16,7 @@ from legroom.guard.engine_use import EngineUse
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
-from legroom.guard.projection import Growth, Holding, Outlook, hold_of
+from legroom.guard.projection import Holding, Outlook, hold_of
 from legroom.guard.step_clock import StepClock
 from legroom.guard.supply import Supply
 from legroom.guard.tickets import Need, Ticket, TicketState
@@ -74,10 +74,10 @@ LOOKS = 4
 SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
-SEQUENCE_GAIN = 0.6
+SEQUENCE_GAIN = 0.75
 """Of the tokens that one more sequence makes, those by which all make more: each makes every step longer. 5 ms and 0.02
 for each sequence on an H200, 5 and 0.15 on two cores."""
-MOST_AVERAGE_SHARE = 1.15
+MOST_AVERAGE_SHARE = 1.5
 FEW_WAITING = 4
 """Once so many times the sequences that wait are fewer than run, nobody comes after them: to compute again then costs
 less, as the last ones would run nearly alone."""

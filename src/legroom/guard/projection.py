@@ -178,15 +178,16 @@ class Outlook:
         if together_before > most:
             return 0.0
         for moment, total in zip(self.moments, self.totals, strict=True):
-            then = min(moment, ahead_steps)
+            then, total_then = moment, total
             if moment > ahead_steps:
-                total = total_before + (total - total_before) * (then - before) / (moment - before)
-            together = total + newcomer.after(then)
+                then = ahead_steps
+                total_then = total_before + (total - total_before) * (then - before) / (moment - before)
+            together = total_then + newcomer.after(then)
             if together > most:
                 return before + (then - before) * (most - together_before) / (together - together_before)
             if moment >= ahead_steps:
                 break
-            before, total_before, together_before = moment, total, together
+            before, total_before, together_before = moment, total_then, together
         return math.inf
 
     def has_place_within(self, newcomer: Holding, pool_blocks: float, steps: float) -> bool:
