@@ -60,6 +60,13 @@ def test_inside_vllm_the_registry_says_the_same(monkeypatch):
     assert use_of_registry() == EngineUse(0.5, 4, 2, 3, 112)
 
 
+def test_prompt_tokens_that_the_prefix_cache_had_are_not_taken_for_computed():
+    counters = "vllm:prompt_tokens_total 400\nvllm:generation_tokens_total 60\n"
+    steps = "vllm:iteration_tokens_total_count 50\nvllm:iteration_tokens_total_sum 160\n"
+    use = use_of_page(PAGE + counters + steps)
+    assert (use.steps, use.prompt_tokens, use.engines) == (50, 100, 2)
+
+
 def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/anywhere")
     assert use_of_registry() is None

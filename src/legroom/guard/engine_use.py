@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from legroom.facts import metrics
 
-_GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("iteration_tokens", "prompt_tokens")
+_GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("prompt_tokens", "generation_tokens")
+_STEPS, _STEP_TOKENS = "iteration_tokens_count", "iteration_tokens_sum"
 
 
 class EngineUse(NamedTuple):
@@ -28,18 +29,17 @@ class EngineUse(NamedTuple):
     steps: float = 0.0
     """Since it started; 0 where no release says it."""
     prompt_tokens: float = 0.0
+    """That were computed: those that the prefix cache had are left out where the release says so."""
     engines: int = 1
     """Over which these are summed."""
 
 
 @cache
 def _roles_by_name() -> dict[str, str]:
-    # Of the histogram of tokens in a step, how many steps there were.
-    return {
-        f"{name}_count" if role == "iteration_tokens" else name: role
-        for role in _GAUGES + _COUNTERS
-        for name in metrics.names_of(role)
-    }
+    names = {name: role for role in _GAUGES + _COUNTERS for name in metrics.names_of(role)}
+    for name in metrics.names_of("iteration_tokens"):
+        names |= {f"{name}_count": _STEPS, f"{name}_sum": _STEP_TOKENS}
+    return names
 
 
 @cache
@@ -76,7 +76,10 @@ def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
     # Where a release exposes an old and a new name, both say the same.
     kv, running, waiting = (next(iter(values[role].values())) for role in _GAUGES)
     use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting), engines=len(kv))
-    if not all(role in values for role in _COUNTERS):
+    counted = {role: sum(next(iter(series.values()))) for role, series in values.items()}
+    if _STEPS not in counted or "prompt_tokens" not in counted:
         return use
-    steps, prompt_tokens = (sum(next(iter(values[role].values()))) for role in _COUNTERS)
-    return use._replace(steps=steps, prompt_tokens=prompt_tokens)
+    prompt_tokens = counted["prompt_tokens"]
+    if _STEP_TOKENS in counted and "generation_tokens" in counted:
+        prompt_tokens = max(0.0, counted[_STEP_TOKENS] - counted["generation_tokens"])
+    return use._replace(steps=counted[_STEPS], prompt_tokens=prompt_tokens)
