@@ -146,6 +146,13 @@ def step_s(scheduled: dict[Request, int], cost: StepMs | StepCost) -> tuple[floa
     return (cost[0] + cost[1] * decoding + cost[2] * prompt_tokens) / 1000, prompt_tokens
 
 
+def pool_of(limits: PoolLimits | None) -> Pool:
+    pool = Pool(limits or PoolLimits())
+    if POOL.pace:
+        pool.learn_pace(1000, 1000 / POOL.pace)
+    return pool
+
+
 def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -> Run:
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
@@ -154,9 +161,7 @@ def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -
             enable_prefix_caching=POOL.caching,
         )
     )  # fmt: skip
-    pool, now_s, next_look_s, next_use_s = Pool(limits or PoolLimits()), 0.0, 0.0, 0.0
-    if POOL.pace:
-        pool.learn_pace(1000, 1000 / POOL.pace)
+    pool, now_s, next_look_s, next_use_s = pool_of(limits), 0.0, 0.0, 0.0
     prompts = [asked.token_ids() for asked in load]
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, Asked]] = {}

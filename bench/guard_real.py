@@ -26,13 +26,14 @@ import shlex
 import signal
 import socket
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,15 +78,16 @@ LOADS: dict[str, tuple[int, Callable[[random.Random], Asked]]] = {
 
 
 def body_of(asked: Asked, rnd: random.Random) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "tiny", "temperature": 1.0}
+    if asked.is_open:
+        # Without a max_tokens (which only a chat may lack), and yet of the same length each time: the first token that
+        # may end it does.
+        text = "".join(rnd.choices(string.ascii_lowercase, k=asked.prompt))
+        ends = {"min_tokens": asked.output, "stop_token_ids": [STOP_ID], "logit_bias": {str(STOP_ID): 100}}
+        return body | {"messages": [{"role": "user", "content": text}]} | ends
     ids = PREFIX[: asked.prefix] + [rnd.randrange(10, 200) for _ in range(asked.prompt - asked.prefix)]
-    body: dict[str, Any] = {"model": "tiny", "prompt": ids, "temperature": 1.0}
-    if asked.copies > 1:
-        body["n"] = asked.copies
-    if not asked.is_open:
-        return body | {"max_tokens": asked.output, "ignore_eos": True}
-    # Without a max_tokens, and yet of the same length each time: the first token that may end it does.
-    ends = {"stop_token_ids": [STOP_ID], "logit_bias": {str(STOP_ID): 100}}
-    return body | {"max_tokens": None, "min_tokens": asked.output} | ends
+    copies = {"n": asked.copies} if asked.copies > 1 else {}
+    return body | {"prompt": ids, "max_tokens": asked.output, "ignore_eos": True} | copies
 
 
 @dataclass
@@ -176,7 +178,8 @@ class Bench:
         began = time.perf_counter()
         connection = await Connection(port).open()
         for _ in range(40):
-            status, headers, answer = await connection.post("/v1/completions", body, guard)
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            status, headers, answer = await connection.post(path, body, guard)
             if status in (429, 503):
                 run.refused += 1
                 await asyncio.sleep(min(LONGEST_RETRY_S, float(headers.get("retry-after", "1"))))
@@ -261,10 +264,12 @@ def table(runs: list[Run]) -> None:
             if not own:
                 continue
             ratios = [run.tokens_per_s / direct[run.round].tokens_per_s for run in own]
+            typical = statistics.median(run.tokens_per_s for run in own)
+            spread = "-".join(f"{edge(run.tokens_per_s for run in own) / typical:.3f}" for edge in (min, max))
             cpu = {name: round(statistics.mean(run.cpu_ms[name] for run in own), 1) for name in own[0].cpu_ms}
             print(
                 f"{load:11}{mode:11} rounds {len(own)}  goodput {statistics.median(ratios):.3f} "
-                f"(least {min(ratios):.3f})  preemptions {sum(run.preemptions for run in own):4}  "
+                f"(least {min(ratios):.3f}, own spread {spread})  preemptions {sum(run.preemptions for run in own):4}  "
                 f"steps {sum(run.steps for run in own) / sum(direct[run.round].steps for run in own):.3f}  "
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
@@ -274,20 +279,25 @@ def table(runs: list[Run]) -> None:
             )
 
 
+def turns(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
+    """Round, load and mode of each run."""
+    for number in range(args.rounds):
+        modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
+        yield from ((number, load, mode) for load in args.loads for mode in modes)
+    yield from ((args.rounds - 1, load, mode) for load in args.loads for mode in args.once)
+
+
 def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
     runs: list[Run] = []
     for load in args.loads:
         asyncio.run(bench.run(load, "direct", -1, 0.3 * args.requests))  # warm
-    for number in range(args.rounds):
-        modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
-        for load in args.loads:
-            for mode in modes:
-                if time.monotonic() > until:
-                    return runs
-                runs.append(run := asyncio.run(bench.run(load, mode, number, args.requests)))
-                if args.json:
-                    with args.json.open("a") as file:
-                        file.write(json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n")
+    for number, load, mode in turns(args):
+        if time.monotonic() > until:
+            break
+        runs.append(run := asyncio.run(bench.run(load, mode, number, args.requests)))
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n")
     return runs
 
 
@@ -297,6 +307,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
+    parser.add_argument("--once", nargs="+", default=[], help="further modes, after the last round")
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
     parser.add_argument("--flags", default="", help="of the server, for another pool")
     parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")

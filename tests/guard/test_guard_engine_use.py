@@ -104,6 +104,14 @@ def test_one_look_that_finds_the_pool_full_ends_it():
     assert pool.use_ratio == 1.0
 
 
+def test_what_was_in_use_a_while_ago_is_not_taken_for_what_is():
+    pool, _ = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
+    pool.admit_waiting(10.0)
+    assert pool.use_ratio == 1.0
+
+
 def test_requests_that_wait_in_the_engine_are_not_taken_for_shared_prefixes():
     pool, _ = full_pool()
     for look in range(LOOKS):
@@ -176,25 +184,32 @@ def test_an_answer_that_has_ended_by_the_engines_steps_makes_room_before_it_is_s
     assert [ticket.state for ticket in tickets[10:]] == [TicketState.ADMITTED] * 2
 
 
-def test_the_engines_steps_tell_how_far_an_answer_has_come():
+def looked(*looks):
     clock = StepClock()
-    for at_s, steps in ((10.0, 500), (10.5, 550), (11.0, 650)):
+    for at_s, steps in looks:
         clock.learn(steps, at_s)
+    return clock
+
+
+def test_the_engines_steps_tell_how_far_an_answer_has_come():
+    clock = looked((10.0, 500), (10.5, 550), (11.0, 650))
     assert clock.steps_since(10.25, 11.0) == pytest.approx(125)
-    assert clock.steps_since(9.0, 10.0) == pytest.approx(clock.rate)
-    assert clock.steps_since(11.0, 11.5) == pytest.approx(75)
+    assert clock.steps_since(10.25, 11.1) == pytest.approx(125 + 15)
+    assert StepClock().steps_since(0.0, 1.0) is None
 
 
-def test_steps_are_not_known_of_an_engine_that_was_not_looked_at_for_a_while():
-    clock = StepClock()
-    assert clock.steps_since(0.0, 1.0) is None
-    clock.learn(500, 10.0)
-    clock.learn(550, 10.5)
-    assert clock.steps_since(10.0, 60.0) is None
+def test_steps_count_only_once_a_look_has_confirmed_them():
+    clock = looked((10.0, 500), (10.5, 550))
+    assert clock.steps_since(10.6, 11.0) == 0
+    assert clock.steps_since(9.0, 10.5) == pytest.approx(50)
+    assert clock.steps_since(10.0, 60.0) <= 100
+
+
+def test_after_a_while_without_a_look_the_count_begins_anew():
+    clock = looked((10.0, 500), (10.5, 550), (30.0, 2000), (30.5, 2010))
+    assert clock.steps_since(29.0, 30.5) == pytest.approx(10)
 
 
 def test_an_engine_that_restarted_starts_the_count_afresh():
-    clock = StepClock()
-    for at_s, steps in ((10.0, 500), (10.5, 550), (11.0, 3), (11.5, 43)):
-        clock.learn(steps, at_s)
+    clock = looked((10.0, 500), (10.5, 550), (11.0, 3), (11.5, 43))
     assert clock.steps_since(11.0, 11.5) == pytest.approx(40)

@@ -110,6 +110,19 @@ def test_while_small_work_is_about_large_work_must_find_room_for_all_its_life():
     assert begun_beside("small") == 1 + 4
 
 
+def test_while_small_work_is_about_large_prompts_are_not_computed_together():
+    pool = Pool(PoolLimits(100, None, 100, 1.0, 0.01, lane_share=0.05))
+    pool.learn_pace(100, 1.0)
+    pool.acquire(Need(1), 0.0, "small")
+    large = Need(20, 1, Growth(10, 20, 1000, 1000), 500)
+    first, second = (pool.acquire(large, 1.0, "large") for _ in range(2))
+    assert (first.state, second.state) == (TicketState.ADMITTED, TicketState.WAITING)
+    pool.admit_waiting(1.05)
+    assert second.state is TicketState.WAITING
+    pool.admit_waiting(1.11)
+    assert second.state is TicketState.ADMITTED
+
+
 def test_a_request_seen_by_the_clock_alone_may_stay_longer_than_it_seems():
     ticket = Ticket(Need(20, 1, Growth(2, 20, 100, 100)), 0.0)
     assert ticket.hold(40.0).steps_left == (60,)

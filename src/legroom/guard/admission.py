@@ -41,7 +41,7 @@ BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
 LOOK_AHEAD = 1.0
 """Of its own life, for which a newcomer finds room where the policy is goodput, unless it pays to begin before."""
-LOOK_AGAIN_S = 0.1
+LOOK_AGAIN_S = 0.05
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
 
 

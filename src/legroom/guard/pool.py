@@ -17,7 +17,7 @@ from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
 from legroom.guard.projection import Holding, Outlook, hold_of
-from legroom.guard.step_clock import StepClock
+from legroom.guard.step_clock import LONGEST_GAP_S, StepClock
 from legroom.guard.supply import Supply
 from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.records import dataclass
@@ -62,6 +62,9 @@ LANE_DOUBT = 0.25
 then ends later than expected, and the pool overflows."""
 LEAD_S = 0.03
 """From admission to a request's first step: two hops and the engine's own queue. Who ends before makes room for it."""
+PREFILL_GAP, MOST_GAP = 2.0, 0.8
+"""While small work is about: from one large request to the next, times its prefill, and at most of the time that such
+requests end apart."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
 """How long the outlook stands, at least and for each that runs; those who come and go are followed at once. Making one
 takes some 6 microseconds for each: a hundredth of the time."""
@@ -98,6 +101,7 @@ class Pool:
         """Tokens a second that a running sequence gets, by the answers so far."""
         self._pace_steps, self._pace_s = 0.0, 0.0
         self._used_shares: deque[float] = deque(maxlen=LOOKS)
+        self._used_s = self._large_from_s = -math.inf
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
@@ -202,7 +206,10 @@ class Pool:
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
         expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
+        if now_s - self._used_s > LONGEST_GAP_S:
+            self._used_shares.clear()
         if expected > 0:
+            self._used_s = now_s
             self._used_shares.append(use.kv_share * blocks / expected)
 
     @property
@@ -222,8 +229,8 @@ class Pool:
         bytes. The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who
         followed every difference would let in ever more.
         """
-        shares = self._used_shares
-        most = max(shares) if len(shares) == LOOKS else 1.0
+        shares, is_fresh = self._used_shares, self._now_s - self._used_s <= LONGEST_GAP_S
+        most = max(shares) if len(shares) == LOOKS and is_fresh else 1.0
         return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
 
     def retry_after_s(self, need: Need, now_s: float, gave_up: bool = False) -> int:
@@ -264,6 +271,8 @@ class Pool:
         if limit.blocks is None:
             return True
         lane = self._lane_size()
+        if lane and now_s < self._large_from_s:
+            return False
         blocks = limit.blocks - (lane - self._lane_blocks)
         shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
         if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
@@ -333,6 +342,16 @@ class Pool:
         blocks, share = self.limits.blocks, self.limits.lane_share
         return max(1, int(blocks * share)) if blocks and share else 0
 
+    def _prefill_gap_s(self, need: Need) -> float:
+        """Until the next large request after this one while small work is about: prompts that are computed in one step
+        hold up a small request that decodes beside them by all of them. No longer than requests like it end apart.
+        """
+        pace = self._step_clock.rate or self.steps_per_s
+        if need.growth is None or not pace:
+            return 0.0
+        apart = need.growth.average_steps / max(1, len(self._running))
+        return min(PREFILL_GAP * self.recompute_steps * need.prompt_tokens, MOST_GAP * apart) / pace
+
     def _enter_lane(self, ticket: Ticket) -> bool:
         need, size, seats = ticket.need, self._lane_size(), self.limits.seats
         if need.blocks + self._lane_blocks > size or (seats is not None and self.held_seats + need.seats > seats):
@@ -345,6 +364,8 @@ class Pool:
     def _admit(self, ticket: Ticket, now_s: float) -> None:
         ticket.state = TicketState.ADMITTED
         ticket.admitted_s = now_s
+        if not ticket.in_lane and self._lane_size():
+            self._large_from_s = now_s + self._prefill_gap_s(ticket.need)
         self._running[id(ticket)] = ticket
         self._needed_blocks += ticket.need.blocks
         self._prefixes.add(ticket)

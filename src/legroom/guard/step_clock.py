@@ -1,7 +1,7 @@
 """How many steps the engine made since some moment: how far an answer has come that is not a stream.
 
-A sequence makes a token a step, and the engine counts its steps. Between looks, and since the last one, they are taken
-to pass evenly.
+A sequence makes a token a step, and the engine counts its steps. Between looks they are taken to pass evenly. Only
+those that a look has confirmed count for a request, and a few since: the engine may compute prompts all the while.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ LONGEST_GAP_S = 3.0
 """Between looks: nobody waited in between, and the engine may have been idle."""
 RATE_S = 1.0
 """Over how long the rate is averaged: in one look the prompts of many newcomers may have been computed."""
+LONGEST_AHEAD_S = 0.5
+"""Since the last look, for which steps are reckoned."""
 
 
 class StepClock:
@@ -36,16 +38,19 @@ class StepClock:
                 break
 
     def steps_since(self, since_s: float, now_s: float) -> float | None:
-        """None where the engine does not say, or has not lately."""
-        if not self.rate or now_s - self._looks[-1][0] > LONGEST_GAP_S:
+        """None where the engine does not say."""
+        if not self._looks:
             return None
-        return max(0.0, self._at(now_s) - self._at(since_s))
+        looked_s, steps = self._looks[-1]
+        if since_s >= looked_s:
+            return 0.0
+        return steps - self._at(since_s) + self.rate * min(LONGEST_AHEAD_S, max(0.0, now_s - looked_s))
 
     def _at(self, moment_s: float) -> float:
+        """Before the last look; what was made before the first is not known."""
         looks = self._looks
         after = bisect_right(looks, (moment_s, float("inf")))
-        if after in (0, len(looks)):
-            at_s, steps = looks[0 if not after else -1]
-            return steps + self.rate * (moment_s - at_s)
+        if not after:
+            return looks[0][1]
         (at_s, steps), (then_s, more) = looks[after - 1], looks[after]
         return steps + (more - steps) * (moment_s - at_s) / (then_s - at_s)

@@ -37,8 +37,9 @@ SWEEP_S = 1.0
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
-USE_S = 0.5
-"""How often to ask what is in use while requests wait: a page takes the server some milliseconds."""
+USE_S, USE_SOON_S = 0.25, 0.05
+"""How often to ask what is in use while requests wait (a page takes the server some milliseconds), and how soon after
+the first one does."""
 TWICE_S = 1.0
 """Signals closer together than this are one."""
 
@@ -164,7 +165,7 @@ class Proxy:
     async def _watch_engine(self) -> None:
         """While requests wait, ask the server what is in use: else there is nothing to decide."""
         while True:
-            await asyncio.sleep(USE_S)
+            await asyncio.sleep(USE_S if self.admission.pool.waiting else USE_SOON_S)
             if self.admission.pool.waiting and (page := await self._get(METRICS)) is not None:
                 use = use_of_page(page.decode("utf-8", "replace"))
                 if use is not None:
