@@ -284,13 +284,13 @@ def turns(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
     for number in range(args.rounds):
         modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
         yield from ((number, load, mode) for load in args.loads for mode in modes)
-    yield from ((args.rounds - 1, load, mode) for load in args.loads for mode in args.once)
+    yield from ((args.rounds - 1, load, mode) for load in args.once_loads or args.loads for mode in args.once)
 
 
 def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
     runs: list[Run] = []
     for load in args.loads:
-        asyncio.run(bench.run(load, "direct", -1, 0.3 * args.requests))  # warm
+        asyncio.run(bench.run(load, "direct", -1, 0.15 * args.requests))  # warm
     for number, load, mode in turns(args):
         if time.monotonic() > until:
             break
@@ -308,6 +308,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
     parser.add_argument("--once", nargs="+", default=[], help="further modes, after the last round")
+    parser.add_argument("--once-loads", nargs="+", help="only with these loads")
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
     parser.add_argument("--flags", default="", help="of the server, for another pool")
     parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
