@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -43,6 +44,8 @@ LOOK_AHEAD = 1.0
 """Of its own life, for which a newcomer finds room where the policy is goodput, unless it pays to begin before."""
 LOOK_AGAIN_S = 0.05
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
+USE_AGAIN_S = 0.1
+"""How often the engine is asked meanwhile."""
 
 
 class Admission:
@@ -69,6 +72,7 @@ class Admission:
         self.limits = self._engine
         self.pool = Pool(PoolLimits(), clock())
         self._look: asyncio.TimerHandle | None = None
+        self._asked_s = -math.inf
         self._refit()
 
     @property
@@ -269,8 +273,10 @@ class Admission:
 
     def _looked(self) -> None:
         self._look = None
-        if self._engine_use is not None and (use := self._engine_use()) is not None:
-            self.pool.learn_use(use, self.clock())
+        if self._engine_use is not None and self.clock() - self._asked_s >= USE_AGAIN_S:
+            self._asked_s = self.clock()
+            if (use := self._engine_use()) is not None:
+                self.pool.learn_use(use, self._asked_s)
         self.pool.admit_waiting(self.clock())
         if self.pool.waiting:
             self._look_again()
