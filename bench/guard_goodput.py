@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from legroom.guard.admission import LOOK_AGAIN_S
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prefixes import PrefixUnit, chain_of_ids
@@ -54,9 +55,7 @@ class BenchPool:
     pace: float = 0.0
     """Tokens a second of a sequence, as known from before; 0: not known."""
     use_s: float = 0.1
-    """How often the guard asks the engine what is in use: 0.1 inside vLLM, 0.5 as a proxy."""
-    look_s: float = 0.1
-    """How often it looks for room while requests wait."""
+    """How often the guard asks the engine what is in use, but for the beginning: 0.1 inside vLLM, 0.25 as a proxy."""
     step_tokens: int = 2048
     """max_num_batched_tokens."""
     learn: bool = False
@@ -207,12 +206,12 @@ def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -
             pool.learn_pace(asked.output, seen_s - ticket.admitted_s)
             pool.release(ticket, now_s)
         if now_s >= next_use_s:
-            next_use_s = now_s + POOL.use_s
+            next_use_s = now_s + min(POOL.use_s, max(0.05, now_s))
             counters = (steps, prefilled) if POOL.learn else ()
             pool.learn_use(use_of(scheduler, *counters), now_s)
         if now_s >= next_look_s:
-            next_look_s = now_s + POOL.look_s
             pool.admit_waiting(now_s)
+            next_look_s = now_s + pool.look_in_s(now_s, LOOK_AGAIN_S)
     return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
 
 

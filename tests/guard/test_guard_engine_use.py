@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from legroom.guard.admission import Admission
-from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
+from legroom.guard.engine_use import LOOKS, EngineUse, use_of_page, use_of_registry
 from legroom.guard.limits import EngineLimits
-from legroom.guard.pool import LOOKS, Pool, PoolLimits
+from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
 from legroom.guard.step_clock import StepClock
 from legroom.guard.tickets import Need, TicketState
@@ -194,7 +194,7 @@ def looked(*looks):
 def test_the_engines_steps_tell_how_far_an_answer_has_come():
     clock = looked((10.0, 500), (10.5, 550), (11.0, 650))
     assert clock.steps_since(10.25, 11.0) == pytest.approx(125)
-    assert clock.steps_since(10.25, 11.1) == pytest.approx(125 + 15)
+    assert clock.steps_since(10.25, 11.1) == pytest.approx(125 + 20)
     assert StepClock().steps_since(0.0, 1.0) is None
 
 

@@ -269,7 +269,8 @@ class Admission:
     def _look_again(self) -> None:
         """Look for room now and then as long as somebody waits."""
         if self._look is None and self.pool.limits.look_ahead is not None:
-            self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._looked)
+            delay_s = self.pool.look_in_s(self.clock(), LOOK_AGAIN_S)
+            self._look = asyncio.get_running_loop().call_later(delay_s, self._looked)
 
     def _looked(self) -> None:
         self._look = None

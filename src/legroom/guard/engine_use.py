@@ -6,17 +6,49 @@ both in three gauges. Two counters tell how long its steps take.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
 from legroom.facts import metrics
+from legroom.guard.step_clock import LONGEST_GAP_S
 
 _GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("prompt_tokens", "generation_tokens")
 _STEPS, _STEP_TOKENS = "iteration_tokens_count", "iteration_tokens_sum"
+
+
+LOOKS = 4
+"""At the engine, that must agree that less is in use than expected."""
+SURELY_LESS, LEAST_USE = 0.75, 0.1
+
+
+class UsedShare:
+    """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their bytes.
+    The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who followed every
+    difference would let in ever more.
+    """
+
+    __slots__ = ("_looked_s", "_shares")
+
+    def __init__(self) -> None:
+        self._shares: deque[float] = deque(maxlen=LOOKS)
+        self._looked_s = -math.inf
+
+    def learn(self, share: float, now_s: float) -> None:
+        if now_s - self._looked_s > LONGEST_GAP_S:
+            self._shares.clear()
+        self._looked_s = now_s
+        self._shares.append(share)
+
+    def ratio(self, now_s: float) -> float:
+        is_known = len(self._shares) == LOOKS and now_s - self._looked_s <= LONGEST_GAP_S
+        most = max(self._shares) if is_known else 1.0
+        return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
 
 
 class EngineUse(NamedTuple):

@@ -10,14 +10,13 @@ so that the sum never outgrows the pool and vLLM never has to preempt. With a lo
 from __future__ import annotations
 
 import math
-from collections import deque
 
-from legroom.guard.engine_use import EngineUse
+from legroom.guard.engine_use import EngineUse, UsedShare
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
 from legroom.guard.projection import Holding, Outlook, hold_of
-from legroom.guard.step_clock import LONGEST_GAP_S, StepClock
+from legroom.guard.step_clock import StepClock
 from legroom.guard.supply import Supply
 from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.records import dataclass
@@ -66,15 +65,13 @@ PREFILL_GAP, MOST_GAP = 2.0, 0.8
 """While small work is about: from one large request to the next, times its prefill, and at most of the time that such
 requests end apart."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
-"""How long the outlook stands, at least and for each that runs; those who come and go are followed at once. Making one
-takes some 6 microseconds for each: a hundredth of the time."""
+"""How long the outlook stands until somebody ends, and for each that runs at least; those who come and go are followed
+at once. Making one takes some 6 microseconds for each: a hundredth of the time."""
+SOONEST_LOOK_S = 0.005
 MOST_AHEAD = 16
 """Times the steps that are asked about, of an outlook that is asked."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
-LOOKS = 4
-"""At the engine, that must agree that less is in use than expected."""
-SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
 SEQUENCE_GAIN = 0.75
@@ -100,8 +97,8 @@ class Pool:
         self.steps_per_s = 0.0
         """Tokens a second that a running sequence gets, by the answers so far."""
         self._pace_steps, self._pace_s = 0.0, 0.0
-        self._used_shares: deque[float] = deque(maxlen=LOOKS)
-        self._used_s = self._large_from_s = -math.inf
+        self._used = UsedShare()
+        self._large_from_s = -math.inf
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
@@ -206,11 +203,8 @@ class Pool:
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
         expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
-        if now_s - self._used_s > LONGEST_GAP_S:
-            self._used_shares.clear()
         if expected > 0:
-            self._used_s = now_s
-            self._used_shares.append(use.kv_share * blocks / expected)
+            self._used.learn(use.kv_share * blocks / expected, now_s)
 
     @property
     def recompute_steps(self) -> float:
@@ -225,13 +219,8 @@ class Pool:
 
     @property
     def use_ratio(self) -> float:
-        """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their
-        bytes. The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who
-        followed every difference would let in ever more.
-        """
-        shares, is_fresh = self._used_shares, self._now_s - self._used_s <= LONGEST_GAP_S
-        most = max(shares) if len(shares) == LOOKS and is_fresh else 1.0
-        return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
+        """Blocks in use over those expected."""
+        return self._used.ratio(self._now_s)
 
     def retry_after_s(self, need: Need, now_s: float, gave_up: bool = False) -> int:
         """When there will likely be room for this request: whole seconds, at least one.
@@ -307,9 +296,19 @@ class Pool:
         least = again * sequences / (need.seats * SEQUENCE_GAIN)
         return 0 < least <= steps and not outlook.has_place_within(newcomer, room, least)
 
+    def look_in_s(self, now_s: float, longest_s: float) -> float:
+        """When to look for room again: when somebody is about to end, by the engine's steps."""
+        until_s = self._outlook.made_s + self._outlook_stands_s() - now_s
+        return min(longest_s, max(SOONEST_LOOK_S, until_s))
+
+    def _outlook_stands_s(self) -> float:
+        least_s = OUTLOOK_S_A_REQUEST * len(self._running)
+        pace = self._step_clock.rate
+        end_s = self._outlook.first_end / pace if pace else math.inf
+        return max(least_s, min(OUTLOOK_S, end_s))
+
     def _is_fresh(self, now_s: float) -> bool:
-        stands_s = max(OUTLOOK_S, OUTLOOK_S_A_REQUEST * len(self._running))
-        return 0 <= now_s - self._outlook.made_s <= stands_s
+        return 0 <= now_s - self._outlook.made_s < self._outlook_stands_s()
 
     def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
         """For at least so many steps; for many more it would look at too few of the first."""

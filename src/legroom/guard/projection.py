@@ -126,7 +126,7 @@ class Outlook:
     counted from when a newcomer begins to run, `lead_steps` from now.
     """
 
-    __slots__ = ("_seen_from_now", "average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("_seen_from_now", "average_blocks", "first_end", "lead_steps", "made_s", "moments", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
@@ -136,6 +136,8 @@ class Outlook:
         """Over their lives."""
         ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
+        self.first_end = ends[0] if ends else math.inf
+        """Steps until somebody makes room for a newcomer."""
         if len(ends) > MOST_MOMENTS:
             ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
         self.moments = (0.0, *sorted({*ends, *(steps * share for share in NEWCOMERS_ENDS)}))

@@ -12,8 +12,8 @@ from collections import deque
 MOST_LOOKS = 256
 LONGEST_GAP_S = 3.0
 """Between looks: nobody waited in between, and the engine may have been idle."""
-RATE_S = 1.0
-"""Over how long the rate is averaged: in one look the prompts of many newcomers may have been computed."""
+RATE_S = 0.4
+"""Over how long the rate is averaged."""
 LONGEST_AHEAD_S = 0.5
 """Since the last look, for which steps are reckoned."""
 

@@ -37,9 +37,9 @@ SWEEP_S = 1.0
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
-USE_S, USE_SOON_S = 0.25, 0.05
-"""How often to ask what is in use while requests wait (a page takes the server some milliseconds), and how soon after
-the first one does."""
+USE_SOON_S, USE_S = 0.05, 0.25
+"""How soon after requests begin to wait to ask what is in use, then twice as long each time up to the second: a page
+takes the server some milliseconds."""
 TWICE_S = 1.0
 """Signals closer together than this are one."""
 
@@ -164,8 +164,10 @@ class Proxy:
 
     async def _watch_engine(self) -> None:
         """While requests wait, ask the server what is in use: else there is nothing to decide."""
+        delay_s = USE_SOON_S
         while True:
-            await asyncio.sleep(USE_S if self.admission.pool.waiting else USE_SOON_S)
+            await asyncio.sleep(delay_s)
+            delay_s = min(USE_S, 2 * delay_s) if self.admission.pool.waiting else USE_SOON_S
             if self.admission.pool.waiting and (page := await self._get(METRICS)) is not None:
                 use = use_of_page(page.decode("utf-8", "replace"))
                 if use is not None:
