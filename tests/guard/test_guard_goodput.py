@@ -25,9 +25,10 @@ STEP_MS = (10.0, 1.0, 0.15)
 
 
 @pytest.fixture(autouse=True)
-def counted_steps(monkeypatch):
-    """The engine says how many steps it made, as vLLM does."""
+def real_server(monkeypatch):
+    """The engine says how many steps it made, as vLLM does, and the way to it takes a moment."""
     monkeypatch.setattr(goodput.POOL, "learn", True)
+    monkeypatch.setattr(goodput.POOL, "hop_s", 0.015)
 
 
 def measured(load, look_ahead):

@@ -28,8 +28,8 @@ SURELY_LESS, LEAST_USE = 0.75, 0.1
 
 
 class UsedShare:
-    """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their bytes.
-    The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who followed every
+    """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than bytes. The
+    largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who followed every
     difference would let in ever more.
     """
 
