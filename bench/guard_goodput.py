@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Goodput of the guard's admission against vLLM alone, on vLLM's own scheduler in simulation: many rounds, no server.
 
-    guard_goodput.py [--rounds 3] [--look-ahead 0.1 0.2] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
-    guard_goodput.py --card [MODEL] [--gpu H200] [--caching] [--hop-ms 10] ...
+    guard_goodput.py [--rounds 3] [--gain 0.75 0.5] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
+    guard_goodput.py --card [MODEL] [--gpu H200] ...
 
 The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
 decodes and a part for each prompt token; the defaults are in the proportions of the tiny model of
 ../shared/checks/goodput.py on two cores, where strict admission measured 1.06, 0.75 and 0.78 of direct. With --card a
-step takes what `legroom simulate` says of that model on that GPU, and the loads are those of guard_loads.py.
+step takes what `legroom simulate` says of that model on that GPU, and the loads are those of guard_loads.py. --gain is
+the guard's `SEQUENCE_GAIN`: the less, the seldomer a request begins that will be preempted; 0: never.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from legroom.guard.admission import LOOK_AGAIN_S
+from legroom.guard import pool as pool_rules
+from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prefixes import PrefixUnit, chain_of_ids
@@ -225,18 +227,20 @@ def card_cost(model: str, gpu: str) -> StepCost:
 
 
 def use_card_loads() -> None:
-    """In place of those for a small pool; open-ended answers are learnt to have these lengths."""
-    from guard_loads import CARD_LOADS
+    """In place of those for a small pool, with the pool of these."""
+    from guard_loads import CARD_LOADS, CARD_POOL
 
     def loader(name: str) -> Callable[[random.Random], list[Asked]]:
         count, make = CARD_LOADS[name]
 
         def load(rnd: random.Random) -> list[Asked]:
             made = [make(rnd) for _ in range(count)]
-            return [Asked(one.prompt, one.output, one.copies, 200 if one.is_open else 0, one.prefix) for one in made]
+            return [Asked(a.prompt, a.output, a.copies, 200 if a.is_open else 0, a.prefix) for a in made]
 
         return load
 
+    POOL.blocks, POOL.block_size = CARD_POOL
+    POOL.step_tokens, POOL.caching, POOL.learn = 8192, True, True
     LOADS.clear()
     LOADS.update({name: loader(name) for name in CARD_LOADS})
 
@@ -244,7 +248,7 @@ def use_card_loads() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.25])
+    parser.add_argument("--gain", type=float, nargs="+", default=[pool_rules.SEQUENCE_GAIN])
     parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
     parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
     parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
@@ -262,19 +266,21 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+")
     args = parser.parse_args()
     cost = args.step_ms
-    if args.card:
-        use_card_loads()
-        cost, POOL.step_tokens = card_cost(args.card, args.gpu), 8192
     POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
     POOL.caching, POOL.hop_s, POOL.pace, POOL.learn = args.caching, args.hop_ms / 1000, args.pace, args.learn
-    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
-    policies |= {
-        f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead
-    }
+    if args.card:
+        use_card_loads()
+        cost, POOL.hop_s, POOL.use_s = card_cost(args.card, args.gpu), (args.hop_ms or 15.0) / 1000, 0.25
+    ahead = PoolLimits(POOL.blocks, None, 10_000, LOOK_AHEAD, args.recompute)
+    policies: dict[str, tuple[PoolLimits | None, float]] = {
+        "direct": (None, 0.0), "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0)
+    }  # fmt: skip
+    policies |= {f"gain {gain:g}": (ahead, max(gain, 1e-6)) for gain in args.gain}
     for name in args.loads or LOADS:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.seed, args.seed + args.rounds):
-            for policy, limits in policies.items():
+            for policy, (limits, gain) in policies.items():
+                pool_rules.SEQUENCE_GAIN = gain
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
                 seen.setdefault(policy, []).append(run(load, limits, cost))
         for policy, runs in seen.items():

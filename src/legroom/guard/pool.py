@@ -77,7 +77,12 @@ OTHER_CLIENT_S = 60.0
 SEQUENCE_GAIN = 0.75
 """Of the tokens that one more sequence makes, those by which all make more: each makes every step longer. 5 ms and 0.02
 for each sequence on an H200, 5 and 0.15 on two cores."""
-MOST_AVERAGE_SHARE = 1.5
+FEW_RUN, MANY_RUN = 30, 60
+"""Where few run, each is a large part of the pool and it is long until one ends: what waits then leaves it idle."""
+FEW_GAIN = 4.0
+"""`SEQUENCE_GAIN` where few run."""
+LEFT_FREE = 0.4
+"""Of the pool, what those that begin early leave free where many run: it is nearly full without them, or soon is."""
 FEW_WAITING = 4
 """Once so many times the sequences that wait are fewer than run, nobody comes after them: to compute again then costs
 less, as the last ones would run nearly alone."""
@@ -286,14 +291,16 @@ class Pool:
         Its prompt and the tokens it has made by then are to be computed again; these tokens are what it gains, unless
         a place for all its life comes free before.
         """
-        if outlook.average_blocks + need.average_blocks > room * MOST_AVERAGE_SHARE:
+        crowd = min(1.0, max(0.0, (self.held_seats - FEW_RUN) / (MANY_RUN - FEW_RUN)))
+        if outlook.totals[0] + newcomer.blocks > room * (1 - LEFT_FREE * crowd):
             return False
         steps = outlook.steps_to_overflow(newcomer, room, newcomer.steps_left[-1])
         sequences = self.held_seats + need.seats
         if self._queue:
             sequences = min(sequences, FEW_WAITING * self._seats.queued)
         again = self.recompute_steps * (need.prompt_tokens + need.seats * steps)
-        least = again * sequences / (need.seats * SEQUENCE_GAIN)
+        gain = SEQUENCE_GAIN + (FEW_GAIN - SEQUENCE_GAIN) * (1 - crowd)
+        least = again * sequences / (need.seats * gain)
         return 0 < least <= steps and not outlook.has_place_within(newcomer, room, least)
 
     def look_in_s(self, now_s: float, longest_s: float) -> float:
