@@ -39,6 +39,7 @@ from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
 LONGEST = 1024
+FEW_GAIN, NEVER = pool_rules.FEW_GAIN, 1e-6
 LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
 """Of open-ended answers, as they are learnt."""
 
@@ -275,12 +276,13 @@ def main() -> None:
     policies: dict[str, tuple[PoolLimits | None, float]] = {
         "direct": (None, 0.0), "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0)
     }  # fmt: skip
-    policies |= {f"gain {gain:g}": (ahead, max(gain, 1e-6)) for gain in args.gain}
+    policies |= {f"gain {gain:g}": (ahead, gain) for gain in args.gain}
     for name in args.loads or LOADS:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.seed, args.seed + args.rounds):
             for policy, (limits, gain) in policies.items():
-                pool_rules.SEQUENCE_GAIN = gain
+                pool_rules.SEQUENCE_GAIN = max(NEVER, gain)
+                pool_rules.FEW_GAIN = FEW_GAIN if gain else NEVER
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
                 seen.setdefault(policy, []).append(run(load, limits, cost))
         for policy, runs in seen.items():
