@@ -74,7 +74,7 @@ FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
-SEQUENCE_GAIN = 0.75
+SEQUENCE_GAIN = 0.6
 """Of the tokens that one more sequence makes, those by which all make more: each makes every step longer. 5 ms and 0.02
 for each sequence on an H200, 5 and 0.15 on two cores."""
 FEW_RUN, MANY_RUN = 30, 60
