@@ -77,7 +77,7 @@ def test_requests_near_their_end_make_room_by_time_alone():
 def test_room_is_looked_for_at_every_end_before_the_last_moment():
     short = hold_of(Growth(6, 10, 10, 10), 0, True)
     outlook = Outlook(0.0, 0.0, 50, [short])
-    outlook.add(outlook.of(short), 8)
+    outlook.add(outlook.of(short))
     newcomer = hold_of(Growth(2, 12, 100, 100), 0, True)
     assert outlook.has_room(newcomer, 13, 50)
     assert not outlook.has_room(newcomer, 12, 50)
@@ -85,7 +85,7 @@ def test_room_is_looked_for_at_every_end_before_the_last_moment():
 
 def outlook_of(*holds, steps=200):
     outlook = Outlook(0.0, 0.0, steps, holds)
-    outlook.start([outlook.of(hold) for hold in holds], 0.0)
+    outlook.start([outlook.of(hold) for hold in holds])
     return outlook
 
 

@@ -4,7 +4,8 @@ No clock, no event loop: callers pass the time in and are called back through `T
 
 Two rules of admission. Strict: blocks are counted at their worst, prompt and every token a request may still generate,
 so that the sum never outgrows the pool and vLLM never has to preempt. With a look ahead (`Need.growth` and
-`PoolLimits.look_ahead`): what all hold must fit for the next part of the newcomer's life, by how far each has come.
+`PoolLimits.look_ahead`): what all hold should fit for the newcomer's life, by how far each has come; who would be
+preempted begins all the same where that finishes more.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PoolLimits:
     """Sequences that vLLM runs at once (max_num_seqs): more would only wait inside it."""
     queue_requests: int = 0
     look_ahead: float | None = None
-    """The largest share of its own life for which a newcomer must find room; None: strict, for all of it."""
+    """The share of its own life for which a newcomer finds room, unless it pays to begin before; None: strict."""
     recompute_steps: float = USUAL_RECOMPUTE
     """Steps that one token of a prompt takes to compute, until the engine has shown it: what a preemption costs."""
     lane_share: float = 0.0
@@ -175,7 +176,7 @@ class Pool:
             self._blocks.rate.add(ticket.need.blocks, now_s)
             self._seats.rate.add(ticket.need.seats, now_s)
             if ticket.outlook is not None:
-                self._outlook.remove(ticket.outlook, ticket.outlook_average)
+                self._outlook.remove(ticket.outlook)
         elif state is TicketState.WAITING:
             self._queue.remove(ticket)
             self._dequeued(ticket.need)
@@ -327,11 +328,8 @@ class Pool:
         holds = [ticket.hold(self._steps_of(ticket, now_s), doubt) for ticket in tickets]
         outlook = Outlook(now_s, pace * LEAD_S, steps or seen, holds)
         for ticket, hold in zip(tickets, holds, strict=True):
-            ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks
-        outlook.start(
-            [ticket.outlook for ticket in tickets if ticket.outlook is not None],
-            sum([ticket.outlook_average for ticket in tickets]),
-        )
+            ticket.outlook = outlook.of(hold)
+        outlook.start([ticket.outlook for ticket in tickets if ticket.outlook is not None])
         self._outlook = outlook
         return outlook
 
@@ -378,8 +376,7 @@ class Pool:
         self.held_seats += ticket.need.seats
         if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
             ticket.outlook = self._outlook.of_newcomer(ticket.hold(0.0))
-            ticket.outlook_average = ticket.own_need.average_blocks
-            self._outlook.add(ticket.outlook, ticket.outlook_average)
+            self._outlook.add(ticket.outlook)
         if ticket.on_admitted is not None:
             ticket.on_admitted()
 

@@ -126,14 +126,12 @@ class Outlook:
     counted from when a newcomer begins to run, `lead_steps` from now.
     """
 
-    __slots__ = ("_seen_from_now", "average_blocks", "first_end", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("_seen_from_now", "first_end", "lead_steps", "made_s", "moments", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
         self.lead_steps = lead_steps
         self.steps = steps
-        self.average_blocks = 0.0
-        """Over their lives."""
         ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
         self.first_end = ends[0] if ends else math.inf
@@ -151,19 +149,16 @@ class Outlook:
     def of_newcomer(self, hold: Holding) -> list[float]:
         return hold.at(self.moments)
 
-    def start(self, blocks: Sequence[Sequence[float]], average: float) -> None:
+    def start(self, blocks: Sequence[Sequence[float]]) -> None:
         """The parts of all that run."""
         if blocks:
             self.totals = [sum(parts) for parts in zip(*blocks, strict=True)]
-        self.average_blocks = average
 
-    def add(self, blocks: Sequence[float], average: float) -> None:
+    def add(self, blocks: Sequence[float]) -> None:
         self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
-        self.average_blocks += average
 
-    def remove(self, blocks: Sequence[float], average: float) -> None:
+    def remove(self, blocks: Sequence[float]) -> None:
         self.totals = [total - less for total, less in zip(self.totals, blocks, strict=True)]
-        self.average_blocks -= average
 
     def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
         """Whether the pool holds all of them, and a newcomer, for so many steps."""

@@ -51,7 +51,7 @@ class Need(NamedTuple):
 
 class Ticket:
     __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane",
-                 "need", "on_admitted", "outlook", "outlook_average", "shared_units", "state",
+                 "need", "on_admitted", "outlook", "shared_units", "state",
                  "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
@@ -63,7 +63,6 @@ class Ticket:
         """Tokens of each sequence that passed by, where the answer is a stream."""
         self.outlook: list[float] | None = None
         """What it was taken to hold later on, while it runs."""
-        self.outlook_average = 0.0
         self.chains = need.chains
         self.blocks_a_unit = need.blocks_a_unit
         self.shared_units = 0
