@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from legroom.guard import pool as pool_rules
+from legroom.guard import early_start
 from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
 from legroom.guard.engine_use import EngineUse
 from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
@@ -39,7 +39,7 @@ from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
 LONGEST = 1024
-FEW_GAIN, NEVER = pool_rules.FEW_GAIN, 1e-6
+FEW_GAIN, NEVER = early_start.FEW_GAIN, 1e-6
 LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
 """Of open-ended answers, as they are learnt."""
 
@@ -249,7 +249,7 @@ def use_card_loads() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--gain", type=float, nargs="+", default=[pool_rules.SEQUENCE_GAIN])
+    parser.add_argument("--gain", type=float, nargs="+", default=[early_start.SEQUENCE_GAIN])
     parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
     parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
     parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
@@ -281,8 +281,8 @@ def main() -> None:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.seed, args.seed + args.rounds):
             for policy, (limits, gain) in policies.items():
-                pool_rules.SEQUENCE_GAIN = max(NEVER, gain)
-                pool_rules.FEW_GAIN = FEW_GAIN if gain else NEVER
+                early_start.SEQUENCE_GAIN = max(NEVER, gain)
+                early_start.FEW_GAIN = FEW_GAIN if gain else NEVER
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
                 seen.setdefault(policy, []).append(run(load, limits, cost))
         for policy, runs in seen.items():

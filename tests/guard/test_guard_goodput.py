@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.guard import pool as pool_rules
+from legroom.guard import early_start
 from legroom.guard.lengths import AnswerLengths, LikelyLengths, prior_lives
 from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth, Outlook, hold_of
@@ -48,8 +48,8 @@ def test_goodput_on_vllms_scheduler_is_not_below_that_of_vllm_alone(load):
     ("load", "share"), [("short", 0.1), ("long", 0.1), ("mixed", 0.1), ("several long", 0.1), ("open-ended", 0.45)]
 )
 def test_where_computing_again_never_pays_preemptions_are_avoided(load, share, monkeypatch):
-    monkeypatch.setattr(pool_rules, "SEQUENCE_GAIN", 1e-6)
-    monkeypatch.setattr(pool_rules, "FEW_GAIN", 1e-6)
+    monkeypatch.setattr(early_start, "SEQUENCE_GAIN", 1e-6)
+    monkeypatch.setattr(early_start, "FEW_GAIN", 1e-6)
     _, preemptions, direct = measured(load, 1.0)
     assert preemptions <= share * direct
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 
+from legroom.guard.early_start import Crowd, pays_to_begin
 from legroom.guard.engine_use import EngineUse, UsedShare
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
-from legroom.guard.projection import Holding, Outlook, hold_of
+from legroom.guard.projection import Outlook, hold_of
 from legroom.guard.step_clock import StepClock
 from legroom.guard.supply import Supply
 from legroom.guard.tickets import Need, Ticket, TicketState
@@ -75,18 +76,6 @@ FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
-SEQUENCE_GAIN = 0.6
-"""Of the tokens that one more sequence makes, those by which all make more: each makes every step longer. 5 ms and 0.02
-for each sequence on an H200, 5 and 0.15 on two cores."""
-FEW_RUN, MANY_RUN = 30, 60
-"""Where few run, each is a large part of the pool and it is long until one ends: what waits then leaves it idle."""
-FEW_GAIN = 4.0
-"""`SEQUENCE_GAIN` where few run."""
-LEFT_FREE = 0.4
-"""Of the pool, what those that begin early leave free where many run: it is nearly full without them, or soon is."""
-FEW_WAITING = 4
-"""Once so many times the sequences that wait are fewer than run, nobody comes after them: to compute again then costs
-less, as the last ones would run nearly alone."""
 PACE_SHARE = 0.2
 """Of the newest answer, in the average pace of all."""
 
@@ -284,25 +273,8 @@ class Pool:
             return True
         # While small work is about nobody is to be preempted: the newest is, which is the small one, and whoever was
         # preempted before stands in front of it in the engine's queue.
-        return not lane and self._pays_to_begin(need, newcomer, outlook, room)
-
-    def _pays_to_begin(self, need: Need, newcomer: Holding, outlook: Outlook, room: float) -> bool:
-        """Whether a newcomer that will be preempted should begin all the same.
-
-        Its prompt and the tokens it has made by then are to be computed again; these tokens are what it gains, unless
-        a place for all its life comes free before.
-        """
-        crowd = min(1.0, max(0.0, (self.held_seats - FEW_RUN) / (MANY_RUN - FEW_RUN)))
-        if outlook.totals[0] + newcomer.blocks > room * (1 - LEFT_FREE * crowd):
-            return False
-        steps = outlook.steps_to_overflow(newcomer, room, newcomer.steps_left[-1])
-        sequences = self.held_seats + need.seats
-        if self._queue:
-            sequences = min(sequences, FEW_WAITING * self._seats.queued)
-        again = self.recompute_steps * (need.prompt_tokens + need.seats * steps)
-        gain = SEQUENCE_GAIN + (FEW_GAIN - SEQUENCE_GAIN) * (1 - crowd)
-        least = again * sequences / (need.seats * gain)
-        return 0 < least <= steps and not outlook.has_place_within(newcomer, room, least)
+        crowd = Crowd(self.held_seats, self._seats.queued)
+        return not lane and pays_to_begin(need, newcomer, outlook, room, crowd, self.recompute_steps)
 
     def look_in_s(self, now_s: float, longest_s: float) -> float:
         """When to look for room again: when somebody is about to end, by the engine's steps."""
