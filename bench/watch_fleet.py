@@ -3,11 +3,13 @@
     python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM]
 
 With --prometheus a real one scrapes the series of all servers every five seconds, and is asked as often; then it is
-asked for the fleet's view. Without it, Prometheus' HTTP API is served by a process of its own on loopback, from series
-with the names, labels and number that a vLLM of the release shows; answers are made before the clock starts. A look is
-everything `legroom watch --prometheus` does with them: three queries, parsing, samples, detectors, views. The
-detectors' windows must be full before memory can be flat, so rounds are fifteen seconds of the fleet's time apart;
-what memory will be with full windows is computed from what the steps so far have taken.
+asked for the fleet's view. The windows are full from the first of these looks on: what ten minutes of looks would have
+left there is taken before, from made answers with times of the past. Without it, Prometheus' HTTP API is served by a
+process of its own on loopback, from series with the names, labels and number that a vLLM of the release shows; answers
+are made before the clock starts. A look is everything `legroom watch --prometheus` does with them: three queries,
+parsing, samples, detectors, views. The detectors' windows must be full before memory can be flat, so rounds are fifteen
+seconds of the fleet's time apart: 40 of them fill the windows, and with fewer what memory will be is computed from what
+the steps so far have taken.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from legroom.sidecar.watch import WatchSession
 VERSION = "0.32.0"
 APART_S = 15.0
 SCRAPE_S = 5.0
+STEPS = round(WINDOW_S / APART_S)
+SERVER = ("cluster", "namespace", "pod")
 LABELS = {"finished_reason": ("stop", "length", "abort"), "reason": ("capacity", "deferred")}
 
 
@@ -103,7 +107,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
 def serve(servers: int, rounds: int, ready: Any) -> None:
     start_s = time.time()
     bodies = [values(servers, number) for number in range(rounds)]
-    each = [{"namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"} for server in range(servers)]
+    each = [
+        {"cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "instance": "x"}
+        for server in range(servers)
+    ]
     up = _answer([{"metric": labels, "value": [0, "1"]} for labels in each])
     times = [
         _answer([{"metric": labels, "value": [0, f"{start_s + APART_S * number}"]} for labels in each])
@@ -161,6 +168,20 @@ async def look(port: int, rounds: int) -> list[Measured]:
     return measured
 
 
+def rows_of(answer: bytes) -> list[tuple[dict[str, str], float]]:
+    return [(row["metric"], float(row["value"][1])) for row in json.loads(answer)["data"]["result"]]
+
+
+def fill(source: PrometheusSource, session: WatchSession, servers: int) -> None:
+    """Ten minutes of looks, up to now."""
+    each = [({name: labels[name] for name in SERVER}, 1.0) for labels, _ in rows_of(values(servers, 0))]
+    for number in range(STEPS):
+        time_s = time.time() - APART_S * (STEPS - number)
+        times = [(labels, time_s) for labels, _ in each]
+        for seen in source._read(rows_of(values(servers, number)), times, each, time_s):
+            session.take(seen)
+
+
 def exposition(servers: int, number: int) -> bytes:
     """The same series as a page that Prometheus scrapes, the servers told apart by the labels on it."""
     lines = []
@@ -168,13 +189,14 @@ def exposition(servers: int, number: int) -> bytes:
         labels = ",".join(f'{name}="{value}"' for name, value in row["metric"].items() if name != "__name__")
         lines.append(f"{row['metric']['__name__']}{{{labels}}} {row['value'][1]}\n")
     for server in range(servers):
-        lines.append(f'up{{namespace="team-{server % 10}",pod="vllm-{server}",instance="x",job="vllm"}} 1\n')
+        labels = f'cluster="c{server % 4}",namespace="team-{server % 10}",pod="vllm-{server}",instance="x",job="vllm"'
+        lines.append(f"up{{{labels}}} 1\n")
     return "".join(lines).encode()
 
 
 def expose(servers: int, pages: int, ready: Any) -> None:
     """One page a scrape, so that counters grow; the last one stays."""
-    made = [exposition(servers, number) for number in range(pages)]
+    made = [exposition(servers, STEPS + number) for number in range(pages)]
     scrapes = iter(range(10**9))
 
     class Handler(Answers):
@@ -210,7 +232,8 @@ def scraping(program: str, target: int, folder: str) -> Iterator[int]:
 async def look_at_real(port: int, servers: int, rounds: int) -> list[Measured]:
     """As `look`, in real time, once all servers have been scraped."""
     source, session = PrometheusSource(f"http://127.0.0.1:{port}"), WatchSession()
-    measured = []
+    fill(source, session, servers)
+    measured: list[Measured] = []
     async with open_session() as connections:
         while len(measured) < rounds:
             began_s, cpu_s = time.perf_counter(), time.process_time()

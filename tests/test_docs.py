@@ -169,6 +169,21 @@ def read_words(command, words):
     return parse(chosen, words[1:]) if parse else parser.parse_args(words)
 
 
+def help_examples():
+    """Every `legroom ...` line among the examples of a command's help."""
+    for command in COMMANDS:
+        module = importlib.import_module(command.module)
+        parser = module.add_parser(Parser(prog="legroom").add_subparsers(dest="command"))
+        text = re.sub(r"\s*\\\n\s*", " ", parser.epilog.partition("examples:\n")[2].partition("\n\n")[0])
+        yield from re.findall(r"(?:^  |\| |; |&& )(legroom [a-z].*?)(?=$|;| > | \| | && |  )", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", sorted(set(help_examples())))
+def test_the_examples_of_a_help_are_understood(line):
+    words = shlex.split(line)[1:]
+    read_words(next(command for command in COMMANDS if command.name == words[0]), words)
+
+
 @pytest.mark.parametrize(("page", "line"), shown_commands())
 def test_the_options_of_a_shown_command_exist(page, line, capsys):
     words = shlex.split(line)[1:]

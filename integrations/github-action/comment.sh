@@ -11,16 +11,23 @@ code=0
 [ "$code" -le 1 ] || exit "$code"
 cat "$report" >>"${GITHUB_STEP_SUMMARY:-/dev/null}"
 
-if grep -q '^<!-- legroom plan -->' "$report"; then
-  comments=repos/$GITHUB_REPOSITORY/issues/$PR_NUMBER/comments
-  # GitHub takes 65,536 characters.
-  head -c 60000 "$report" >"$report.cut" && mv "$report.cut" "$report"
-  known=$(gh api --paginate "$comments" --jq '.[] | select(.body | startswith("<!-- legroom plan -->")) | .id' | head -n 1)
+comments=repos/$GITHUB_REPOSITORY/issues/$PR_NUMBER/comments
+
+comment() {
+  local known
+  known=$(gh api --paginate "$comments" --jq '.[] | select(.body | startswith("<!-- legroom plan -->")) | .id') || return
+  known=${known%%$'\n'*}
   if [ -n "$known" ]; then
+    # What the comment said of an earlier push may no longer be so.
+    grep -q '^<!-- legroom plan -->' "$report" || sed -i '1s/^/<!-- legroom plan -->\n/' "$report"
     gh api --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$known" -F "body=@$report" >/dev/null
-  else
+  elif grep -q '^<!-- legroom plan -->' "$report"; then
     gh api --method POST "$comments" -F "body=@$report" >/dev/null
   fi
-fi
+}
+
+# GitHub takes 65,536 characters.
+head -c 60000 "$report" >"$report.cut" && mv "$report.cut" "$report"
+comment || echo "::warning::the comment was not written: the token of a pull request from a fork may only read. The job's summary has the plan."
 [ "${LEGROOM_FAIL:-true}" = true ] || exit 0
 exit "$code"

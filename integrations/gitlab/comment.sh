@@ -13,16 +13,19 @@ code=0
 [ "$code" -le 1 ] || exit "$code"
 cat "$report"
 
-if grep -q '^<!-- legroom plan -->' "$report" && [ -n "${LEGROOM_TOKEN:-}" ]; then
+if [ -n "${LEGROOM_TOKEN:-}" ]; then
   notes=$CI_API_V4_URL/projects/$CI_PROJECT_ID/merge_requests/$CI_MERGE_REQUEST_IID/notes
   ask=(curl --silent --show-error --fail --header "PRIVATE-TOKEN: $LEGROOM_TOKEN")
-  known=$("${ask[@]}" "$notes?per_page=100" | python3 -c '
+  # Its own note is among the first: it comes with the first push.
+  known=$("${ask[@]}" "$notes?per_page=100&sort=asc&order_by=created_at" | python3 -c '
 import json, sys
 notes = [note["id"] for note in json.load(sys.stdin) if note["body"].startswith("<!-- legroom plan -->")]
 print(notes[0] if notes else "")')
   if [ -n "$known" ]; then
+    # What the note said of an earlier push may no longer be so.
+    grep -q '^<!-- legroom plan -->' "$report" || sed -i '1s/^/<!-- legroom plan -->\n/' "$report"
     "${ask[@]}" --request PUT --data-urlencode "body@$report" "$notes/$known" >/dev/null
-  else
+  elif grep -q '^<!-- legroom plan -->' "$report"; then
     "${ask[@]}" --request POST --data-urlencode "body@$report" "$notes" >/dev/null
   fi
 fi

@@ -10,6 +10,7 @@ import json
 import re
 import types
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -265,10 +266,16 @@ def _restored(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, dict):
             raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-        hints = get_type_hints(kind)
-        names = {entry.name for entry in fields(kind)}
-        return kind(**{name: _restored(hints[name], inner) for name, inner in value.items() if name in names})
+        known = _types_of(kind)
+        return kind(**{name: _restored(known[name], inner) for name, inner in value.items() if name in known})
     return _checked(kind, origin, value)
+
+
+@cache
+def _types_of(kind: type) -> dict[str, Any]:
+    """By field. A record has tens of thousands of blocks, and a class's hints are compiled each time they are read."""
+    hints = get_type_hints(kind)
+    return {entry.name: hints[entry.name] for entry in fields(kind)}
 
 
 def _checked(kind: Any, origin: Any, value: Any) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
+from loopback import listening
 
 from legroom.actions.drain import (
     CommandDrain,
@@ -81,19 +82,10 @@ def with_guard(status, work, tls=None, **checking):
         return web.json_response({"draining": True, "running": 2, "waiting": 1})
 
     async def go():
-        app = web.Application()
-        app.router.add_post("/-/legroom/drain", drain)
-        app.router.add_get("/-/legroom/status", state)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]
-        try:
+        routes = web.post("/-/legroom/drain", drain), web.get("/-/legroom/status", state)
+        async with listening(*routes, tls=tls) as port:
             url = f"https://localhost:{port}/" if tls else f"http://127.0.0.1:{port}/"
             return await work(GuardDrain(url, "t0ken", **checking))
-        finally:
-            await runner.cleanup()
 
     return heard, go
 

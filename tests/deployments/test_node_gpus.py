@@ -86,13 +86,32 @@ LLM_INFERENCE_SERVICE = """\
     """
 
 
-def test_an_llm_inference_service_is_read_as_the_command_kserve_makes_of_it():
-    service = server(LLM_INFERENCE_SERVICE)
+SEVERAL_NODES = LLM_INFERENCE_SERVICE + "  worker: {containers: [{name: main}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("service", "passed_on"),
+    [
+        (LLM_INFERENCE_SERVICE, ["--tensor-parallel-size=4"]),
+        (SEVERAL_NODES, ["--tensor-parallel-size=4", "--enable-expert-parallel"]),
+    ],
+)
+def test_an_llm_inference_service_is_read_as_the_command_kserve_makes_of_it(service, passed_on):
+    service = server(service)
     assert [word.text for word in service.words] == [
-        "vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct", "--tensor-parallel-size=4", "--enable-expert-parallel",
-        "--max-model-len", "8192",
+        "vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct", *passed_on, "--max-model-len", "8192",
     ]  # fmt: skip
     assert (service.gpus, service.gpu_names, service.memory_limit_bytes) == (4, ("NVIDIA-L40S",), 64 << 30)
+
+
+def test_parallel_sizes_that_kserve_keeps_from_a_vllm_on_one_node_are_remarked_on():
+    assert [remark.partition(":")[0] for remark in server(LLM_INFERENCE_SERVICE).remarks] == [
+        "KServe before 0.20 does not pass spec.parallelism.tensor on to a vLLM on one node",
+        "KServe up to 0.20 does not pass spec.parallelism.expert on to a vLLM on one node",
+    ]
+    told = LLM_INFERENCE_SERVICE.replace("8192", "8192 --tensor-parallel-size 4 --enable-expert-parallel")
+    own_templates = LLM_INFERENCE_SERVICE.replace("spec:", "spec:\n      baseRefs: [{name: ours}]")
+    assert not server(told).remarks + server(SEVERAL_NODES).remarks + server(own_templates).remarks
 
 
 def test_an_llm_inference_service_with_its_own_command_is_read_as_that():
@@ -125,3 +144,22 @@ def test_a_kubeai_model_of_another_engine_starts_no_vllm():
         "apiVersion: kubeai.org/v1\nkind: Model\nmetadata: {name: q}\nspec: {url: 'ollama://gemma2', engine: OLlama}\n"
     )
     assert not [server for part in read_file("m.yaml", text, latest()) for server in part.servers]
+
+
+def test_the_gpus_of_an_llm_inference_service_are_those_of_all_its_nodes():
+    wide = SEVERAL_NODES.replace("tensor: 4, expert: true", "tensor: 1, data: 16, dataLocal: 4, expert: true")
+    assert server(wide).gpus == 16
+
+
+def test_a_ray_cluster_whose_containers_only_start_ray_starts_no_server():
+    cluster = textwrap.dedent("""\
+        apiVersion: ray.io/v1
+        kind: RayCluster
+        metadata: {name: r}
+        spec:
+          headGroupSpec:
+            template:
+              spec:
+                containers: [{name: ray-head, image: "vllm/vllm-openai:v0.11.0"}]
+        """)
+    assert not [server for part in read_file("manifest.yaml", cluster, latest()) for server in part.servers]

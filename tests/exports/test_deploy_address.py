@@ -6,6 +6,7 @@ import shutil
 import socketserver
 import subprocess
 import threading
+import tomllib
 
 import pytest
 import yaml
@@ -78,8 +79,10 @@ def test_an_old_release_with_tls_is_drained_through_it():
 
 
 def test_the_sidecar_takes_the_certificate_of_the_server():
-    watch = pod(*TLS, with_sidecar=True)["spec"]["containers"][1]["command"]
-    assert watch == ["legroom", "watch", "--daemon", "--insecure", "https://127.0.0.1:8000"]
+    documents = yaml.safe_load_all(text(kubernetes, *TLS, with_sidecar=True))
+    settings = next(document["data"]["watch.toml"] for document in documents if document["kind"] == "ConfigMap")
+    (server,) = tomllib.loads(settings)["servers"]
+    assert server == {"url": "https://127.0.0.1:8000", "verify_tls": False}
 
 
 @pytest.mark.parametrize("module", INSIDE)

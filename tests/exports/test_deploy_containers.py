@@ -188,9 +188,9 @@ def test_the_sidecar_of_a_pod_has_a_place_for_its_journal(model):
     asked = ExportRequest(latest(), plan_from_json(made), {"with_sidecar": True})
     documents = list(yaml.safe_load_all(kubernetes.files(asked)[-1].text))
     pod = next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]["spec"]
-    (mount,) = pod["containers"][1]["volumeMounts"]
-    assert mount["mountPath"] == "/root/.local/share/legroom"
-    assert mount["name"] in [volume["name"] for volume in pod["volumes"]]
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][1]["volumeMounts"]}
+    assert mounts.keys() == {"/root/.local/share/legroom", "/etc/legroom"}
+    assert set(mounts.values()) <= {volume["name"] for volume in pod["volumes"]}
 
 
 # compose

@@ -17,6 +17,7 @@ from legroom.exports.prometheus import rules
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
+from legroom.sidecar.config import read_config
 
 FLEETS = [
     {"replicas": "3"},
@@ -61,6 +62,19 @@ def test_only_a_fleet_has_a_disruption_budget():
     assert of_kind("8b-h100", "PodDisruptionBudget", replicas="2")["spec"]["maxUnavailable"] == 1
 
 
+def test_replicas_are_spread_over_nodes_where_there_are_enough():
+    (constraint,) = pod("8b-h100", replicas="2")["topologySpreadConstraints"]
+    labels = of_kind("8b-h100", "Deployment", replicas="2")["spec"]["template"]["metadata"]["labels"]
+    assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert "topologySpreadConstraints" not in pod("8b-h100")
+
+
+def test_an_empty_answer_of_prometheus_does_not_scale_down():
+    """KEDA takes a query without series for 0 unless it is told otherwise."""
+    assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in scaled("8b-h100")["triggers"])
+
+
 def test_a_restricted_pod_writes_only_to_its_volumes():
     spec = pod("8b-h100", restricted=True)
     first = spec["containers"][0]
@@ -94,6 +108,12 @@ def test_a_slower_start_keeps_the_pools_emptier_and_the_replicas_longer():
     assert window(slow) > window(fast) >= 2 * planned_server(planned("70b-tp4")).times.checkpoint_bytes / 5e9
 
 
+def test_a_burst_scales_nothing_up():
+    for disk_speed, least_s in (("2GB/s", 30), ("100MB/s", 60)):
+        behavior = scaled("70b-tp4", disk_speed=disk_speed)["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior["scaleUp"]["stabilizationWindowSeconds"] >= least_s
+
+
 def test_the_scaler_owns_the_number_of_replicas():
     assert "replicas" not in of_kind("8b-h100", "Deployment", autoscale="6")["spec"]
 
@@ -106,7 +126,7 @@ def test_the_queries_are_in_the_names_of_the_release():
 
 def test_prometheus_takes_the_queries_of_scalers_and_of_the_fleet_view(promtool, tmp_path):
     asked = [trigger["metadata"]["query"] for name in NAMES_OF_FLEETS for trigger in scaled(name)["triggers"]]
-    asked += fleet_queries('job="vllm"', "1h").values()
+    asked += fleet_queries('job="vllm"', 3600).values()
     made = [{"record": f"r{number}", "expr": query} for number, query in enumerate(asked)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": made}]}))
     done = subprocess.run([promtool, "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, check=False)
@@ -148,6 +168,20 @@ def test_the_pod_monitor_selects_what_the_manifests_label():
     assert monitor["podMetricsEndpoints"][0]["port"] in [port["name"] for port in ports]
 
 
+def test_the_pod_monitor_scrapes_the_sidecar_under_a_job_of_its_own(tmp_path):
+    """Under the servers' job it would count as a server that lacks vLLM's series."""
+    text = rules.files(ExportRequest(release("0.32.0"), None, {"operator": True}))[0].text
+    monitor = next(document for document in yaml.safe_load_all(text) if document["kind"] == "PodMonitor")
+    endpoint = monitor["spec"]["podMetricsEndpoints"][1]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "legroom-watch"}]
+    sidecar = pod("8b-h100", with_sidecar=True)["containers"][1]
+    assert endpoint["port"] in [port["name"] for port in sidecar["ports"]]
+    written = of_kind("8b-h100", "ConfigMap", with_sidecar=True)["data"]["watch.toml"]
+    (tmp_path / "watch.toml").write_text(written)
+    config = read_config(tmp_path / "watch.toml")
+    assert (config.host, config.port) == ("0.0.0.0", sidecar["ports"][0]["containerPort"])
+
+
 def test_a_service_monitor_is_written_in_place_of_the_pod_monitor_where_asked():
     (file,) = rules.files(ExportRequest(None, None, {"operator": True, "monitor": "service"}))
     made = list(yaml.safe_load_all(file.text))
@@ -176,6 +210,36 @@ def test_an_llm_inference_service_is_valid_and_leaves_to_kserve_what_it_writes(n
     check(document)
     assert not {"--port", "--tensor-parallel-size", "--served-model-name"} & set(shell_words(document))
     assert document["spec"]["parallelism"]["tensor"] == planned(name).args["tensor_parallel_size"]
+
+
+def kserve_pod(which, **options):
+    (file,) = kserve.files(request(which, **options))
+    return yaml.safe_load(file.text)["spec"]["template"]
+
+
+def test_kserve_downloads_with_the_token():
+    """Its own init container fetches the model; vLLM gets a folder."""
+    made = kserve_pod("8b-h100")
+    (downloader,) = made["initContainers"]
+    assert downloader["name"] == "storage-initializer"
+    assert [item["name"] for item in downloader["env"]] == ["HF_TOKEN"]
+    assert "HF_TOKEN" not in [item["name"] for item in made["containers"][0]["env"]]
+
+
+def test_vllms_image_does_not_run_as_root_where_kserve_refuses_it():
+    made = kserve_pod("8b-h100")["containers"][0]
+    assert made["securityContext"]["runAsUser"] and "USER" in [item["name"] for item in made["env"]]
+    assert "securityContext" not in kserve_pod("8b-h100", image="mine/vllm:1")["containers"][0]
+
+
+def test_kserve_gives_several_ranks_their_shared_memory():
+    (volume,) = kserve_pod("70b-tp4")["volumes"]
+    assert volume["name"] == "dshm" and int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) > 1
+
+
+def test_kserve_drains_as_long_as_was_asked_for():
+    """Its template tells vLLM the grace period less 20 s."""
+    assert kserve_pod("8b-h100", drain="120")["terminationGracePeriodSeconds"] == 140
 
 
 def test_json_in_a_flag_survives_the_shell_of_kserve():

@@ -92,8 +92,16 @@ def test_nodes_that_share_ranks_are_told_their_rank_and_the_first_of_them(words)
     assert value_of(leader, "--nnodes") == value_of(worker, "--nnodes") == "2"
     assert value_of(leader, "--node-rank") == "0"
     assert value_of(worker, "--node-rank") == "$(LWS_WORKER_INDEX)"
-    assert value_of(leader, "--master-addr") == value_of(worker, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
+    assert value_of(worker, "--master-addr") == "$(LWS_LEADER_ADDRESS)"
     assert "--headless" in words_of(worker) and "--headless" not in words_of(leader)
+
+
+@pytest.mark.parametrize(("make", "flag"), [(dense, "--master-addr"), (wide, "--data-parallel-address")])
+def test_the_first_pod_listens_at_its_own_address(make, flag):
+    """libzmq gives up at once on a name that the cluster's DNS does not have yet."""
+    _, leader, _ = group(make())
+    address = next(item for item in leader["containers"][0]["env"] if f"$({item['name']})" == value_of(leader, flag))
+    assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
 def test_a_group_has_the_cards_of_one_node_in_each_pod():
@@ -107,7 +115,7 @@ def test_each_node_of_wide_expert_parallelism_starts_its_own_copies():
     spec, leader, worker = group(wide())
     assert spec["size"] == 2
     assert value_of(leader, "--data-parallel-size-local") == "8"
-    assert value_of(leader, "--data-parallel-address") == "$(LWS_LEADER_ADDRESS)"
+    assert value_of(worker, "--data-parallel-address") == "$(LWS_LEADER_ADDRESS)"
     assert "--data-parallel-start-rank" not in words_of(leader)
     # Kubernetes makes one dollar of two; then the shell computes the first copy of the node.
     command = [word.replace("$$", "$") for word in worker["containers"][0]["command"]]
@@ -149,6 +157,51 @@ def test_the_pods_start_together_and_end_together():
     assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
 
 
+def test_a_worker_has_no_flag_that_headless_refuses():
+    """vLLM 0.32 (entrypoints/cli/serve.py): --api-server-count cannot be used with --headless."""
+    _, first, other = group(wide("--api-server-count", "4"))
+    assert value_of(first, "--api-server-count") == "4"
+    assert "--headless" in words_of(other) and "--api-server-count" not in words_of(other)
+
+
+def test_nodes_wait_for_each_other_as_long_as_a_start_may_take():
+    """A node that downloaded faster waits in a collective, which PyTorch ends after ten minutes by itself."""
+    _, first, other = group(wide())
+    tries = first["containers"][0]["startupProbe"]["failureThreshold"]
+    for pod in (first, other):
+        for flag in ("--distributed-timeout-seconds", "--cpu-distributed-timeout-seconds"):
+            assert int(value_of(pod, flag)) == tries * 10
+
+
+def test_a_wait_that_was_chosen_stays():
+    _, first, _ = group(wide("--distributed-timeout-seconds", "900"))
+    assert words_of(first).count("--distributed-timeout-seconds") == 1
+    assert value_of(first, "--distributed-timeout-seconds") == "900"
+
+
+def test_a_group_that_starts_anew_finds_its_downloads():
+    spec, first, other = group(wide())
+    (claim,) = spec["volumeClaimTemplates"]
+    for pod in (first, other):
+        assert claim["metadata"]["name"] in {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert claim["metadata"]["name"] not in {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_volume_has_room_for_the_checkpoint_once():
+    """689 GB of files (deepseek-ai/DeepSeek-V3 on the Hub); the sixteen cards together hold 992 GB of them."""
+    spec, _, _ = group(wide())
+    gib = int(spec["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
+    assert 689e9 / 2**30 < gib < 800
+
+
+def test_the_name_of_a_set_leaves_room_for_what_its_pods_are_labelled_with():
+    """A StatefulSet's name, a dash and ten letters of its revision make a label of at most 63."""
+    longest = "vllm-" + "a" * 46
+    first, second = (of_kind(wide(name=name), "LeaderWorkerSet") for name in (f"{longest}b", f"{longest}c"))
+    names = {made["metadata"]["name"] for made in (first, second)}
+    assert len(names) == 2 and max(map(len, names)) + len("-9999") <= 63 - 11
+
+
 def test_the_set_does_not_take_the_name_of_the_service():
     """The set makes a headless Service of its own name."""
     made = dense()
@@ -166,6 +219,14 @@ def test_ray_is_a_ray_cluster_whose_head_waits_for_all_cards():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_ray_worker_is_not_probed_by_what_its_image_lacks():
+    """KubeRay gives pods without probes its own, which need wget and Ray's dashboard agent."""
+    made = of_kind(EVERY_KIND["ray"](), "RayCluster")
+    worker = made["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert worker[probe]["exec"]["command"] == ["/bin/true"]
+
+
 def test_an_image_without_ray_is_said_to_need_one():
     text = kubernetes.files(dense("--distributed-executor-backend", "ray"))[-1].text
     assert "has no Ray from 0.18.0 on" in " ".join(text.replace("#", "").split())
@@ -179,8 +240,9 @@ def test_an_image_without_ray_is_said_to_need_one():
         (lambda: wide("--data-parallel-size-local", "5"), "do not make whole nodes of 5"),
         (lambda: asked("llama-3.1-405b", "h100", flags={**BIG, "vllm": "0.10.2"}), "only with Ray"),
         (lambda: dense(gpus_per_node="0"), "--gpus-per-node"),
+        (lambda: wide("--data-parallel-multi-port-external-lb"), "a port for every copy"),
     ],
-    ids=["ray replicas", "nnodes", "copies", "old release", "cards"],
+    ids=["ray replicas", "nnodes", "copies", "old release", "cards", "many ports"],
 )
 def test_what_no_group_can_be_is_refused(made, expected):
     with pytest.raises(LegroomError, match=expected):

@@ -9,7 +9,8 @@ from itertools import groupby
 import pytest
 import yaml
 from planned import planned
-from rule_cases import CASES, HEALTHY, OWN_CASES, WEEK_CASES, growing, in_turn, level, second
+from rule_cases import CASES, OWN_CASES, WEEK_CASES
+from scraped_servers import HEALTHY, growing, in_turn, level, second
 
 from legroom.exports.grafana import dashboard as grafana
 from legroom.exports.prometheus import rules as prometheus

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from spawned import Spawned
 
 
 def deployment(
@@ -43,18 +42,15 @@ def review(thing: dict, operation: str = "CREATE", old: dict | None = None, name
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-class RunningGate:
+class RunningGate(Spawned):
     def __init__(self, folder: Path, *words: str) -> None:
         from legroom.exports.gate.certificates import new_authority, new_certificate
 
         self.folder, self.authority = folder, new_authority()
         (folder / "ca.crt").write_bytes(self.authority.certificate)
         self.write(new_certificate(self.authority, ["localhost", "legroom-gate.legroom.svc"]))
-        command = [sys.executable, "-m", "legroom", "gate", "--host", "127.0.0.1", "--port", "0", "--json"]
-        command += ["--tls-dir", str(folder), "--processes", "1", "--deadline", "30", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.port = int(json.loads(self.process.stdout.readline())["url"].rpartition(":")[2].partition("/")[0])
+        address = ("--host", "127.0.0.1", "--port", "0", "--tls-dir", str(folder))
+        super().__init__("gate", *address, "--processes", "1", "--deadline", "30", *words)
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
 
     def write(self, pair: Any) -> None:
@@ -79,8 +75,3 @@ class RunningGate:
     def figure(self, series: str) -> float:
         lines = self.raw("GET", "/metrics")[1].decode().splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
-
-    def end(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, errors

@@ -256,3 +256,44 @@ def test_a_probe_that_ends_a_first_start_is_warned_of(gate):
     response = gate.ask(thing)
     assert response["allowed"] is True
     assert "A start is given 75 s" in response["warnings"][0]
+
+
+def test_gpus_that_no_rank_uses_are_warned_of(gate):
+    thing = deployment(*FITS)
+    thing["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "It is given 2 GPUs and uses 1" in response["warnings"][0]
+
+
+def test_what_kserve_does_not_pass_on_to_vllm_is_warned_of(gate):
+    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L40S"},
+           "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}  # fmt: skip
+    spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "parallelism": {"tensor": 2}, "template": pod}
+    thing = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService", "metadata": {"name": "q"},
+             "spec": spec}  # fmt: skip
+    response = gate.ask(thing)
+    assert response["allowed"] is True
+    assert "KServe before 0.20 does not pass spec.parallelism.tensor on" in response["warnings"][0]
+
+
+@pytest.mark.parametrize("image", ["aibrix/vllm-openai:v0.11.0-edb07092-20250118", "vllm/vllm-omni:v0.11.0"])
+def test_a_flag_of_another_build_is_no_reason_to_refuse(gate, image):
+    assert gate.ask(deployment(*FITS, "--made-up-flag", image=image))["allowed"] is True
+
+
+@pytest.mark.parametrize("image", ["vllm/vllm-openai-cpu:v0.11.0", "vllm/vllm-tpu:latest", "opea/vllm-gaudi:1.22.0"])
+def test_a_server_on_other_hardware_is_none_of_its_business(gate, image):
+    response = gate.ask(deployment(image=image, gpu=None))
+    assert response == {"uid": response["uid"], "allowed": True}
+
+
+def test_a_model_over_several_nodes_of_kserve_is_not_refused_for_the_gpus_of_one(gate):
+    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"},
+           "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}  # fmt: skip
+    spec = {"model": {"uri": "hf://deepseek-ai/DeepSeek-V2-Lite"}, "template": pod, "worker": pod,
+            "parallelism": {"data": 16, "dataLocal": 8, "expert": True, "tensor": 1}}  # fmt: skip
+    thing = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService", "metadata": {"name": "d"},
+             "spec": spec}  # fmt: skip
+    response = gate.ask(thing)
+    assert response == {"uid": response["uid"], "allowed": True}

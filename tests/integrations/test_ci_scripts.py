@@ -168,6 +168,23 @@ def test_the_github_action_writes_over_its_own_comment(changed):
     assert "--method PATCH repos/o/r/issues/comments/4711" in calls
 
 
+def test_the_github_action_takes_back_what_no_longer_holds(repository):
+    base = repository.commit(readme__md="x")
+    done, calls = github(repository, base, repository.commit(readme__md="y"), known="4711")
+    assert done.returncode == 0, done.stderr
+    assert "--method PATCH repos/o/r/issues/comments/4711" in calls
+    assert "<!-- legroom plan -->\nNo changed file starts a vLLM server." in calls
+
+
+def test_a_token_that_may_only_read_does_not_fail_the_github_action(changed):
+    repository, base, head = changed
+    program(repository.folder.parent / "bin" / "gh", "exit 1")
+    variables = {"BASE_SHA": base, "HEAD_SHA": head, "PR_NUMBER": "7", "GITHUB_REPOSITORY": "o/r"}
+    done = repository.run("github-action/comment.sh", LEGROOM_FAIL="false", **variables)
+    assert done.returncode == 0, done.stderr
+    assert "::warning::the comment was not written" in done.stdout
+
+
 def test_the_github_action_is_valid_and_names_its_script():
     action = yaml.safe_load((ROOT / "github-action" / "action.yml").read_text())
     assert action["runs"]["using"] == "composite"
@@ -193,6 +210,13 @@ def test_the_gitlab_snippet_comments_and_fails(changed):
     assert done.returncode == 1, done.stderr
     assert "--request POST" in calls
     assert "https://gitlab.example/api/v4/projects/5/merge_requests/9/notes" in calls
+
+
+def test_the_gitlab_snippet_says_nothing_where_no_server_changes(repository):
+    base = repository.commit(readme__md="x")
+    done, calls = gitlab(repository, base, repository.commit(readme__md="y"))
+    assert done.returncode == 0, done.stderr
+    assert "--request" not in calls
 
 
 def test_the_gitlab_snippet_writes_over_its_own_note(changed):

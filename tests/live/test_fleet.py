@@ -7,7 +7,9 @@ import json
 import pytest
 from aiohttp import web
 
+from legroom.cli.watch_fleet import fleet_queries
 from legroom.live.fleet import FleetView, GroupKey, ServerUse, fleet_view
+from legroom.live.metrics.prometheus_source import server_of_labels
 
 KEY = GroupKey("llama", "h100", "0.32.0")
 
@@ -39,6 +41,26 @@ def test_a_queue_for_the_pool_keeps_every_server() -> None:
     crowded = [*uses(9), ServerUse("full", KEY, 100_000, 0.9, 1.0, 20.0, 40.0)]
     group = only(fleet_view(crowded, {KEY: 3.0}, 3600))
     assert group.queued and group.spare == 0
+
+
+def test_a_queue_that_lasts_keeps_every_server_whatever_the_pools_say() -> None:
+    """It waits for a place in the batch: what waits needs room that no use shows."""
+    capped = [*uses(3), ServerUse("capped", KEY, 100_000, 0.15, 0.15, 16.0, peak_waiting=30.0, mean_waiting=30.0)]
+    assert only(fleet_view(capped, {KEY: 0.6}, 3600)).spare == 0
+    burst = [*uses(3), ServerUse("burst", KEY, 100_000, 0.15, 0.15, 16.0, peak_waiting=30.0, mean_waiting=0.1)]
+    assert only(fleet_view(burst, {KEY: 0.6}, 3600)).spare == 3
+
+
+@pytest.mark.parametrize(("window_s", "step"), [(60, "1m"), (3600, "1m"), (7 * 86_400, "6m")])
+def test_no_peak_lies_between_two_moments_that_are_compared(window_s: float, step: str) -> None:
+    demand = fleet_queries("", window_s)["demand"]
+    assert f"[{step}]" in demand and demand.endswith(f":{step}])")
+
+
+def test_pods_of_one_name_in_two_clusters_are_two_servers() -> None:
+    pod = {"namespace": "prod", "pod": "vllm-0"}
+    assert server_of_labels({**pod, "cluster": "a"}) != server_of_labels({**pod, "cluster": "b"})
+    assert server_of_labels(pod) == "prod/vllm-0"
 
 
 def test_the_last_server_of_a_group_stays() -> None:

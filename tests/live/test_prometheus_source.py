@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from loopback import listening
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.prometheus_source import PrometheusSource
@@ -47,24 +48,14 @@ def ask(
     """What each of several rounds of looks brings; `between` changes the fake after the first."""
 
     async def run() -> list[list[Look]]:
-        app = web.Application()
-        app.router.add_post("/prom/api/v1/query", fake.query)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        source = PrometheusSource(f"http://u:secret@127.0.0.1:{port}/prom", **options)
-        source.expect(expected)
         rounds = []
-        try:
-            async with open_session() as session:
-                for number, time_s in enumerate(times_s):
-                    rounds.append(await source.looks(session, time_s))
-                    if number == 0 and between:
-                        between()
-        finally:
-            await runner.cleanup()
+        async with listening(web.post("/prom/api/v1/query", fake.query)) as port, open_session() as session:
+            source = PrometheusSource(f"http://u:secret@127.0.0.1:{port}/prom", **options)
+            source.expect(expected)
+            for number, time_s in enumerate(times_s):
+                rounds.append(await source.looks(session, time_s))
+                if number == 0 and between:
+                    between()
         return rounds
 
     return asyncio.run(run())
@@ -173,20 +164,13 @@ def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
     lost: list[Series] = [({"__name__": "up", "instance": "a:8000"}, 0.0)]
 
     async def run() -> list[Look]:
-        app = web.Application()
-        app.router.add_post("/api/v1/query", fake.query)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        source, seen = PrometheusSource(f"http://127.0.0.1:{port}"), []
-        async with open_session() as session:
+        seen: list[Look] = []
+        async with listening(web.post("/api/v1/query", fake.query)) as port, open_session() as session:
+            source = PrometheusSource(f"http://127.0.0.1:{port}")
             for time_s in range(100, 150, 5):  # scraped every 15 s; from 130 on the scrapes fail
                 fake.scraped_s["a:8000"] = 100.0 + (time_s - 100) // 15 * 15
                 fake.series = lost if time_s >= 130 else fake.series
                 seen += await source.looks(session, float(time_s))
-        await runner.cleanup()
         return seen
 
     assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
@@ -273,3 +257,14 @@ def test_of_a_large_fleet_a_scrape_in_fifteen_seconds_is_taken_a_third_of_the_se
     first, *turns = _looks_at(600, (100.0, 105.0, 110.0, 115.0, 120.0, 125.0, 130.0))
     assert first == sum(turns[:3]) == sum(turns[3:]) == 600
     assert all(150 < turn < 250 for turn in turns)
+
+
+def test_after_a_pause_a_large_fleet_is_taken_in_turns_again() -> None:
+    """All servers are due then; taken at once, they would be due at once from then on."""
+    _, after_the_pause, *turns = _looks_at(600, (100.0, 160.0, 165.0, 170.0, 175.0, 180.0, 185.0, 190.0))
+    assert after_the_pause == 600
+    assert max(turns) < 250 and sum(turns[2:5]) == 600
+
+
+def test_a_large_fleet_that_is_looked_at_seldom_is_taken_whole() -> None:
+    assert _looks_at(600, (100.0, 130.0, 160.0)) == [600, 600, 600]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from loopback import listening
 
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
@@ -33,22 +34,11 @@ def prometheus() -> Path:
     return Path(program)
 
 
-async def serve(*bodies: str) -> tuple[list[web.AppRunner], list[int]]:
-    runners, ports = [], []
-    for body in bodies:
+def showing(text: str) -> contextlib.AbstractAsyncContextManager[int]:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text=text)
 
-        async def handler(_: web.Request, text: str = body) -> web.Response:
-            return web.Response(text=text)
-
-        app = web.Application()
-        app.router.add_get("/metrics", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        runners.append(runner)
-        ports.append(site._server.sockets[0].getsockname()[1])  # type: ignore[union-attr]
-    return runners, ports
+    return listening(web.get("/metrics", handler))
 
 
 def config(ports: list[int]) -> str:
@@ -83,7 +73,9 @@ def free_port() -> int:
 
 def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: Path, tmp_path: Path) -> None:
     async def run() -> None:
-        runners, ports = await serve(REAL.read_text(), OLD)
+        stopping, servers = contextlib.AsyncExitStack(), contextlib.AsyncExitStack()
+        ports = [await servers.enter_async_context(showing(REAL.read_text()))]
+        ports += [await stopping.enter_async_context(showing(OLD))]
         (tmp_path / "prometheus.yml").write_text(config(ports))
         port = free_port()
         process = subprocess.Popen(
@@ -101,13 +93,13 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
             assert (old.running, old.kv_use) == (2, 0.25)
             assert (new.api_server_rss_bytes, old.api_server_rss_bytes) == (616_931_328, None)
             assert abs(new.time_s - time.time()) < 10
-            await runners[1].cleanup()
+            await stopping.aclose()
             (gone,) = await until(source, 1, ScrapeFailure)
             assert gone.server == old.server
         finally:
             process.terminate()
             process.wait()
-            for runner in runners:
-                await runner.cleanup()
+            await stopping.aclose()
+            await servers.aclose()
 
     asyncio.run(run())

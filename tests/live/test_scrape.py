@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from loopback import listening
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.address import endpoint, masked_url
@@ -23,19 +24,9 @@ def ask(handler: Handler, timeout_s: float = 2.0, tls: ssl.SSLContext | None = N
     """What a look at a server with this handler brings."""
 
     async def run() -> Look:
-        app = web.Application()
-        app.router.add_get("/metrics", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        try:
-            async with open_session() as session:
-                address = f"{'https' if tls else 'http'}://user:secret@localhost:{port}"
-                return await look(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
-        finally:
-            await runner.cleanup()
+        async with listening(web.get("/metrics", handler), tls=tls) as port, open_session() as session:
+            address = f"{'https' if tls else 'http'}://user:secret@localhost:{port}"
+            return await look(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
 
     return asyncio.run(run())
 
@@ -197,14 +188,6 @@ def test_a_slow_server_of_a_fleet_holds_up_nobody_and_is_not_asked_twice() -> No
                 others_were_asked.set()
             return web.Response(text=METRICS)
 
-        app = web.Application()
-        app.router.add_get("/{name}/metrics", handler)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        targets = [Endpoint(f"http://127.0.0.1:{port}/{name}/metrics") for name in asked]
         slow: list[Look] = []
 
         def take(seen: Look) -> None:
@@ -212,13 +195,14 @@ def test_a_slow_server_of_a_fleet_holds_up_nobody_and_is_not_asked_twice() -> No
                 slow.append(seen)
                 slow_answered.set()
 
-        fleet = asyncio.create_task(scrape_fleet(targets, 0.02, take, timeout_s=60))
-        await others_were_asked.wait()
-        times = asked["slow"]
-        await slow_answered.wait()
-        fleet.cancel()
-        await asyncio.wait([fleet])
-        await runner.cleanup()
+        async with listening(web.get("/{name}/metrics", handler)) as port:
+            targets = [Endpoint(f"http://127.0.0.1:{port}/{name}/metrics") for name in asked]
+            fleet = asyncio.create_task(scrape_fleet(targets, 0.02, take, timeout_s=60))
+            await others_were_asked.wait()
+            times = asked["slow"]
+            await slow_answered.wait()
+            fleet.cancel()
+            await asyncio.wait([fleet])
         return slow[0], times
 
     seen, times = asyncio.run(run())

@@ -75,3 +75,21 @@ def test_blocks_never_overlap(sizes: list[int], data: st.DataObject) -> None:
     large = sorted((b.segment, b.offset, b.offset + b.size) for b in alive if b.segment >= 0)
     for before, after in pairwise(large):
         assert before[0] != after[0] or before[2] <= after[1]
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 30 * MIB), min_size=1, max_size=4), max_size=12),
+    st.sampled_from([(None, False), (20 * MIB, False), (None, True)]),
+)
+def test_tensors_that_are_kept_take_what_they_take_one_by_one(
+    groups: list[list[int]], kind: tuple[int | None, bool]
+) -> None:
+    together, apart = TorchAllocator(*kind), TorchAllocator(*kind)
+    for allocator in (together, apart):
+        allocator.free(allocator.allocate(50 * MIB))
+    for sizes in groups * 2:
+        together.keep(tuple(sizes))
+        for size in sizes:
+            apart.allocate(size)
+    assert (together.allocated_bytes, together.segments) == (apart.allocated_bytes, apart.segments)
+    assert together.peak_bytes == apart.peak_bytes

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from weight_cases import (
     A100,
     AWQ,
@@ -135,6 +137,21 @@ def test_ignored_modules_are_matched_by_name_glob_and_expression() -> None:
     assert not found.match("layers.3.mlp.gate_proj")
     assert not found.match("layers.2.self_attn.q_proj")
     assert found.match("layers.2.mlp.shared_experts.up_proj")
+
+
+@given(
+    st.lists(st.sampled_from((
+        "model.layers.1.self_attn.q_proj", "model.layers.12.mlp", "model.layers.1*", "model.layers.3.self_attn*",
+        "language_model.model.layers.104.*", "re:.*self_attn.*", "re:model.layers..\\.mlp.*", "*.layers.?.mlp*", "11",
+        "re:.*layers\\.[0-4]\\.mlp.*", "re:.*_pr[o]j$", "mtp*", "3.mlp", "*shared*", "re:.*layers\\.(2|33)\\..*",
+    )), max_size=3)
+)  # fmt: skip
+def test_layers_that_patterns_cannot_tell_apart_share_what_was_looked_up_for_one(names: list[str]) -> None:
+    scheme = quantization({"quantization_config": {**FP8_BLOCKS, "modules_to_not_convert": names}})
+    shared = Schemes(scheme, Anatomy())
+    for layer in (0, 1, 2, 3, 5, 9, 10, 11, 12, 20, 33, 40, 100, 104, 110):
+        for module in (LINEAR, EXPERTS):
+            assert shared.of(module, layer) == Schemes(scheme, Anatomy()).of(module, layer)
 
 
 def test_a_fused_module_is_ignored_when_one_of_its_parts_is() -> None:

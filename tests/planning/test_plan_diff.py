@@ -139,3 +139,11 @@ def test_a_wrong_call_is_said(tmp_path, capsys, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", *words]) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_a_tight_server_is_told_in_colour_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    code, out = diff(tmp_path, capsys, manifest(), manifest(length=24576))
+    assert code == 0
+    assert "fits -> \x1b[38;5;214;1mtight\x1b[0m" in out

@@ -3,7 +3,7 @@
 import math
 
 from legroom.live.journal.columns import COUNTERS, GAUGES, JournalPoint
-from legroom.render.incident_text import series
+from legroom.render.incident_text import curves
 
 
 def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
@@ -13,7 +13,7 @@ def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
 
 
 def running(*points: JournalPoint) -> list[float]:
-    return next(values for name, _, _, values, _, _ in series(points) if name == "running")
+    return next(list(curve.values) for curve in curves(points) if curve.name == "running")
 
 
 def test_looks_at_an_even_pace_are_drawn_as_they_are():

@@ -68,9 +68,12 @@ class Server:
     def start(self) -> None:
         say(_BANNER.format(pid=os.getpid()))
         say(_ARGS.format(pid=os.getpid(), args={"model": self.model, "max_model_len": self.length}))
+        reading, writing = os.pipe()
         self.engine = os.fork()
         if self.engine == 0:
-            be_engine(self)
+            be_engine(self, writing)
+        os.close(writing)
+        os.read(reading, 1)  # as vLLM: nothing is served before the engine is ready, or has failed
         time.sleep(float(os.environ.get("STAND_IN_START_S", "0.05")))
         if self.length > self.tokens:
             os.waitpid(self.engine, 0)
@@ -108,7 +111,7 @@ class Server:
         os._exit(0)
 
 
-def be_engine(server: Server) -> None:
+def be_engine(server: Server, ready: int) -> None:
     """The engine core; its worker below it. Neither looks at whether the API server lives."""
     if server.length > server.tokens:
         need, have = server.length / (1 << 14), server.tokens / (1 << 14)  # 64 KiB a token
@@ -118,8 +121,6 @@ def be_engine(server: Server) -> None:
     if worker == 0:
         while True:
             time.sleep(3600)
-    times = server.tokens / server.length
-    say(_SIZE.format(pid=os.getpid(), tokens=server.tokens, length=server.length, times=times))
 
     def stop(*_: object) -> None:
         os.kill(worker, signal.SIGKILL)
@@ -127,6 +128,9 @@ def be_engine(server: Server) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, lambda *_: bytearray(1 << 30))
+    times = server.tokens / server.length
+    say(_SIZE.format(pid=os.getpid(), tokens=server.tokens, length=server.length, times=times))
+    os.write(ready, b".")
     os.waitpid(worker, 0)
     os._exit(1)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
+from loopback import listening
 
 from legroom.actions.platform import ActionFailed
 from legroom.sidecar.notifier import FORMATS, Notification, Webhook, body_of, post
@@ -25,17 +26,8 @@ def posted(statuses, hook_format="json", path="/hook"):
         return web.Response(status=statuses[min(len(heard), len(statuses)) - 1])
 
     async def go():
-        app = web.Application()
-        app.router.add_post("/{any:.*}", take)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]
-        try:
+        async with listening(web.post("/{any:.*}", take)) as port:
             await post(Webhook(f"http://127.0.0.1:{port}{path}", hook_format), MESSAGE, first_pause_s=0.001)
-        finally:
-            await runner.cleanup()
 
     return heard, go
 

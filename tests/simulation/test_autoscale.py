@@ -8,7 +8,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.planning.scaling import scaling_policy
+from legroom.planning.scaling import SYNC_S, scaling_policy
 from legroom.simulation.autoscale import _Controller, autoscaled
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import fixed
@@ -48,6 +48,17 @@ def test_the_fleet_grows_with_the_load_and_shrinks_after_it():
 @pytest.mark.parametrize("start_s", [60.0, 300.0, 900.0])
 def test_the_policy_that_is_exported_does_not_flap(seed, start_s):
     assert run(day(seed=seed), start_s=start_s).flaps == 0
+
+
+def test_load_must_last_before_a_replica_is_asked_for():
+    """As the controller does it: of what was asked for within the window, the least counts."""
+    policy = scaling_policy(1, 8, 400.0, 4.0)
+    once, lasting = _Controller(policy, 1), _Controller(policy, 1)
+    for number in range(20):
+        once.decide(15.0 * number, 0.1, 40 if number == 10 else 0)
+        lasting.decide(15.0 * number, 0.1, 40 if number >= 10 else 0)
+    assert (once.replicas, lasting.replicas) == (1, 2)
+    assert lasting.changes[0][0] >= 150 + policy.up_window_s - SYNC_S
 
 
 def test_a_short_burst_costs_no_more_than_doubling():

@@ -163,6 +163,15 @@ def test_the_reason_goes_to_the_termination_log(nvidia_smi, tmp_path, capsys):
     assert (document["ok"], document["plan"]["verdict"]) == (False, "does_not_fit")
 
 
+def test_a_call_that_is_wrong_is_told_in_the_termination_log_too(nvidia_smi, tmp_path, capsys):
+    nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 400, 575.51.03")
+    log = tmp_path / "termination-log"
+    log.touch()
+    words = ["--termination-log", str(log), "--vllm", "0.11.0", "--", "nginx"]
+    assert main(["preflight", *words]) == 2
+    assert log.read_text().startswith("legroom preflight: no vLLM server in the command")
+
+
 def test_where_there_is_no_termination_log_none_is_made(nvidia_smi, tmp_path, capsys):
     nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 400, 575.51.03")
     words = ["--termination-log", str(tmp_path / "none"), "--vllm", "0.11.0", "--host-memory", "64GiB", "--warn-only"]

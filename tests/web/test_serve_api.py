@@ -6,13 +6,14 @@ import http.client
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from spawned import Spawned
 
 from legroom.cli.main import main
 
@@ -22,14 +23,9 @@ SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
 TOKEN = "sesame-open-up"
 
 
-class ServedApi:
+class ServedApi(Spawned):
     def __init__(self, *words: str, token: str = TOKEN) -> None:
-        command = [sys.executable, "-m", "legroom", "serve-api", "--port", "0", "--json", *words]
-        env = {**os.environ, "LEGROOM_API_TOKEN": token}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        assert self.process.stdout is not None
-        self.url = json.loads(self.process.stdout.readline())["url"]
-        self.port = int(self.url.rstrip("/").rpartition(":")[2])
+        super().__init__("serve-api", "--port", "0", *words, LEGROOM_API_TOKEN=token)
 
     def ask(self, method: str, path: str, body: object = None, host: str = "localhost", token: str = TOKEN):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -40,15 +36,18 @@ class ServedApi:
         answer = connection.getresponse()
         return answer.status, answer.read()
 
-    def end(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, errors
+    def wait_until_ready(self) -> None:
+        """The workers warm up beside the first answers: a probe asks until they have, and so does a test."""
+        deadline = time.monotonic() + 60
+        while self.ask("GET", "/readyz")[0] != 200:
+            assert time.monotonic() < deadline, "the server never became ready"
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[ServedApi]:
     server = ServedApi()
+    server.wait_until_ready()
     yield server
     server.end()
 
@@ -68,7 +67,6 @@ def test_lint_is_answered(api):
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
 def test_probes_and_prometheus_need_no_token(api, path):
-    api.ask("POST", "/api/plan", {"model": "llama-3.1-8b", "gpu": "h100"})
     assert api.ask("GET", path, token="", host="10.0.0.7:8401")[0] == 200
 
 
@@ -157,3 +155,21 @@ def test_a_generated_client_is_told_what_was_wrong(api, client_package):
     answer = generated(client_package, "api.default.plan").sync_detailed(client=client, body=request)
     assert answer.status_code == 422
     assert "nobody/nothing" in answer.parsed.error.message
+
+
+def test_a_server_that_has_answered_is_ready_while_it_still_warms_up(monkeypatch):
+    import asyncio
+
+    from starlette.testclient import TestClient
+
+    from legroom.web.app import create_app
+    from legroom.web.pool import WorkerPool
+
+    async def never(pool):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WorkerPool, "warm_up", never)
+    with TestClient(create_app(page=False), base_url="http://localhost") as client:
+        assert client.get("/readyz").status_code == 503
+        assert client.post("/api/plan", json={"model": "llama-3.1-8b", "gpu": "h100"}).status_code == 200
+        assert client.get("/readyz").status_code == 200

@@ -6,7 +6,6 @@ import http.client
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from metrics_server import Metrics, serving
+from spawned import Spawned
 
 from legroom.cli.main import main
 from legroom.web.security import Access, denial, is_loopback
@@ -24,13 +24,9 @@ SAMPLE = ROOT / "docs" / "samples" / "kv-too-small.log"
 PLAN = {"model": "llama-3.1-8b", "gpu": "h100"}
 
 
-class Served:
+class Served(Spawned):
     def __init__(self, *words: str) -> None:
-        command = [sys.executable, "-m", "legroom", "ui", "--port", "0", "--json", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.where = json.loads(self.process.stdout.readline())
-        self.port = int(self.where["url"].rstrip("/").rpartition(":")[2])
+        super().__init__("ui", "--port", "0", *words)
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, dict, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -39,11 +35,6 @@ class Served:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
-
-    def end(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGINT)
-        _, errors = self.process.communicate(timeout=20)
-        return self.process.returncode, errors
 
 
 @pytest.fixture(scope="module")

@@ -2,172 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import resource
 import signal
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
+from worker_stand_in import CACHED, CACHED_BEFORE_0_10, GIB, MIB, ModelRunner, fail_in_a_step, segment, step, written
 
 from legroom import black_box
 from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
-from legroom.errors import LegroomError
-from legroom.live import gpu_memory
-from legroom.worker import allocator, hooks, recorder, telemetry
-from legroom.worker import memory as worker_memory
+from legroom.worker import hooks, recorder, telemetry
 from legroom.worker.board import Board
 from legroom.worker.memory import WorkerMemory
 from legroom.worker.recorder import BlackBoxRecorder
-
-GIB, MIB = 1 << 30, 1 << 20
-UUID = "5c3d8f4e-0000-0000-0000-000000000001"
-
-
-def segment(size, *blocks, pool=(0, 0), device=0):
-    """As `torch.cuda.memory_snapshot` has it: blocks are (size, state)."""
-    allocated = sum(size for size, state in blocks if state == "active_allocated")
-    return {
-        "device": device, "total_size": size, "allocated_size": allocated, "segment_pool_id": pool,
-        "segment_type": "large", "is_expandable": False,
-        "blocks": [{"size": size, "state": state} for size, state in blocks],
-    }  # fmt: skip
-
-
-SEGMENTS = (
-    segment(4 * GIB, (3 * GIB, "active_allocated"), (GIB, "inactive")),
-    segment(2 * GIB, (GIB, "active_allocated"), (GIB // 2, "active_pending_free"), (GIB // 2, "inactive")),
-    segment(GIB, (GIB // 4, "active_allocated"), (3 * GIB // 4, "inactive"), pool=(0, 1)),
-    segment(8 * GIB, (8 * GIB, "inactive"), device=1),
-)
-COUNTS = {
-    "allocated_bytes.all.current": 4 * GIB, "reserved_bytes.all.current": 7 * GIB, "active_bytes.all.current": 5 * GIB,
-    "inactive_split_bytes.all.current": 2 * GIB, "allocated_bytes.all.peak": 6 * GIB, "num_alloc_retries": 3,
-    "num_ooms": 1,
-}  # fmt: skip
-
-
-@pytest.fixture
-def worker(monkeypatch, tmp_path):
-    """A process that is a worker with one GPU; what was reset is in `resets`."""
-    resets: list[int] = []
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        device_count=lambda: 1,
-        current_device=lambda: 0,
-        memory_stats=lambda device: dict(COUNTS),
-        memory_snapshot=lambda: list(SEGMENTS),
-        reset_peak_memory_stats=resets.append,
-        host_memory_stats=lambda: {"allocated_bytes.current": 5 * MIB},
-        get_device_properties=lambda device: SimpleNamespace(uuid=UUID, total_memory=80 * GIB),
-    )
-    torch = SimpleNamespace(cuda=cuda, __version__="2.9.0", version=SimpleNamespace(cuda="12.8", hip=None))
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", SimpleNamespace(_WORLD=SimpleNamespace(rank=0)))
-    platform = SimpleNamespace(_global_graph_pool=(0, 1))
-    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(_current_platform=platform))
-    card = gpu_memory.GpuMemory(3, "NVIDIA H200", f"GPU-{UUID}", 80 * GIB, 70 * GIB, ((os.getpid(), 8 * GIB), (1, GIB)))
-    monkeypatch.setattr(gpu_memory, "devices", lambda: (card,))
-    monkeypatch.setattr(allocator, "_PACED", allocator.PacedSums())
-    monkeypatch.setenv(recorder.FOLDER, str(tmp_path / "records"))
-    monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
-    return SimpleNamespace(cuda=cuda, resets=resets, records=tmp_path / "records")
-
-
-def written(worker):
-    return [read_record(path) for path in sorted(worker.records.glob("*.json"))]
-
-
-def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
-    (memory,) = worker_memory.read()
-    assert memory == WorkerMemory(
-        0, "3", 70 * GIB, 7 * GIB, 4 * GIB, 5 * GIB, 2 * GIB, GIB, GIB, GIB, GIB, 6 * GIB, 3,
-        memory.host_rss_bytes, 5 * MIB,
-    )  # fmt: skip
-
-
-def test_the_peak_is_that_since_the_last_look(worker):
-    worker_memory.read()
-    assert worker.resets == [0]
-
-
-def test_the_peak_is_left_alone_while_vllm_sizes_its_cache_by_it(worker, monkeypatch):
-    monkeypatch.setattr(worker_memory, "is_profiling", lambda: True)
-    worker_memory.read()
-    assert worker.resets == []
-
-
-def test_a_thread_that_measures_its_peak_is_seen_from_another():
-    code = """
-import threading, time
-from legroom.worker.memory import is_profiling
-def determine_available_memory():
-    time.sleep(30)
-threading.Thread(target=determine_available_memory, daemon=True).start()
-while not is_profiling(): time.sleep(0.01)
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=20, check=False).returncode == 0
-
-
-def test_segments_are_listed_no_more_often_than_they_cost(worker):
-    now, listed = [0.0], []
-
-    def snapshot():
-        listed.append(now[0])
-        now[0] += 0.01
-        return list(SEGMENTS)
-
-    worker.cuda.memory_snapshot = snapshot
-    paced = allocator.PacedSums(lambda: now[0])
-    for _ in range(12):
-        assert paced.read(worker.cuda, 0).largest_free_bytes == GIB
-        now[0] += 5
-    assert len(listed) == 3  # 10 ms each: every twenty seconds
-
-
-class ModelRunner:
-    """As vLLM's: knows its requests and the engine's settings."""
-
-    def __init__(self):
-        parameters = SimpleNamespace(logprobs=None, prompt_logprobs=5)
-        old = SimpleNamespace(prompt_token_ids=list(range(50)), sampling_params=SimpleNamespace(logprobs=2))
-        self.requests = {"old": old}
-        self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(model="org/model", max_model_len=4096, dtype="torch.bfloat16"),
-            cache_config=SimpleNamespace(gpu_memory_utilization=0.9, block_size=16, num_gpu_blocks=1000),
-            scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
-            parallel_config=SimpleNamespace(tensor_parallel_size=2),
-        )
-        self.new = SimpleNamespace(
-            req_id="new", prompt_token_ids=[7] * 2000, num_computed_tokens=0, sampling_params=parameters
-        )
-
-    def execute_model(self, scheduler_output, fail):
-        fail()
-
-
-CACHED = SimpleNamespace(req_ids=["old"], num_computed_tokens=[55])
-CACHED_BEFORE_0_10 = [SimpleNamespace(req_id="old", num_computed_tokens=55)]
-
-
-def step(runner, cached=CACHED):
-    return SimpleNamespace(
-        num_scheduled_tokens={"old": 1, "new": 2000}, total_num_scheduled_tokens=2001,
-        scheduled_new_reqs=[runner.new], scheduled_cached_reqs=cached,
-    )  # fmt: skip
-
-
-def fail_in_a_step(box, cached=CACHED):
-    runner = ModelRunner()
-    code = compile(
-        "def run(runner, output, fail):\n runner.execute_model(output, fail)", "/x/site-packages/vllm/a.py", "exec"
-    )
-    names: dict[str, object] = {}
-    exec(code, names)
-    names["run"](runner, step(runner, cached), lambda: box.out_of_memory(0, 2 * GIB, 80 * GIB, GIB // 2))
 
 
 @pytest.mark.parametrize("cached", [CACHED, CACHED_BEFORE_0_10])
@@ -457,54 +307,3 @@ def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)
-
-
-def test_a_record_is_read_as_it_was_written(worker):
-    fail_in_a_step(BlackBoxRecorder())
-    (record,) = written(worker)
-    assert black_box.parse_record(json.dumps(record.to_json())) == record
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"legroom": "recording"}', '{"legroom": "black box", "version": 99}',
-     '{"legroom": "black box", "version": 1}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "boom", "worker": {"pid": 1}}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": {"pid": "x"}}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": []}', "[" * 100_000],
-)  # fmt: skip
-def test_what_is_no_record_is_refused_with_a_reason(text):
-    with pytest.raises(LegroomError):
-        black_box.parse_record(text)
-
-
-def test_a_later_releases_keys_are_passed_over():
-    text = '{"legroom":"black box","version":1,"time_s":1,"trigger":"asked","worker":{"pid":1,"new":2},"more":3}'
-    assert black_box.parse_record(text).worker.pid == 1
-
-
-HOSTILE = {
-    "a negative size": ("allocator", "reserved_bytes", -1),
-    "a size beyond any": ("allocator", "allocated_bytes", 10**300),
-    "a time that is none": ("worker", "pid", float("nan")),
-}
-
-
-@pytest.mark.parametrize("what", HOSTILE)
-def test_figures_that_no_worker_writes_are_refused(worker, what):
-    fail_in_a_step(BlackBoxRecorder())
-    document = json.loads(next(worker.records.glob("*.json")).read_text())
-    part, name, value = HOSTILE[what]
-    document[part][name] = value
-    with pytest.raises(LegroomError, match="damaged"):
-        black_box.parse_record(json.dumps(document))
-
-
-def test_letters_that_move_a_cursor_are_taken_out_of_a_record(worker):
-    fail_in_a_step(BlackBoxRecorder())
-    document = json.loads(next(worker.records.glob("*.json")).read_text())
-    document["step"]["largest"][0]["id"] = "a\x1b[2Jb"
-    document["settings"] = {"model": "m\x1b", "max_model_len": [1], "block_size": 16}
-    record = black_box.parse_record(json.dumps(document))
-    assert record.step.largest[0].id == "a[2Jb"
-    assert record.settings == {"block_size": 16}

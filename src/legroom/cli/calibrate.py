@@ -43,7 +43,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom calibrate LOG ... [options] | --show | --forget KEY",
         description="Read vLLM start-up logs and remember what they measured; later plans use it and say `measured`.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logs", nargs="*", metavar="LOG", help="start-up logs; - reads from a pipe")
     unsaid = parser.add_argument_group("what the logs may not say")

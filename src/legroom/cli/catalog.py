@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "catalog",
         description="The error catalog as data: check it, export it, import a record.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", metavar="validate | export | import")
     validate = actions.add_parser("validate", help="check every entry and imported record")

@@ -33,7 +33,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom explain LR203 | --list | --search WORDS [--lang en|zh] [--json]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="an entry, such as LR203")
     parser.add_argument("--list", action="store_true", help="list every entry, one per line")

@@ -9,6 +9,10 @@ from typing import Any
 from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK
 
+_DESCRIPTION = """\
+Show what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole segments, the pools of CUDA
+graphs, the last KV blocks; and say which setting would have served a request that failed."""
+
 _EPILOG = """\
 examples:
   legroom fragments snapshot.pickle
@@ -21,9 +25,9 @@ examples:
 A snapshot is what torch.cuda.memory._dump_snapshot("snapshot.pickle") writes; with _record_memory_history before it,
 the failed request is replayed with other settings of the allocator. The file is read as plain data: nothing in it
 is run.
-A server is read where vLLM runs with LEGROOM_WORKER_MEMORY=1 and legroom beside it.
+A server can be read if vLLM runs with LEGROOM_WORKER_MEMORY=1 and legroom is installed beside it.
 
-exit codes: 0 nothing is wrong with how memory lies, 1 a request failed, something leaks or much lies in pieces,
+exit codes: 0 nothing is wrong, 1 a request failed, something leaks or much of the memory is fragmented,
 2 the input could not be read, 3 the server could not be reached
 """
 
@@ -31,10 +35,8 @@ exit codes: 0 nothing is wrong with how memory lies, 1 a request failed, somethi
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "fragments",
-        description="Tell apart what PyTorch has reserved on a GPU and nobody uses: free pieces between blocks, whole "
-        "segments, pools of graphs, the last KV blocks; and say which setting would have served a request that failed.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"

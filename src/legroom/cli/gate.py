@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom gate [--mode warn|enforce] [options] | legroom gate --try FILE",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
@@ -62,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
                         help="seconds that an answer waits for flags that fix the object and take a search "
                              "(default: 0: they come with the next try)")  # fmt: skip
     limits.add_argument("--processes", metavar="N", type=int, default=min(4, os.cpu_count() or 1),
-                        help="how many answer (default: the cores, up to 4)")  # fmt: skip
+                        help="processes that answer (default: one per core, up to 4)")  # fmt: skip
     parser.add_argument("--try", dest="tried", metavar="FILE", help="say what it would answer to the objects of a file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
     return parser

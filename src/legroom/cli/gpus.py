@@ -29,7 +29,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "gpus",
         description="List the GPUs that --gpu takes, with the memory that CUDA reports for each. Needs no network.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in them")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")

@@ -28,7 +28,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "incident",
         description="The story of one incident: what was seen (with its curves), diagnosed, done and recommended.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("number", metavar="NUMBER", help="as legroom incidents lists it")

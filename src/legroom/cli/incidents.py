@@ -33,7 +33,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "incidents",
         description="What went wrong with servers, the newest first: from the journal of legroom watch and run.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--since", metavar="AGO", help="how far back: 90min, 12h, 2d, 1w (default: all that is kept)")

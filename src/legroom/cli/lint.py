@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
-values of charts, Python, vLLM config files and documents that hold them, and name what is wrong for a vLLM release:
-series and flags that do not exist, settings that break or do nothing, alerts that fire on health, probes that are too
-short."""
+values of charts, Python, vLLM config files and documents that hold them, and say what is wrong for a vLLM release:
+series and flags that do not exist, settings that break or do nothing, alerts that fire on healthy servers, probes that
+are too short."""
 
 _EPILOG = """\
 examples:
@@ -41,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom lint FILE ... [options] | --rules",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     judged = parser.add_argument_group("what files are judged by")

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from legroom.errors import BAD_INPUT, OK, UNREACHABLE, LegroomError
 from legroom.version import __version__
@@ -50,15 +50,15 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("plan", "will vLLM start, and where does every byte of the GPU go?"),
         CommandEntry("size", "which GPUs, and how many, hold this model?"),
         CommandEntry("pack", "several servers on one GPU: flags under which all start in any order"),
-        CommandEntry("simulate", "does a setting hold a load? replay it through vLLM's scheduler"),
+        CommandEntry("simulate", "does a setting hold a load? replays it through vLLM's scheduler"),
         CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
-        CommandEntry("probe", "ask this machine's own GPU, once: later plans use what it answers"),
+        CommandEntry("probe", "measure this machine's own GPU once; later plans use what was measured"),
         CommandEntry("models", "the models that are known without a network, searchable"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
     ),
     "when it fails": (
         CommandEntry("diagnose", "why did it fail? the proof, the cause, the command that will work"),
-        CommandEntry("fragments", "reserved and not used: which memory, why, and what would have helped"),
+        CommandEntry("fragments", "memory that is reserved and not used: which, why, and what would have helped"),
         CommandEntry("explain", "the long story of one cause, or find one in the catalog"),
         CommandEntry("catalog", "check, export or extend the error catalog"),
     ),
@@ -73,7 +73,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
     ),
     "in a cluster": (
         CommandEntry("gate", "refuse a manifest whose vLLM cannot start: an admission webhook"),
-        CommandEntry("preflight", "does this node hold the server? the check of an init container"),
+        CommandEntry("preflight", "does the server fit on this node? the check of an init container"),
         CommandEntry("serve-api", "plan, size, diagnose and lint over HTTP, in as many replicas as you like"),
     ),
     "on a page": (
@@ -85,7 +85,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("mcp", "serve legroom's tools to agents (Model Context Protocol)"),
         CommandEntry("completion", "completion of commands and options for bash, zsh or fish"),
     ),
-    "how right legroom is": (
+    "how accurate legroom is": (
         CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
         CommandEntry("score", "check predictions against a file of real start-ups"),
     ),
@@ -123,7 +123,10 @@ class CommandModule(Protocol):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes end like every other bad input."""
+    """An argument parser whose mistakes end like every other bad input, and whose texts stay as they are written."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""

@@ -33,9 +33,7 @@ exit codes: 0 the client left, 2 the call is wrong, 3 the SDK is missing or the 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's options."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "mcp", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser: argparse.ArgumentParser = subparsers.add_parser("mcp", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         "--http", nargs="?", const="", metavar="HOST:PORT",
         help=f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})",

@@ -29,7 +29,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "models",
         description="List the models whose facts come with legroom: they can be planned without a network.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="only those with all of these words in a name")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")

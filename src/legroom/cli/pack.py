@@ -28,11 +28,12 @@ _FIRST_PORT = 8000
 _DESCRIPTION = """\
 Put several vLLM servers, and programs that are not vLLM, on one GPU, on the slices of one, or on several: with flags
 for each server so that all of them start in any order, and again after any one is restarted while the others are under
-load. What is left is shared out as KV cache. Where it cannot be, the sum that shows it and the least change."""
+load. What is left is shared out as KV cache. If they do not fit, it shows the arithmetic and the smallest change that
+would help."""
 
 _EPILOG = """\
-of one server, among its own words: --want-context LEN and --want-concurrency N (what its KV cache must hold at the
-least), --weight W (its share of the rest; 1 where nothing is said), --name NAME
+options of one server, written among its own flags: --want-context LEN and --want-concurrency N (what its KV cache must
+at least hold), --weight W (its share of what is left; default: 1), --name NAME
 
 examples:
   legroom pack --gpu h100 -- vllm serve llama-3.1-8b --max-model-len 16384 -- vllm serve qwen3-4b --max-model-len 8192
@@ -54,7 +55,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom pack --gpu NAME [options] -- vllm serve A ... -- vllm serve B ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where they run")

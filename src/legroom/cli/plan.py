@@ -57,7 +57,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom plan [MODEL] --gpu NAME [options] [any vLLM flag] [-- vllm serve ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where it runs")

@@ -21,7 +21,7 @@ _LOG = "/dev/termination-log"
 _MOST_CHARACTERS = 2_000
 """Kubernetes keeps 4,096 bytes."""
 _DESCRIPTION = """\
-Hold a server's command against the node it is on: its GPUs by name and number, what is free of them, the driver,
+Check a server's command against the node it is on: the GPUs, by name and number, and what is free of them, the driver,
 /dev/shm and the memory limit. In an init container with the server's own limits and volumes, a pod that cannot serve
 ends before it loads anything, and says why in its events (the message goes to /dev/termination-log)."""
 
@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom preflight [options] [--] vllm serve MODEL [any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the installed one, else the newest)")
@@ -61,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     from legroom.verify.preflight import preflight
 
     args.vllm = args.vllm or _installed()
-    meant = requested(args)
     try:
+        meant = requested(args)
         visible = meant.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
         answer = preflight(meant.args, meant.release, this_node(visible), args.host_memory)
     except LegroomError as error:

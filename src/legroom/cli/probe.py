@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
     from legroom.probe.probe import ProbeOutcome
 
+_DESCRIPTION = """\
+Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
+model, the allocator's sizes, copy speeds, and how much host memory can be pinned."""
+
 _EPILOG = """\
 examples:
   legroom probe
   legroom probe --python /opt/vllm/bin/python
-  legroom probe --ranks 2                   # what connects two cards takes memory too
+  legroom probe --ranks 2                   # the link between two cards takes memory too
   legroom probe --no-vllm --dry-run --json
   legroom probe -- vllm serve Qwen/Qwen3-8B --max-model-len 32768     # this deployment too, with dummy weights
 
@@ -31,10 +35,8 @@ exit codes: 0 measured, 2 the call was wrong, 3 there is no GPU here, or no Pyth
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "probe",
-        description="Measure what a plan has to know of this machine's GPU: its usable total, the context, what vLLM "
-        "takes beside the model, the allocator's sizes, copy speeds, and how much host memory can be pinned.",
+        description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"

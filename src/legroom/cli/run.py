@@ -27,7 +27,7 @@ examples:
   legroom run --dry-run -- vllm serve ./my-model --tensor-parallel-size 2
   legroom run --save start.sh --on-crash exit -- /venv/bin/vllm serve ./my-model
 
-exit codes: vLLM's own; never 0 where it ended unasked. Before it is started: 2 the call is wrong, 3 vLLM is not there
+exit codes: vLLM's own; never 0 if it ended by itself. Before it is started: 2 the call is wrong, 3 vLLM is not there
 """
 PREFIX = "legroom: "
 
@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom run [options] -- vllm serve MODEL [flags]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     fixing = parser.add_argument_group("fixing a start-up that fails")

@@ -31,7 +31,7 @@ _BANDED_LABELS = {
     "non_torch": "non-torch",
 }
 _EPILOG = """\
-DATA.jsonl holds one JSON object a start-up, either as published logs state it (model, gpu, vllm_version, flags,
+DATA.jsonl holds one JSON object per start-up, either as published logs state it (model, gpu, vllm_version, flags,
 weights_gib, available_kv_gib, kv_tokens, outcome; facts of models that are not bundled in models.json beside it) or as
 an instrumented run measured it (weights_bytes, available_kv_bytes, peak_activation, ...; config.json folders named with
 --configs).
@@ -53,9 +53,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME] | --outcomes",
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object a line")
+    parser.add_argument("data", nargs="?", metavar="DATA.jsonl", help="start-ups, one JSON object per line")
     source = parser.add_argument_group("what is scored")
     source.add_argument(
         "--models", metavar="FILE", help="model facts of the records (default: models.json beside them, else bundled)"
@@ -120,14 +119,14 @@ def _show_outcomes(as_json: bool) -> int:
 
 
 def _load(args: argparse.Namespace) -> Loaded:
-    from legroom.planning import scoring_data
+    from legroom.planning import scoring_data, scoring_logs
 
     if bool(args.data) == bool(args.from_logs):
         raise LegroomError("give either a file of records or --from-logs DIR", "see legroom score --help")
     if args.from_logs:
         from legroom.planning.startup_args import model_of_log
 
-        return scoring_data.log_cases(Path(args.from_logs), model_of_log, args.gpu)
+        return scoring_logs.log_cases(Path(args.from_logs), model_of_log, args.gpu)
     path = Path(args.data)
     if path.is_dir():
         path /= "startups.jsonl"

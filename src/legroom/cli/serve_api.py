@@ -35,7 +35,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom serve-api [--host ADDRESS] [--port N] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -47,7 +46,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     limits.add_argument(
         "--workers", metavar="N", type=int, help="requests that are worked on at once (default: 4 to 8)"
     )
-    limits.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds a request (default: 60)")
+    limits.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds per request (default: 60)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is")
     return parser
 

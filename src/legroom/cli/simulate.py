@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom simulate TRACE (--blocks N | --model MODEL --gpu NAME) [options] [any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")
@@ -107,9 +106,13 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--watermark", type=float, metavar="SHARE", help="share of the pool that an admission leaves free"
     )
-    flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens a step")
-    flags.add_argument("--acceptance", type=float, default=0.7, metavar="SHARE", help="of draft tokens (default: 0.7)")
-    flags.add_argument("--sliding-windows", metavar="W,W,...", help="groups of layers: a window each, 0 for full")
+    flags.add_argument("--num-speculative-tokens", type=int, metavar="K", help="draft tokens per step")
+    flags.add_argument(
+        "--acceptance", type=float, default=0.7, metavar="SHARE", help="share of drafts accepted (default: 0.7)"
+    )
+    flags.add_argument(
+        "--sliding-windows", metavar="W,W,...", help="a window for each group of layers, 0: full attention"
+    )
     flags.add_argument("--v0", action="store_true", help="the V0 engine's rules (0.4 to 0.7)")
     flags.add_argument("--swap-blocks", type=int, default=0, metavar="N", help="V0: CPU blocks to swap to")
 
@@ -123,7 +126,7 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
         "--allow-preemptions",
         type=int,
         metavar="N",
-        help="no setting with more (default: any number, for what they cost)",
+        help="choose no setting with more of them (default: any number, counted as what they cost)",
     )
     add_sweep_options(group, "one per core")
     group.add_argument(

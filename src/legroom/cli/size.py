@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
-split how, what stays free, and which part of the memory is the limit. Every row is a full plan.
+how the model is split over them, what stays free, and which part of the memory is the limit. Every row is a full plan.
 
-With --rate or --trace in place of --concurrency: how many GPUs, as replicas of one server, serve that load within
---ttft and --tpot, by replaying it, and what they cost an hour and a million output tokens, each with a range."""
+With --rate or --trace in place of --concurrency, the load is replayed: how many GPUs, as replicas of one server, serve
+it within --ttft and --tpot, and what they cost per hour and per million output tokens, each with a range."""
 
 _EPILOG = """\
 examples:
@@ -33,7 +33,7 @@ examples:
   legroom size llama-3.1-8b --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50
   legroom size llama-3.1-8b --trace requests.jsonl --ttft 2 --tpot 50 --prices prices.toml
 
-prices.toml: a table a card, like [h100] with usd_per_hour = 2.49; without it, dated list prices are used
+prices.toml: one table per card, like [h100] with usd_per_hour = 2.49; without it, dated list prices are used
 
 exit codes: 0 some GPU holds it, 1 none does, 2 the call is wrong, 3 something needed was unreachable
 """
@@ -47,7 +47,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "[any vLLM flag]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     load = parser.add_argument_group("the load")
@@ -64,7 +63,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     where.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
                        help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
-    add_sweep_options(parser.add_argument_group("what works it out"), "1; one per core with --matrix")
+    add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -74,8 +73,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def _add_rate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a load over time, in place of --concurrency")
     group.add_argument("--rate", type=float, metavar="R", help="requests a second, arriving by chance (Poisson)")
-    group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a law like lognormal(1000,0.8)")
-    group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a law")
+    group.add_argument("--prompt", metavar="LEN", help="tokens of a prompt, or a distribution like lognormal(1000,0.8)")
+    group.add_argument("--answer", metavar="LEN", help="tokens of an answer, or a distribution")
     group.add_argument("--trace", metavar="FILE", help="a trace of requests with their times, as simulate reads them")
     add_latency_goals(group, "seconds")
     group.add_argument("--prices", metavar="FILE", help="your prices of GPUs, as TOML (default: dated list prices)")

@@ -41,20 +41,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom ui [--port N] [--watch URL ...] | legroom ui --static DIR",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to serve on (default: 127.0.0.1)"
     )
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
-    parser.add_argument("--token", metavar="TEXT", help="what visitors must show (made up for another address)")
+    parser.add_argument(
+        "--token",
+        metavar="TEXT",
+        help="the token that visitors need (default: one is made up if --host is another address)",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--watch", metavar="URL", action="append", nargs="+", default=[], help="servers to show live")
     parser.add_argument(
         "--plan", metavar="FILE", help="the output of legroom plan --json: shows the watched servers beside it"
     )
-    parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between looks (default: 5)")
+    parser.add_argument("--interval", metavar="S", type=float, default=5.0, help="seconds between checks (default: 5)")
     parser.add_argument("--static", metavar="DIR", help="write the page as files instead")
     parser.add_argument(
         "--runtime", metavar="FILE", help="for --static: the npm package of Pyodide, where npm cannot fetch it"

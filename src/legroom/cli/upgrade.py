@@ -30,10 +30,10 @@ _POOL_OFF = 0.05
 _CALL = "legroom upgrade FROM TO --gpu NAME -- vllm serve ..."
 
 _DESCRIPTION = """\
-What the same vLLM command does on another release: every byte of the KV cache that moves and why, blocks, tokens and
-what the line that vLLM prints of them means, flags that are refused, renamed or have another default, metrics and
-alerts that vanish, memory bugs that end or begin, and the command that keeps today's capacity. Needs no GPU. FROM may
-be left out where the input names its release: an image's tag, a file, a running server."""
+What the same vLLM command does on another release: how its KV cache changes, byte by byte, and why; its blocks and
+tokens, and what vLLM's own log line means by them; flags that are refused, renamed or have another default; metrics and
+alerts that vanish; memory bugs that are fixed or introduced; and the command that keeps today's capacity. Needs no GPU.
+FROM may be left out where the input names its release: an image's tag, a file, a running server."""
 
 _EPILOG = """\
 examples:
@@ -54,7 +54,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom upgrade [FROM] TO --gpu NAME [options] [-- vllm serve ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where it runs")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 _DESCRIPTION = """\
-Prove a server: health and model, one completion, a request at the full context, then a ramp to the planned number of
+Test a server: health and model, one completion, a request at the full context, then a ramp to the planned number of
 requests at a time with prompts of the planned lengths, while its metrics are watched. It passes if nothing failed,
-nothing was preempted, the KV pool was as planned and memory stayed where it was. Ends by itself, bounded in count and
-time. Loads the server as far as it goes, so one that is not on this machine needs --yes-load-remote."""
+nothing was preempted, the KV pool was as planned and memory did not grow. It ends by itself, after a bounded number of
+requests and seconds. It loads the server to its limit, so one that is not on this machine needs --yes-load-remote."""
 
 _EPILOG = """\
 loads: chat, code, long-prompts, full (all at the full context), lengths such as 512/128, a mix such as
@@ -41,7 +41,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom verify URL [--plan FILE] [--load LOAD] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("url", metavar="URL", help="of an OpenAI-compatible server, such as http://127.0.0.1:8000")

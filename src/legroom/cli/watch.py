@@ -47,7 +47,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         usage="legroom watch URL ... [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("urls", nargs="*", metavar="URL", help="servers, such as http://127.0.0.1:8000")
@@ -61,7 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
-        "--fleet", action="store_true", help="with --prometheus: by model, node pool and release, what could go"
+        "--fleet",
+        action="store_true",
+        help="with --prometheus: which servers could go, by model, node pool and release",
     )
     how.add_argument("--over", default="1h", metavar="TIME", help="how far --fleet looks back (default: 1h)")
     how.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
 """Of a scraped target, where relabelling kept the label of its node; the first that is there."""
 _RELEASE_LABELS = ("vllm_version", "version", "app_kubernetes_io_version", "app_version", "image_tag")
-_SERVER_LABELS = ("namespace", "pod", "instance", "job")
-_STEP = "1m"
+_SERVER_LABELS = ("cluster", "namespace", "pod", "instance", "job")
+_STEPS = 2000
+"""So many moments of the window, at least a minute apart, are compared for the common peak."""
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
@@ -53,33 +55,37 @@ def _window_s(text: str) -> float:
     return float(int(number) * units[unit])
 
 
-def fleet_queries(matchers: str, window: str) -> dict[str, str]:
+def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     """What is asked, by what it tells. Eight questions, however many servers there are."""
+    from legroom.exports.prometheus.levels import duration
     from legroom.exports.prometheus.promql import Measures, grouped
+
+    window, step = duration(window_s), duration(60 * math.ceil(window_s / _STEPS / 60))
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
     each = Measures(None, matchers, f"by ({', '.join((*group, *_SERVER_LABELS))})")
-    use = grouped(each.value("kv_use", "max"))
+    # The most of each server within a step, or a peak between two moments would be no peak.
+    use = grouped(each.peak("kv_use", step, "max"))
     config = Measures(None, matchers, f"by (num_gpu_blocks, block_size, {', '.join(_SERVER_LABELS)})")
     return {
         "peak_kv_use": each.peak("kv_use", window, "max"),
         "mean_kv_use": each.mean("kv_use", window, "max"),
         "peak_running": each.peak("running", window),
         "peak_waiting": each.peak("waiting", window),
+        "mean_waiting": each.mean("waiting", window),
         "preemptions_per_s": each.rate("preemptions", window),
         "cache_config": config.value("cache_config", "max"),
-        "demand": f"max_over_time(sum by ({', '.join(group)}) ({use})[{window}:{_STEP}])",
+        "demand": f"max_over_time(sum by ({', '.join(group)}) ({use})[{window}:{step}])",
     }
 
 
 async def _view(args: argparse.Namespace, source: PrometheusSource, matchers: str, window_s: float) -> FleetView:
-    from legroom.exports.prometheus.levels import duration
     from legroom.live.fleet import fleet_view
     from legroom.live.metrics.scrape import open_session
 
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
-        for name, query in fleet_queries(matchers, duration(window_s)).items():
+        for name, query in fleet_queries(matchers, window_s).items():
             answers[name] = await source.ask(session, query)
     demand = {_key(labels): value for labels, value in answers.pop("demand")}
     gpus, start_s = _planned(args)

@@ -11,11 +11,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
-from legroom.drawing.terminal import Style
+from legroom.drawing.curve import Curve, counted, curve_lines
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration
-from legroom.render.watch_text import COLOURS, curve, figures, mark, two_columns
+from legroom.render.watch_text import COLOURS, figures, mark, two_columns
 from legroom.sidecar.watch import stream
 
 if TYPE_CHECKING:
@@ -195,15 +196,13 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     lines += ["", *(columns([(style.paint(name, "grey"), text) for name, text in shown], "<<") if narrow
                     else two_columns(shown, style)), ""]  # fmt: skip
     kv = [sample.kv_use or 0.0 for sample in history]
-    lines += curve(("KV use", "100%"), kv, 1.0, (width, 4), style, "blue", growing=True)
-    for name, values, colour in (
-        ("running", [sample.running for sample in history], "green"),
-        ("waiting", [sample.waiting for sample in history], "orange"),
-        ("tokens/s", [sample.generation_tokens_per_s for sample in history], "purple"),
-    ):
-        top = max(1.0, *values) if values else 1.0
-        lines += curve((name, f"{top:,.0f}"), values, top, (width, 2), style, colour, growing=True)
-    return "\n".join(lines)
+    curves = [
+        Curve("KV use", "blue", 4, kv, 1.0, "100%"),
+        counted("running", "green", [sample.running for sample in history]),
+        counted("waiting", "orange", [sample.waiting for sample in history]),
+        counted("tokens/s", "purple", [sample.generation_tokens_per_s for sample in history]),
+    ]
+    return "\n".join([*lines, *(line for curve in curves for line in curve_lines(curve, style, growing=True))])
 
 
 def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
@@ -216,7 +215,7 @@ def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
         finding = change.incident.finding
         lasted = duration(max(0.0, change.time_s - change.incident.opened_s))
         reason = f"over after {lasted}" if change.is_over else finding.reason if finding else ""
-        colour = "green" if change.is_over else "red" if change.incident.severity == "critical" else "orange"
+        colour: Colour = "green" if change.is_over else "red" if change.incident.severity == "critical" else "orange"
         text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {reason}"
         lines.append(style.paint(shortened(text, width), colour))
     return "\n".join(lines if changes else [*lines, style.paint("none so far", "grey")])

@@ -112,6 +112,7 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
                 service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
             ),
             start_limit=_health_limit(service), stop_limit=_stop_limit(service), read_as=f"compose service {name}",
+            is_release_assumed=service.get("build") is not None,  # then the image's name is only what it is called
         ),
     )  # fmt: skip
 

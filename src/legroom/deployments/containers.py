@@ -138,8 +138,8 @@ def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
 
 def is_published_by_vllm(image: str) -> bool:
     """Whether an image is one of vLLM's own, or a mirror of one under the same name."""
-    name = image.lower().removeprefix("docker.io/")
-    return name == "vllm" or name.startswith("vllm/") or "vllm-openai" in name
+    name = image.lower().removeprefix("docker.io/").partition("@")[0].partition(":")[0]
+    return name == "vllm" or name.startswith("vllm/") or name.rpartition("/")[2] == "vllm-openai"
 
 
 def _takes_only_others(given: tuple[Word, ...]) -> bool:
@@ -191,7 +191,8 @@ def image_release(image: str) -> str | None:
 
 _MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
 _FORKS = re.compile(
-    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env", re.IGNORECASE
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
+    re.IGNORECASE,
 )
 """Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
 
@@ -206,10 +207,33 @@ def is_other_build(image: str) -> bool:
     return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
 
 
+_OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
+
+
+def is_for_other_hardware(image: str) -> bool:
+    """Whether an image's name says that it runs on something else than NVIDIA's or AMD's GPUs."""
+    return bool(_OTHER_HARDWARE.search(image.lower()))
+
+
 def follows_newest(image: str) -> bool:
     """Whether an image is vLLM's own under a tag that moves with its releases: `vllm/vllm-openai:latest`."""
-    name, _, tag = image.removeprefix("docker.io/").partition(":")
-    return name.startswith("vllm/") and not _FORKS.search(image) and bool(_MOVING_TAGS.fullmatch(tag))
+    name, colon, tag = image.removeprefix("docker.io/").partition(":")
+    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
+    return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
+
+
+_MONTH = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
+"""`nvcr.io/nvidia/vllm:25.09-py3`: how vendors number what they publish every month."""
+_DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
+
+
+def built_by(image: str) -> str:
+    """The last day on which what an image holds can have been built, by the date in its tag; empty without one."""
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if day := _DAY.search(tag):
+        return "-".join(day.groups())
+    month = _MONTH.search(tag)
+    return f"20{month[1]}-{month[2]}-31" if month else ""
 
 
 def hides_release(image: str) -> bool:

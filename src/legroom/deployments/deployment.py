@@ -50,6 +50,8 @@ class Deployment:
     memory_limit_bytes: int | None = None
     """The host memory that its container may use."""
     shm_size: str | None = None
+    is_vllms_own: bool = True
+    """Whether it runs vLLM as vLLM published it, whose flags are on record."""
     problems: tuple[FlagProblem, ...] = ()
     notes: tuple[str, ...] = ()
     read_as: str = "a command line"
@@ -209,13 +211,27 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         gpu_names=server.gpu_names,
         memory_limit_bytes=server.memory_limit_bytes,
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
+        is_vllms_own=_is_vllms_own(server),
         problems=parsed.problems,
-        notes=tuple(notes),
+        notes=(*notes, *(remark.rstrip(".") for remark in server.remarks)),
         read_as=server.read_as,
         secret_names=secrets,
         given_env={name: value for name, value in given.items() if name not in secrets},
         place=server.place,
     )
+
+
+def _is_vllms_own(server: StartedServer) -> bool:
+    """Whether a server runs a release as vLLM published it: others add and drop flags, and keep the number."""
+    image = server.image
+    if server.launcher or not image:
+        return not server.launcher
+    from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
+        is_other_build,
+        is_published_by_vllm,
+    )
+
+    return not is_other_build(image) and ("vllm" not in image.lower() or is_published_by_vllm(image))
 
 
 def _naming_key(deployment: Deployment, text: str) -> Deployment:

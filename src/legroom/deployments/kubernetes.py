@@ -71,6 +71,7 @@ GRACE_S = 30.0
 _PERIOD_S, _FAILURES = 10.0, 3.0
 """Kubernetes' defaults of a probe."""
 _MOST_PODS = 1000
+_RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
 _DYNAMO_SHM = "8Gi"
 """What Dynamo's operator mounts at /dev/shm unless told (deploy/operator/docs)."""
@@ -101,7 +102,11 @@ def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
 def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     of_pods: dict[int, Node] = {}
+    # KubeRay has every container without a command of its own start Ray, whatever its image would.
+    left_to_image = document.text("apiVersion").partition("/")[0] != _RAY_GROUP
     for node in document.walk():
+        if not isinstance(node.values, dict):
+            continue
         own, spec = node.get("metadata"), node.get("spec")
         if own is not None and spec is not None:
             of_pods[id(spec)] = own  # a template for pods, wherever a kind keeps it: LeaderWorkerSet has two
@@ -109,17 +114,18 @@ def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
-                if isinstance(container.values, dict) and _is_container(key, container):
+                if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
                     yield from _container(
                         container, node, gpus_named(container, node, of_pods.get(id(node)), *metadata)
                     )
 
 
-def _is_container(key: str, node: Node) -> bool:
+def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
     """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
-    runs = any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args")))
-    adds = key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env"))
-    return runs or adds or bool(runtime_of(node)) or (key in _CONTAINERS and serves_vllm(node.text("image")))
+    if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
+        return True
+    by_image = left_to_image and key in _CONTAINERS and serves_vllm(node.text("image"))
+    return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env")))
 
 
 def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[StartedServer | Invoked]:

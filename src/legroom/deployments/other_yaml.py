@@ -119,7 +119,8 @@ def _image(node: Node) -> str:
     inner = node.get("image")
     if not name and inner is not None:
         return _image(inner)
-    return name or (f"{node.text('repository')}:{tag}" if node.text("repository") else "")
+    # Without a tag it is the chart that says which: its own version, most often.
+    return name or (f"{node.text('repository')}:{tag or '$tag'}" if node.text("repository") else "")
 
 
 def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:

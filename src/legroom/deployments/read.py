@@ -12,6 +12,7 @@ from legroom.deployments.compose import compose_subjects, is_compose
 from legroom.deployments.containers import hides_release, image_release
 from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
 from legroom.deployments.env_file import env_file_server
+from legroom.deployments.installs import Installs, installs_in, pinned_anywhere
 from legroom.deployments.kinds import Kind, kind_of, sniffed
 from legroom.deployments.kubernetes import is_kubernetes, kubernetes_subjects
 from legroom.deployments.markdown import START, blocks_of
@@ -32,8 +33,6 @@ from legroom.facts.releases import Release
 
 DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
 """What a YAML document is. Prometheus rules start nothing; what they are is for lint to read."""
-_PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
-"""`pip install vllm==0.6.3`; what a sentence quotes (`vllm==0.6.3`) installs nothing."""
 _IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
 """An image of vLLM that a document names anywhere."""
 _SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
@@ -44,25 +43,24 @@ _DEEPEST = 5
 def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
     """A file and every text inside of it that could start a server, in order; what cannot be read is among them."""
     kind = kind_of(path, text)
-    pinned = set(_PINNED.findall(text))
+    installs = installs_in(text)
     images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
     releases = {image_release(image) for image in images}
     # A document with several images, one of an unknown release, does not say which of them a command runs in.
-    named = pinned | (set() if None in releases else {version for version in releases if version})
+    of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
     hidden = next(iter(sorted(images)), "") if images and all(map(hides_release, images)) else ""
+    is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
     for part in _parts(kind, Text(path, text), release):
-        if len(named) == 1:
-            yield replace(part, subjects=tuple(_of_release(subject, *named) for subject in part.subjects))
-        elif hidden and not named:
-            yield replace(part, subjects=tuple(_of_image(subject, hidden) for subject in part.subjects))
-        else:
-            yield part
+        subjects = [_of_release(subject, installs, of_images, kind) for subject in part.subjects]
+        if part.is_template:
+            subjects = list(map(_unsure, subjects))
+        yield replace(part, subjects=tuple(_of_image(each, hidden) if is_hidden else each for each in subjects))
 
 
 def named_releases(text: str) -> frozenset[str]:
     """Every release of vLLM that a text pins, or that an image in it names."""
     images = filter(None, (image_release(image.rstrip(".")) for image in _IMAGE.findall(text)))
-    return frozenset((*_PINNED.findall(text), *images))
+    return frozenset((*pinned_anywhere(text), *images))
 
 
 def document_kind(document: Node) -> DocumentKind:
@@ -82,11 +80,32 @@ def rule_groups(document: Node) -> list[Node]:
     return groups.list() if groups is not None else []
 
 
-def _of_release(subject: Subject, version: str) -> Subject:
-    """A server that no image tells the release of has the one that the file itself installs."""
-    if not isinstance(subject, StartedServer) or "vllm" in subject.image.lower():
+def _of_release(subject: Subject, installs: Installs, of_images: frozenset[str], kind: Kind) -> Subject:
+    """A server that no image tells the release of has the one that the file itself installs, or else names."""
+    if not isinstance(subject, StartedServer):
         return subject
-    return replace(subject, installed=version)
+    if "vllm" in subject.image.lower():
+        return _changed(subject, installs, kind) if kind not in ("document", "python") else subject
+    named = installs.pinned | of_images or installs.quoted
+    if len(named) != 1:
+        return subject
+    # What another command's image or a comment names is likely, what is installed is sure.
+    is_sure = named == installs.pinned and not installs.is_open and (kind == "document" or not installs.asks_version)
+    return replace(subject, installed=min(named), is_release_assumed=not is_sure)
+
+
+def _unsure(subject: Subject) -> Subject:
+    """A server in a template: what its values turn on and off is not known."""
+    return replace(subject, is_release_assumed=True) if isinstance(subject, StartedServer) else subject
+
+
+def _changed(server: StartedServer, installs: Installs, kind: Kind) -> StartedServer:
+    """A server in an image of vLLM's, in a file that installs another vLLM: over it, most likely."""
+    if not installs.is_any:
+        return server
+    if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_open:
+        return replace(server, image="", installed=min(installs.pinned), is_release_assumed=True)
+    return replace(server, is_release_assumed=True)
 
 
 def _of_image(subject: Subject, image: str) -> Subject:

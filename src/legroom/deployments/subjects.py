@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from legroom.deployments.server_words import visible_gpus
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 Runs = Literal["shell", "docker", "compose", "kubernetes", "systemd", "config", "python"]
 """`python`: an engine inside the program itself, without a command line."""
+
+
+_OTHER_DEVICES = frozenset({"cpu", "hpu", "neuron", "npu", "openvino", "tpu", "xpu"})
+"""Of --device (until 0.10.0) and VLLM_TARGET_DEVICE."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,14 @@ class StartedServer:
     read_as: str = "a command line"
     installed: str = ""
     """The release that the same file installs, where no image names one."""
+    is_release_assumed: bool = False
+    """Whether the release that is named is only likely to be the one that runs."""
     call: EngineCall | None = None
     """How Python source starts it."""
     launcher: str = ""
     """The program that starts the engine inside itself, where that is not vLLM."""
+    remarks: tuple[str, ...] = ()
+    """Settings of its resource that its controller does not pass on to vLLM, a sentence each."""
 
     def place_of(self, word: Word) -> Place:
         """Where one of its words or variables stands."""
@@ -79,6 +88,18 @@ class StartedServer:
         if self.gpus is not None:
             return self.gpus
         return visible_gpus({name: word.text for name, word in self.env.items()})
+
+    @property
+    def runs_on_gpus(self) -> bool:
+        """Whether neither its image nor a setting names other hardware than NVIDIA's or AMD's GPUs."""
+        from legroom.deployments.containers import is_for_other_hardware  # noqa: PLC0415 - not for a plain command line
+
+        words = [word.text for word in self.words]
+        devices = {value for flag, value in pairwise(words) if flag == "--device"}
+        devices |= {word.removeprefix("--device=") for word in words if word.startswith("--device=")}
+        target = self.env.get("VLLM_TARGET_DEVICE")
+        devices |= {target.text} if target is not None else set()
+        return not devices & _OTHER_DEVICES and not is_for_other_hardware(self.image)
 
     @property
     def named_release(self) -> str | None:

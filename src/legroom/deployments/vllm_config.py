@@ -21,6 +21,8 @@ ANCHORS = frozenset({
 
 def is_config(document: Node) -> bool:
     """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
+    if any(key != key.lower() for key, _ in document.items()):
+        return False  # maxModelLen: a chart's own values
     keys = [flag_name(key) for key, _ in document.items()]
     known = set(all_flag_names())
     return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)

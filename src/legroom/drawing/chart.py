@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.terminal import Style
+from legroom.drawing.terminal import Colour, Style
 from legroom.records import dataclass
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -15,7 +15,7 @@ _PLAIN = " ..::||##"
 class Segment:
     label: str
     amount: int
-    colour: str
+    colour: Colour
     glyph: str = "█"
     """Fills the cells where there is no colour to tell parts apart."""
     letter: str = "#"
@@ -102,7 +102,7 @@ def squeeze(values: Sequence[float], width: int) -> list[float]:
     return [max(values[i * len(values) // width : max((i + 1) * len(values) // width, 1)]) for i in range(width)]
 
 
-def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: str) -> list[str]:
+def area(values: Sequence[float], top: float, size: tuple[int, int], style: Style, colour: Colour) -> list[str]:
     """A filled curve, `size` columns wide and lines high; `top` is the value at the upper edge."""
     width, height = size
     columns = squeeze(values, width)

@@ -12,8 +12,6 @@ COLOURS = {
     "blue": "#4c78a8", "orange": "#f2a33a", "purple": "#a584c9", "brown": "#a98b7b", "green": "#54a24b",
     "red": "#d1605e", "grey": "#8a8f98",
 }  # fmt: skip
-_CURVE_LEFT = 110
-"""Where the boxes of labelled curves begin."""
 
 _THEME = """
   .page{fill:#ffffff} .ink{fill:#1f2328} .soft{fill:#59636e} .line{stroke:#59636e} .room{fill:#eaeef2}
@@ -89,23 +87,6 @@ class Svg:
         return "\n".join(
             [head, f"<title>{escape(self.title)}</title>", f"<style>{_THEME}</style>", page, *self.body, "</svg>", ""]
         )
-
-
-def svg_curve(
-    svg: Svg,
-    y: float,
-    label: tuple[str, str],
-    values: Sequence[float],
-    top: float,
-    size: tuple[float, float],
-    colour: str,
-) -> None:
-    """A filled curve in a box of (width, height), its name on the left and the scale at its top on the right."""
-    (name, scale), (width, height) = label, size
-    svg.text(24, y + 12, name, "soft")
-    svg.text(736, y + 12, scale, "soft", anchor="end")
-    svg.box(_CURVE_LEFT, y, width, height, css="box")
-    svg_area(svg, (_CURVE_LEFT, y, width, height), values, top, colour)
 
 
 def svg_area(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Literal, TextIO
 
 from legroom.records import dataclass
 
 _NARROWEST, _WIDEST = 66, 100
 
-_COLOURS = {
+Colour = Literal["blue", "orange", "purple", "brown", "green", "red", "grey"]
+Paint = Colour | Literal["bold", "dim", "underline"]
+_CODES: Mapping[Paint, str] = {
     "blue": "38;5;68", "orange": "38;5;214", "purple": "38;5;140", "brown": "38;5;138", "green": "38;5;71",
     "red": "38;5;167", "grey": "38;5;245", "bold": "1", "dim": "2", "underline": "4",
 }  # fmt: skip
@@ -24,11 +26,11 @@ class Style:
     colour: bool = False
     unicode: bool = True
 
-    def paint(self, text: str, *names: str) -> str:
+    def paint(self, text: str, *names: Paint) -> str:
         """The text in the named colours, or as it is where there are none."""
         if not self.colour or not names:
             return text
-        return f"\x1b[{';'.join(_COLOURS[name] for name in names)}m{text}\x1b[0m"
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
 
     def pick(self, fancy: str, plain: str) -> str:
         """One of two spellings: Unicode or ASCII."""

@@ -85,7 +85,13 @@ def _value_at(ranges: list[list[Any]], i: int) -> Any:
     return next((value for first, last, value in ranges if first <= i <= last), None)
 
 
-@lru_cache(maxsize=8)
+@cache
+def _flag(name: str, dest: str, kind: Kind, short_names: tuple[str, ...], deprecated: bool) -> Flag:
+    """One object for all releases in which a flag is the same."""
+    return Flag(name, dest, kind, short_names, deprecated)
+
+
+@lru_cache(maxsize=32)
 def flags_of(release: Release) -> dict[str, Flag]:
     """Every flag that a release's server takes, by its long name and by each short name."""
     i = _index()[release.version]
@@ -97,13 +103,8 @@ def flags_of(release: Release) -> dict[str, Flag]:
         # 0.12.0 gave -O to --optimization-level; until then it was the compilation config's.
         if name == "--compilation-config":
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
-        flag = Flag(
-            name,
-            _dest(name, entry),
-            _value_at(entry["kinds"], i) or "str",
-            short_names,
-            _in_spans(entry.get("deprecated", []), i),
-        )
+        deprecated = _in_spans(entry.get("deprecated", []), i)
+        flag = _flag(name, _dest(name, entry), _value_at(entry["kinds"], i) or "str", short_names, deprecated)
         table[name] = flag
         for short_name in short_names:
             table[short_name] = flag
@@ -199,6 +200,12 @@ def _plugin_env() -> frozenset[str]:
 def is_read_by_plugin(name: str) -> bool:
     """Whether a plugin for other hardware reads a variable that vLLM itself gave up."""
     return name in _plugin_env()
+
+
+def companion_of(names: frozenset[str]) -> str:
+    """The program that stands in for vLLM's server and alone has one of some flags; empty where none has."""
+    programs = _data("companion_flags")["programs"]
+    return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 
 
 def env_names(release: Release) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def _without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | 
     return _model_of_request(text, brought, json.dumps(dict(overrides or {})))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
     """One object for requests about the same model: a slider asks for it at every move, and the memory rules keep
     their figures by it."""

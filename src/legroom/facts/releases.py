@@ -23,6 +23,14 @@ def first_release(architecture: str) -> str | None:
     return _since().get(architecture)
 
 
+def newest_on(day: str) -> str | None:
+    """The newest release on a day (`2025-09-30`); None before the first and after the last that has a date."""
+    dates = read_data("release_dates.json")["dates"]
+    if day > max(dates.values()):
+        return None
+    return max((version for version in dates if dates[version] <= day), key=known_releases().index, default=None)
+
+
 _VERSION = re.compile(
     r"v?(?P<numbers>\d{1,6}(?:\.\d{1,6}){0,4})"
     r"(?:[-_.]?(?P<phase>a|b|c|rc|alpha|beta|pre|preview)[-_.]?(?P<phase_number>\d{0,6}))?"

@@ -23,8 +23,9 @@ _EXAMPLES = (
     ("Qwen/Qwen3-8B", "NVIDIA-H100-80GB-HBM3"),
     ("Qwen/Qwen3-8B", "NVIDIA-L4"),
     ("Qwen/Qwen3-30B-A3B-FP8", "NVIDIA-L40S"),
+    ("nobody/knows-this", "NVIDIA-L40S"),
 )
-"""One that fits, one that a single change fixes, and a quantized one with experts."""
+"""One that fits, one that a single change fixes, a quantized one with experts, and one for which names are compared."""
 _GARBAGE_AFTER = 20_000
 """Objects made before the collector looks: an object makes many that live as long as its judgement."""
 _LESS_URGENT, _LEAST_URGENT = 5, 19

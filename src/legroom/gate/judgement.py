@@ -69,12 +69,14 @@ def judge(
         servers, unread = started_servers(_NAME, text)
     if unread is not None:
         return Judgement("not_understood", (f"Not understood: the manifest {unread.reason}.",))
+    servers = [server for server in servers if server.runs_on_gpus][:_MOST_SERVERS]
     if not servers:
         return Judgement("no_server")
     worst, sentences, plans, is_searched, has_fixes = _GRAVITY[0], list[str](), list["Plan"](), True, True
+    idle = 0
     with isolated(_looked_up(servers) if hub else None):
         machine = Machine(default_gpu) if default_gpu else None
-        for planned in planned_servers(servers[:_MOST_SERVERS], machine, advice=False):
+        for planned in planned_servers(servers, machine, advice=False):
             server = _advised(planned, search, answer_by_s)
             shown = server.shown
             if shown is not None and shown.verdict != "fits":
@@ -83,7 +85,8 @@ def judge(
             worst = max(worst, outcome, key=_GRAVITY.index)
             sentences += verdict_sentences(server)
             plans += [shown] if shown is not None and outcome in ("fits", "tight") else []
-        if worst in ("fits", "tight") and (told := _remarks(text, plans)):
+            idle = server.gpus_idle
+        if worst in ("fits", "tight") and (told := _remarks(servers, plans, idle)):
             worst = "tight"
             sentences += told
     return Judgement(worst, tuple(dict.fromkeys(sentences)), is_searched, has_fixes)
@@ -104,14 +107,23 @@ def _advised(server: FileServer, search: Search, answer_by_s: float) -> FileServ
     return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
 
 
-def _remarks(text: str, plans: list[Plan]) -> list[str]:
-    """What keeps a server from starting that has the memory: lint's own findings, held against the plan."""
-    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
+def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list[str]:
+    """What is wrong with servers that have the memory: what their controller keeps from vLLM, GPUs that a server alone
+    in its object leaves idle, and what lint finds that keeps them from starting, held against the plan."""
+    from legroom.lint.lint import Options, lint_servers  # noqa: PLC0415
     from legroom.planning.plan_json import plan_document  # noqa: PLC0415
 
+    told = [remark for server in servers for remark in server.remarks]
+    if idle and len(servers) == 1:
+        used = plans[0].args.gpus_needed
+        told.append(
+            f"It is given {used + idle} GPUs and uses {used}: lower the limit, or raise --tensor-parallel-size or "
+            "--data-parallel-size."
+        )
     plan = plan_document(plans[0]) if len(plans) == 1 else None
-    report = lint_texts([(_NAME, text)], Options(plan=plan, only=_STOPPING_RULES))
-    return [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in report.findings]
+    findings = lint_servers(servers, Options(plan=plan, only=_STOPPING_RULES))
+    told += [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in findings]
+    return told
 
 
 def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:

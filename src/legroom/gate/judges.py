@@ -23,7 +23,7 @@ from legroom.web.pool import WorkerLimits, WorkerPool
 _REMEMBERED = 4_096
 """Objects; a judgement is some hundred characters."""
 _WORKER = "legroom.gate.judge_worker"
-_AT_ONCE_S = 0.04
+_AT_ONCE_S = 0.036
 """What an answer may take before it is given without the flags that fix it: a promise of 50 ms, less the way there."""
 _TRIES_S = 0.03
 """Within which another single change is tried: one takes ten milliseconds."""

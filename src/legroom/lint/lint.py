@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.deployments.kinds import kind_of
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
+from legroom.lint.counterexamples import is_counterexample, is_test_code
 from legroom.lint.expressions import Expression, declared_series
 from legroom.lint.read import LintedPart, read_linted
 from legroom.lint.report import Report, Skipped
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 
 _COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
+_MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_RENAMES = re.compile(r"replacement:\s*[\"']?vllm_")
+"""Prometheus is told to give series other names as it scrapes them."""
 _ALONE = re.compile(r"\s*(#|//|<!--|;)")
 _EVERY = "*"
 _OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
@@ -160,12 +165,18 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
                 parts.append((path, item))
     records = {name: expression for _, part in parts for name, expression in part.records.items()}
     declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
-    of_exporters = {path for path, part in parts if any(map(_names_exporter, part.subjects))}
+    is_renamed = any(_RENAMES.search(text) for _, text in texts)
+    of_exporters = {path for path, part in parts if is_renamed or any(map(_names_exporter, part.subjects))}
+    of_mig = {path for path, text in texts if _MIG.search(text)}
     ignores = {path: Ignores(text) for path, text in texts}
+    lines = {path: text.splitlines() if kind_of(path, text) == "document" else [] for path, text in texts}
     distinct: dict[LintFinding, None] = {}
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
-        context = replace(frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters)
+        context = replace(
+            frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters,
+            is_about_mig=path in of_mig,
+        )  # fmt: skip
         for finding in _check(part, context, options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)
@@ -174,7 +185,7 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
             elif finding.rule in options.ignore or ignores[path].silences(finding):
                 silenced[finding] = None
             else:
-                distinct[finding] = None
+                distinct[_as_told(finding, lines[path])] = None
     order = {path: i for i, (path, _) in enumerate(texts)}
     findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.where))
     files = tuple(path for path, _ in texts)
@@ -187,6 +198,21 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
         tuple(file for file in skipped if file.path not in spoken_of),
         len(silenced),
     )
+
+
+def _as_told(finding: LintFinding, document: Sequence[str]) -> LintFinding:
+    """A document that says that a block is old or wrong knows what is wrong with it, and so does a test."""
+    row = finding.place.line - 1
+    is_shown = is_test_code(finding.place.path) or (row < len(document) and is_counterexample(document, row))
+    return replace(finding, severity="warning") if finding.severity == "error" and is_shown else finding
+
+
+def lint_servers(servers: Iterable[StartedServer], options: Options) -> list[LintFinding]:
+    """What rules find in servers that somebody has read already; only `lint_texts` sees what stands beside them."""
+    context = Context(options.release, options.plan, any_release=options.any_release)
+    checked = _check(LintedPart(tuple(servers)), context, options.only)
+    wanted = [each for each in checked if isinstance(each, LintFinding) and each.rule in (options.only or {each.rule})]
+    return sorted(dict.fromkeys(wanted), key=lambda finding: finding.where)
 
 
 def _names_exporter(subject: object) -> bool:

@@ -12,6 +12,7 @@ from legroom.deployments.read import named_releases
 from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.text import Text
 from legroom.facts.flags import flag_name
+from legroom.lint.counterexamples import GONE
 from legroom.lint.expressions import Expression
 from legroom.vllm.command_line import plain_name
 
@@ -29,10 +30,6 @@ _IS_LISTED = re.compile(r"""(?<!\w)['"]?name['"]?:\s*['"]?$""")
 """What stands before it in a list of `name` and `value`."""
 _DECLARES = re.compile(r"""add_argument\(|action\s*=""")
 """A program's own option: its name says nothing of what the program does with it."""
-_GONE = re.compile(
-    r"deprecat|remov|renam|replac|previous|former|legacy|no longer|obsolete|instead of|used to|superse|older|migrat",
-    re.IGNORECASE,
-)
 _LINES_ABOVE = 12
 """How far above a line a document may say that what follows is gone."""
 _SETTINGS_OF: tuple[Kind, ...] = ("yaml", "json")
@@ -87,7 +84,7 @@ def mentions(kind: Kind, source: Text, subjects: Iterable[Subject | Expression])
 def _is_told_gone(source: Text, offset: int, is_document: bool) -> bool:
     row = source.row_of(offset)
     above = _LINES_ABOVE if is_document else 1
-    return bool(_GONE.search(source.rows(max(row - above, 0), row + 1).text))
+    return bool(GONE.search(source.rows(max(row - above, 0), row + 1).text))
 
 
 def _named_in(line: str, has_settings: bool) -> Iterator[tuple[MentionKind, str, int, bool]]:

@@ -32,8 +32,7 @@ class OwnPlan:
     @property
     def checkpoint_bytes(self) -> int:
         """What has to be read before the server is ready."""
-        ranks = self.plan.memory.ranks
-        return sum(rank.weights.bytes for rank in ranks) * self.plan.settings.tensor_parallel_size
+        return self.plan.host.checkpoint_bytes
 
 
 def own_plan(server: StartedServer, release: Release) -> OwnPlan | None:

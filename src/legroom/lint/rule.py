@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from legroom.facts.flags import flag_history
 from legroom.facts.metrics import all_exposed_names, exposed_names
-from legroom.facts.releases import Release, known_releases, latest
+from legroom.facts.releases import Release, known_releases, latest, newest_on
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
 from legroom.vllm.command_line import plain_name
@@ -69,6 +70,9 @@ class Context:
     """Whether the file also asks for `vllm_` series that vLLM has under no spelling: some exporter shows them, and may
     show those that resemble vLLM's as well."""
 
+    is_about_mig: bool = False
+    """Whether the file switches MIG on or off."""
+
     @property
     def release(self) -> Release:
         """Of what names no release itself."""
@@ -79,9 +83,16 @@ class Context:
         """Every series that may be asked for."""
         return all_exposed_names() if self.any_release else exposed_names(self.release)
 
+    def begins_series(self, start: str) -> bool:
+        return any(series.startswith(start) for series in self.series)
+
     def release_of(self, server: StartedServer) -> Release:
         """Of one server."""
         named = server.named_release if self.asked is None else None
+        if named is None and not self.is_told_release and server.image:
+            from legroom.deployments.containers import built_by  # noqa: PLC0415 - not for a plain command line
+
+            named = newest_on(day) if (day := built_by(server.image)) else None
         return known_release(named) if named else self.release
 
     @property
@@ -95,12 +106,18 @@ class Context:
             return True
         from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
             follows_newest,
+            image_release,
             is_other_build,
+            is_published_by_vllm,
         )
 
-        if _is_other_hardware(server) or is_other_build(server.image):
+        if server.is_release_assumed or _is_other_hardware(server) or is_other_build(server.image):
             return False
-        return bool(server.named_release) or (follows_newest(server.image) and not server.launcher)
+        if image_release(server.image) and not is_published_by_vllm(server.image):
+            return False  # the number may be the image's own, or what is in it may be changed
+        if server.named_release:
+            return _WHOLE_NUMBER.fullmatch(server.named_release) is not None
+        return follows_newest(server.image) and not server.launcher
 
     def runs_known_build(self, server: StartedServer) -> bool:
         """Whether every flag that a server takes is on record: vLLM's own build of a release that legroom knows."""
@@ -110,7 +127,7 @@ class Context:
 
         if not server.named_release or server.launcher or known_release(server.named_release).note:
             return False
-        return "vllm" not in server.image.lower() or is_published_by_vllm(server.image)
+        return self.knows_release(server) and (not server.image or is_published_by_vllm(server.image))
 
     def is_refused_by_all(self, server: StartedServer, flag: str, kind: str) -> bool:
         """Whether every release that has a flag sees the same problem with it."""
@@ -141,6 +158,8 @@ class Context:
         return _parsed(tuple(word.text for word in server.words), self.release_of(server))
 
 
+_WHOLE_NUMBER = re.compile(r"\d+\.\d+\.\d+(\.?post\d+)?")
+"""`0.9` may be any of its patch releases, and a candidate has some of the flags of what it is a candidate for."""
 _COMMON_DEVICES = frozenset({"auto", "cuda", "cpu"})
 """Other values of --device (until 0.10.0) name a build of vLLM for other hardware, with releases of its own."""
 
@@ -172,6 +191,19 @@ def flag_word(server: StartedServer, *names: str) -> Word | None:
         if plain_name(word.text) in names:
             given = word
     return given
+
+
+_LONG_WORD = 5
+"""In a shorter word one other letter makes another word: `cpu` and `npu`, `reqs` and `seqs`."""
+
+
+def has_same_words(name: str, meant: str, separator: str) -> bool:
+    """Whether two names have the same words but for a slip of the pen."""
+    words, meant_words = name.split(separator), meant.split(separator)
+    return len(words) == len(meant_words) and all(
+        len(word) != len(right) or word == right or len(word) >= _LONG_WORD
+        for word, right in zip(words, meant_words, strict=True)
+    )
 
 
 def finding(

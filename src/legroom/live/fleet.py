@@ -18,6 +18,8 @@ UNKNOWN = "unknown"
 _START_S = 300.0
 """What a server takes to start where no plan says it: room is kept for load that grows meanwhile."""
 _LOW_RATIO = 0.5
+_LASTING_QUEUE = 1.0
+"""Requests that wait on average over the whole window: bursts are gone within a step or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ServerUse:
     peak_kv_use: float = 0.0
     peak_running: float = 0.0
     peak_waiting: float = 0.0
+    mean_waiting: float = 0.0
     preemptions_per_s: float = 0.0
 
 
@@ -138,9 +141,11 @@ def fleet_view(
 
 def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds) -> FleetGroup:
     queued = any(
-        use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio for use in members
+        (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
+        or use.mean_waiting >= _LASTING_QUEUE
+        for use in members
     )
-    # A queue for the pool is demand that no use shows: what there is, is needed.
+    # A queue for the pool, or for a place in the batch, is demand that no use shows: what there is, is needed.
     needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
     return FleetGroup(
         key,

@@ -18,6 +18,7 @@ from legroom.memory.layout import Failure
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import ServeArgs, env_flag, is_given, other_value
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,19 @@ class HostNeeds:
         return f"Host memory in GiB: {parts}; {loading}"
 
 
+def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> int:
+    """What is read from disk before the server serves: the checkpoint where its size is known, else the weights of all
+    ranks of one copy. Experts lie spread over the copies, and the rest on each: neither one copy nor all of them
+    together have the size of the files then."""
+    if model.checkpoint_bytes:
+        return model.checkpoint_bytes
+    if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
+        from legroom.memory.weights.loaded import on_one_card, weights  # noqa: PLC0415 - few servers share experts
+
+        return weights(model, on_one_card(settings), gpu).bytes
+    return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
+
+
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
     """What one node of a deployment takes; more than eight GPUs are several nodes."""
     from legroom.memory.weights.loaded import offloaded_tensors, weight_segments  # noqa: PLC0415 - few plans offload
@@ -135,8 +149,7 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
             engines=max(gpus // ranks, 1),
             has_media=bool(model.modalities),
             swaps=settings.engine == "V0",
-            checkpoint_bytes=model.checkpoint_bytes
-            or sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size,
+            checkpoint_bytes=read_bytes(model, gpu, settings, memory),
             weights_bytes=weights,
             kv_tensors=1 if single else max(layers, default=1),
             swap_tensors=max(len(model.layers) // settings.pipeline_parallel_size, 1),

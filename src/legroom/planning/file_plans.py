@@ -64,6 +64,14 @@ class FileServer:
         return "fits" if all(plan.verdict == "fits" for plan in self.plans) else "tight"
 
     @property
+    def gpus_idle(self) -> int:
+        """How many GPUs its container is given that none of its ranks uses."""
+        what = self.what
+        if what is None or what.gpu_count is None or _several_nodes(what):
+            return 0
+        return max(what.gpu_count - what.args.gpus_needed, 0)
+
+    @property
     def shown(self) -> Plan | None:
         """The plan that stands for all: of those with the best verdict, the one on the smallest card."""
         order = {"fits": 0, "tight": 1, "does_not_fit": 2}
@@ -107,7 +115,7 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
         why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
         return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
     fatal = tuple(problem for problem in what.problems if problem.stops_vllm and problem not in open_values)
-    if fatal and what.release_hint is not None:
+    if fatal and what.release_hint is not None and what.is_vllms_own:
         return FileServer(name, what, refused_flags=fatal)
     if not what.args.model:
         return FileServer(

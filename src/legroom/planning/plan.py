@@ -10,7 +10,7 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.bands import spare_on_larger_card
 from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
-from legroom.memory.host import deployment_host, host_failure
+from legroom.memory.host import deployment_host, host_failure, read_bytes
 from legroom.memory.kv.plan import kv_plan
 from legroom.memory.overhead import held_at_start
 from legroom.memory.unified import file_cache_bytes, host_note, reserve_bytes
@@ -70,7 +70,8 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
         if reason:
             return "tight", reason
     if crowded_by_files(target, settings, memory):
-        files, left = gib(_checkpoint_bytes(target.model, settings, memory), 1), gib(_least_headroom(memory), 1)
+        files = gib(read_bytes(target.model, target.gpu, settings, memory), 1)
+        left = gib(_least_headroom(memory), 1)
         return "tight", (
             f"the checkpoint's files ({files}) stay cached in the memory that CPU and GPU share, and {left} of it are "
             "left at the peak; the driver does not always get the cache back, so drop it once the weights are loaded"
@@ -83,17 +84,12 @@ def crowded_by_files(target: Target, settings: EngineSettings, memory: Deploymen
     only by a little that the kernel gives back in time."""
     if not target.gpu.unified:
         return False
-    files = file_cache_bytes(target.gpu, _checkpoint_bytes(target.model, settings, memory))
+    files = file_cache_bytes(target.gpu, read_bytes(target.model, target.gpu, settings, memory))
     return files > _least_headroom(memory) + reserve_bytes(target.gpu)
 
 
 def _least_headroom(memory: DeploymentMemory) -> int:
     return min(rank.headroom_bytes for rank in memory.ranks)
-
-
-def _checkpoint_bytes(model: Model, settings: EngineSettings, memory: DeploymentMemory) -> int:
-    whole = sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
-    return model.checkpoint_bytes or whole
 
 
 def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> str:

@@ -101,6 +101,8 @@ class PlannedHost:
     """Below this it cannot run."""
     loading_bytes: int = 0
     """Page cache that loading works through."""
+    checkpoint_bytes: int = 0
+    """What is read from disk: the files where their size is known, else the weights of the whole model."""
     request_bytes: int = 0
     """What a scheduler should set aside."""
     shm_bytes: int = 0

@@ -109,6 +109,7 @@ def _host(plan: Plan) -> PlannedHost:
         held_bytes=needs.held_bytes,
         least_bytes=needs.least_bytes,
         loading_bytes=min(needs.loading_bytes, needs.checkpoint_bytes),
+        checkpoint_bytes=needs.checkpoint_bytes,
         request_bytes=needs.request_bytes,
         shm_bytes=needs.shm_bytes,
         given_bytes=plan.target.host_limit_bytes,

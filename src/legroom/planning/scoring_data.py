@@ -1,10 +1,10 @@
-"""Real start-ups to score on, from three kinds of places: published records, instrumented GPU runs, folders of logs."""
+"""Real start-ups to score on, as records: published ones, and those of instrumented GPU runs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
 from legroom.planning.scoring import Bad, Printed, ScoredStart
-from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.served_model import with_draft
 
-_LOG_ROUNDING_BYTES = 6 * MIB
+LOG_ROUNDING_BYTES = 6 * MIB
 """Logs print hundredths of a GiB, so a figure read from one is known to half of that and a little."""
 _LARGEST_FILE_BYTES = 512 * 2**20
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
@@ -36,7 +35,7 @@ _SCORED_QUANTIZATION = frozenset(
     {"awq", "awq_marlin", "gptq", "gptq_marlin", "fp8", "bitsandbytes", "compressed-tensors", "mxfp4", "modelopt"}
 )
 """Values of a record's `quantization` that are vLLM flag values; others describe the checkpoint in words."""
-_FREE_MEMORY_FAILURE = "free_memory_lt_requested"
+FREE_MEMORY_FAILURE = "free_memory_lt_requested"
 _RECORD_FLAGS = {
     "tp": "--tensor-parallel-size",
     "pp": "--pipeline-parallel-size",
@@ -63,7 +62,7 @@ class Loaded:
 def read_records(path: Path) -> list[tuple[str, Mapping[str, Any] | str]]:
     """Every line of a JSONL file as (name, record), or (name, what is wrong with it)."""
     records: list[tuple[str, Mapping[str, Any] | str]] = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -88,7 +87,7 @@ def is_gpu_run(record: Mapping[str, Any]) -> bool:
 def read_models(path: Path) -> Mapping[str, Mapping[str, Any]]:
     """The model facts that records refer to."""
     try:
-        models = json.loads(_text(path))
+        models = json.loads(text_of(path))
     except (ValueError, RecursionError) as error:
         raise LegroomError(
             f"{path} is not JSON: {error}", "give the models.json that belongs to the records"
@@ -210,7 +209,7 @@ def _published(
     needed = (record.get("tp") or 1) * (record.get("pp") or 1)
     target = Target(
         model=model(record["model"]),
-        gpu=_card(record.get("gpu"), _bytes(record.get("total_gpu_memory_gib"))),
+        gpu=card_of(record.get("gpu"), _bytes(record.get("total_gpu_memory_gib"))),
         gpus=max(record.get("gpu_count") or 1, needed),
         release=written,
     )
@@ -255,7 +254,7 @@ def _parsed(flags: Mapping[str, Any], written: Release, further: list[str] | Non
 def _printed(record: Mapping[str, Any]) -> Printed:
     tokens = record.get("kv_tokens") or (record.get("gpu_blocks") or 0) * (record.get("block_size") or 16)
     outcome = {"started": True, "failed_startup": False}.get(str(record.get("outcome")))
-    if record.get("error_type") == _FREE_MEMORY_FAILURE:
+    if record.get("error_type") == FREE_MEMORY_FAILURE:
         outcome = None  # other processes held the memory; no plan could know
     return Printed(
         weights_bytes=_bytes(record.get("weights_gib")),
@@ -265,7 +264,7 @@ def _printed(record: Mapping[str, Any]) -> Printed:
         activation_bytes=_bytes(record.get("peak_activation_gib")),
         non_torch_bytes=_bytes(record.get("non_torch_gib")),
         graph_estimate_bytes=_bytes(record.get("cudagraph_estimated_gib")),
-        rounding_bytes=_LOG_ROUNDING_BYTES,
+        rounding_bytes=LOG_ROUNDING_BYTES,
         started=outcome,
         failure=str(record.get("error_type") or ""),
     )
@@ -290,7 +289,7 @@ def _gpu_run(record: Mapping[str, Any], model: Callable[[str], Model]) -> Scored
         id=str(record["id"]),
         source=str(record["model"]),
         target=Target(
-            with_draft(model(record["model"]), args), _card(record.get("gpu") or "NVIDIA H200", total), 1, written
+            with_draft(model(record["model"]), args), card_of(record.get("gpu") or "NVIDIA H200", total), 1, written
         ),
         args=args,
         printed=Printed(
@@ -322,69 +321,7 @@ def _charged_beside(record: Mapping[str, Any]) -> int | None:
     return int(record["requested_memory"] - sum(record[name] for name in counted) - graphs)
 
 
-def log_cases(folder: Path, load_model: Callable[[str], Model], gpu_name: str | None = None) -> Loaded:
-    """Cases from a folder of start-up logs; `load_model` finds a model by the name that the log gives."""
-    cases, bad = [], []
-    for path in _log_files(folder):
-        startups = read_startups(_text(path))
-        if not startups:
-            bad.append(Bad(path.name, "no vLLM start-up in it"))
-        for number, startup in enumerate(startups, 1):
-            name = path.name if len(startups) == 1 else f"{path.name}#{number}"
-            try:
-                cases.append(case_of_startup(startup, name, load_model, gpu_name))
-            except LegroomError as error:
-                bad.append(Bad(name, error.message))
-    if not cases and not bad:
-        raise LegroomError(f"{folder} holds no files", "give a folder of vLLM start-up logs")
-    return Loaded(tuple(cases), tuple(bad))
-
-
-def case_of_startup(
-    startup: Startup, name: str, load_model: Callable[[str], Model], gpu_name: str | None = None
-) -> ScoredStart:
-    """One start-up of a log as a case."""
-    if startup.vllm is None:
-        raise LegroomError("the log does not say which vLLM release wrote it")
-    if not startup.args.model:
-        raise LegroomError("the log does not name its model")
-    model = load_model(startup.args.model)
-    card = _card(gpu_name or startup.gpu_name, startup.gpu_total_bytes)
-    args = startup.args
-    needed = args.gpus_needed
-    started: bool | None = {"started": True, "failed": False}.get(startup.outcome)
-    if startup.failure and startup.failure.id == _FREE_MEMORY_FAILURE:
-        started = None
-    target = Target(model, card, needed, release(startup.vllm))
-    return ScoredStart(
-        id=name,
-        source=name,
-        target=target,
-        args=args,
-        printed=Printed(
-            weights_bytes=startup.weights_bytes,
-            kv_bytes=startup.available_kv_bytes,
-            tokens=startup.tokens or _tokens_of_blocks(startup),
-            total_bytes=startup.gpu_total_bytes,
-            activation_bytes=startup.activation_bytes,
-            rounding_bytes=_LOG_ROUNDING_BYTES,
-            started=started,
-            failure=startup.failure.id if startup.failure else "",
-        ),
-        groups={
-            "family": model.model_type,
-            "gpu": card.name,
-            "release": target.release.version,
-            "quantization": model.quantization.method if model.quantization else "none",
-        },
-    )
-
-
-def _tokens_of_blocks(startup: Startup) -> int | None:
-    return startup.blocks * (startup.args.block_size or 16) if startup.blocks else None
-
-
-def _card(name: str | None, total_bytes: int | None) -> Gpu:
+def card_of(name: str | None, total_bytes: int | None) -> Gpu:
     if name:
         card = gpu(name)
         return with_total(card, total_bytes) if total_bytes else card
@@ -394,19 +331,11 @@ def _card(name: str | None, total_bytes: int | None) -> Gpu:
     raise LegroomError("neither the GPU nor its memory is named", "say which GPU it was with --gpu")
 
 
-def _log_files(folder: Path) -> Iterator[Path]:
-    if not folder.is_dir():
-        raise LegroomError(f"{folder} is not a folder", "give a folder of vLLM start-up logs")
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.name.startswith(".") and path.suffix.lower() not in (".md", ".gz", ".zip"):
-            yield path
-
-
 def _bytes(gib: Any) -> int | None:
     return None if gib is None else round(float(gib) * GIB)
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise LegroomError(f"{path} is larger than {_LARGEST_FILE_BYTES >> 20} MiB", "give the start-up part of it")

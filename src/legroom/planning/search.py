@@ -14,10 +14,10 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.flags import choices
 from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
+from legroom.planning.search_space import Flags, axes_of, by_loss, gpus_of, parallel_sizes
 from legroom.planning.structure import Structure, structure
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
@@ -28,15 +28,9 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
 
 
-Flags = dict[str, Any]
 Combiner = Callable[[Iterable[Flags]], Structure | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
-TOKEN_BUDGETS = (16384, 8192, 4096, 2048, 1024)
-SEQUENCES = (1024, 512, 256, 128, 64, 32, 16, 8)
-CAPTURE_LIMITS = (256, 64)
-NODE_GPUS = 8
-"""Above this many GPUs a model spans nodes: heads are split inside a node, layers or experts between them."""
 _ROOMY_SHARE = 0.025
 """Below this share of the card left at its peak a setting is squeezed in."""
 
@@ -87,8 +81,8 @@ def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) 
     enough = math.inf
     for number, target in enumerate(targets):
         fewest = min(_fewest_gpus(target, asked), max(wish.gpus))
-        for parallel in _parallel_sizes(args, wish, is_moe(target.model)):
-            gpus = _gpus_of(parallel)
+        for parallel in parallel_sizes(args, wish, is_moe(target.model)):
+            gpus = gpus_of(parallel)
             if gpus >= enough:
                 break  # fewer GPUs do it with the answers unchanged
             if gpus < fewest:
@@ -138,7 +132,7 @@ def _why_refused(option: Option, asked: ServeArgs) -> str:
 def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
     """What the release says to the wish, where it takes no setting at all: as it stands, then split over the GPUs."""
     reasons: list[str] = []
-    for parallel in ({}, *_parallel_sizes(asked, wish, is_moe(target.model))):
+    for parallel in ({}, *parallel_sizes(asked, wish, is_moe(target.model))):
         try:
             resolve(replace(asked, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
@@ -197,7 +191,7 @@ def _structures(
     target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
 ) -> Iterator[Structure]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    axes = _axes(target, args, base, wish)
+    axes = axes_of(target, args, base, wish)
     combined = _combiner(target, args, parallel, base)
     if (frugal := _not_enough(axes, combined, wish)) is not None:
         yield frugal
@@ -222,13 +216,13 @@ def _best_structures(
     def fits_with_ease(shape: Structure) -> bool:
         return any(option.roomy for option in _walk_utilization(shape, args, wish, variant, base.max_num_seqs)[1])
 
-    axes = _axes(target, args, base, wish)
+    axes = axes_of(target, args, base, wish)
     combined = _combiner(target, args, parallel, base)
     if (frugal := _not_enough(axes, combined, wish)) is not None:
         yield frugal
         return
     for sufficient in (grants, fits_with_ease) if variant else (grants,):
-        branches = itertools.chain.from_iterable(_branches((), way, combined, sufficient) for way in _by_loss(axes))
+        branches = itertools.chain.from_iterable(_branches((), way, combined, sufficient) for way in by_loss(axes))
         best = next((shape for shape in branches if grants(shape)), None)
         if best is not None:
             yield best
@@ -253,19 +247,6 @@ def _not_enough(axes: Mapping[str, list[Flags]], combined: Combiner, wish: Wish)
     return frugal if frugal is not None and frugal.shortfall_bytes(wish) > 0 else None
 
 
-def _by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
-    """The axes in the order of what their choices give up (`_option`'s cost), the gravest decided first."""
-    unchanged: list[Flags] = [{}]
-    graphs = axes.get("graphs", unchanged)
-    captured = [choice for choice in graphs if "enforce_eager" not in choice]
-    eager = [choice for choice in graphs if "enforce_eager" in choice]
-    lighter = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
-    for kept_in in axes.get("kv_cache_dtype", unchanged):
-        for run_as in (captured, eager):
-            if run_as:
-                yield [[kept_in], *lighter, run_as, axes.get("block_size", unchanged)]
-
-
 def _branches(
     chosen: tuple[Flags, ...],
     axes: Sequence[Sequence[Flags]],
@@ -282,64 +263,6 @@ def _branches(
         frugal = combined([*chosen, choice, *(axis[-1] for axis in axes[1:])])
         if frugal is None or sufficient(frugal):
             yield from _branches((*chosen, choice), axes[1:], combined, sufficient)
-
-
-def _gpus_of(parallel: Flags) -> int:
-    return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
-
-
-def _parallel_sizes(args: ServeArgs, wish: Wish, experts: bool) -> Iterator[Flags]:
-    """Ways to spread the model over each number of GPUs. Heads are split inside a node; layers, or the experts of
-    data-parallel engines, over several."""
-    given = args.tensor_parallel_size, args.pipeline_parallel_size
-    if given != (None, None):
-        yield {}
-        return
-    for count in sorted(wish.gpus):
-        if count <= NODE_GPUS:
-            yield _sizes(tensor_parallel_size=count)
-        if experts and count >= NODE_GPUS and args.data_parallel_size is None:
-            for tensor in (8, 4, 2, 1):
-                if count % tensor == 0 and count > tensor:
-                    spread = _sizes(tensor_parallel_size=tensor, data_parallel_size=count // tensor)
-                    yield {**spread, "enable_expert_parallel": True}
-        for pipeline in (2, 3, 4, 8):
-            if count % pipeline == 0 and count // pipeline <= NODE_GPUS:
-                yield _sizes(tensor_parallel_size=count // pipeline, pipeline_parallel_size=pipeline)
-
-
-def _sizes(**sizes: int) -> Flags:
-    return {name: size for name, size in sizes.items() if size > 1}
-
-
-def _axes(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> dict[str, list[Flags]]:
-    """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
-    axes: dict[str, list[Flags]] = {}
-    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < wish.concurrency:
-        # vLLM wants a token for each sequence.
-        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(wish.concurrency)}]
-    elif args.max_num_batched_tokens is None:
-        fewest = wish.concurrency if args.max_num_seqs is None else 0
-        smaller = (tokens for tokens in TOKEN_BUDGETS if fewest <= tokens < base.max_num_batched_tokens)
-        axes["max_num_batched_tokens"] = [{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)]
-    if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
-        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(wish.concurrency)}]  # raised, which costs nothing but memory
-    elif args.max_num_seqs is None:
-        fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
-        axes["max_num_seqs"] = [{}, *({"max_num_seqs": seqs} for seqs in fewer)]
-    if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
-        axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
-    if args.block_size is None:
-        axes["block_size"] = [{}, *({"block_size": size} for size in _block_sizes(target))]
-    if args.enforce_eager is None and args.max_cudagraph_capture_size is None:
-        limits = CAPTURE_LIMITS if target.release.at_least("0.11.1") else ()
-        axes["graphs"] = [{}, *({"max_cudagraph_capture_size": limit} for limit in limits), {"enforce_eager": True}]
-    return axes
-
-
-def _block_sizes(target: Target) -> tuple[int, ...]:
-    allowed = choices("--block-size", target.release)
-    return (32,) if allowed is None or 32 in allowed else ()
 
 
 def _walk_utilization(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import replace
 
-from legroom.drawing.chart import area
+from legroom.drawing.curve import Curve, axis_line, counted, curve_lines
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count, plural
 from legroom.simulation.autoscale import ScaledReplay
 from legroom.simulation.timeline import percentile
 
-_MARGIN = 12
 _MOST_CHANGES = 12
 
 
 def scaled_text(scaled: ScaledReplay, style: Style) -> str:
-    width = style.width - _MARGIN - 10
     lines = [style.paint(_headline(scaled), "bold"), ""]
-    for name, colour, height, values, top, scale in _curves(scaled, width):
-        for row, line in enumerate(area(values, top, (width, height), style, colour)):
-            lines.append(f"{name if row == 0 else '':<{_MARGIN}}{line} {scale if row == 0 else ''}".rstrip())
+    for curve in _curves(scaled):
+        lines += curve_lines(curve, style)
     end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
-    lines.append(f"{'':<{_MARGIN}}0{end:>{max(1, width - 1)}}")
+    lines.append(axis_line("0", end, style))
     lines += ["", *columns(list(_figures(scaled)), "<<"), "", *_changes(scaled)]
     return "\n".join(lines) + "\n"
 
@@ -39,22 +36,15 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _curves(scaled: ScaledReplay, width: int) -> Iterator[tuple[str, str, int, list[float], float, str]]:
+def _curves(scaled: ScaledReplay) -> list[Curve]:
     samples = scaled.samples
-    most = float(max((sample.replicas for sample in samples), default=1))
-    waiting = float(max((sample.waiting for sample in samples), default=0)) or 1.0
-    yield "servers", "green", 4, _thinned([float(s.replicas) for s in samples], width), most, count(most)
-    yield "serving", "blue", 4, _thinned([float(s.ready) for s in samples], width), most, count(most)
-    yield "KV use", "blue", 3, _thinned([s.kv_use for s in samples], width), 1.0, "100 %"
-    yield "waiting", "orange", 3, _thinned([float(s.waiting) for s in samples], width), waiting, count(waiting)
-
-
-def _thinned(values: Sequence[float], width: int) -> list[float]:
-    """As many as there are columns, each the highest of its time."""
-    if len(values) <= width:
-        return list(values)
-    edges = [i * len(values) // width for i in range(width + 1)]
-    return [max(values[a:b]) for a, b in pairwise(edges)]
+    servers = counted("servers", "green", [sample.replicas for sample in samples], height=4)
+    return [
+        servers,
+        replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
+        Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
+        counted("waiting", "orange", [sample.waiting for sample in samples], height=3),
+    ]
 
 
 def _figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
@@ -67,8 +57,9 @@ def _figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
     yield "preemptions", count(scaled.preemptions)
     yield "servers", f"{policy.least} to {policy.most}, {scaled.replica_seconds / 3600:.1f} server hours"
     yield "policy", f"KV use {policy.kv_target_ratio:.0%}, {policy.waiting_target} waiting for each server"
-    yield "", f"up: twice as many in {policy.up_period_s} s; down: one in {policy.down_period_s} s, after"
-    yield "", f"{policy.down_window_s} s without need; a server starts in {policy.start_s:.0f} s"
+    yield "", f"up: twice as many in {policy.up_period_s} s, after {policy.up_window_s} s of need"
+    yield "", f"down: one in {policy.down_period_s} s, after {policy.down_window_s} s without need"
+    yield "", f"a server starts in {policy.start_s:.0f} s"
 
 
 def _changes(scaled: ScaledReplay) -> Iterator[str]:

@@ -7,6 +7,10 @@ from legroom.drawing.text import columns, count, plural
 from legroom.live.fleet import UNKNOWN, FleetGroup, FleetView
 
 _MOST_ADVICE = 20
+_BY_KV_ALONE = (
+    "could go: counted by KV cache alone. Fewer servers run larger batches, which are slower: `legroom size --rate` "
+    "says how much"
+)
 _HEAD = ("model", "pool", "release", "servers", "KV mean", "KV peak", "idle KV tokens", "needed", "could go")
 
 
@@ -22,6 +26,8 @@ def fleet_text(view: FleetView, window: str, style: Style) -> str:
         lines.append(f"  and {count(len(advice) - _MOST_ADVICE)} more; --json lists them all")
     if any(UNKNOWN in {group.key.release, group.key.pool} for group in view.groups):
         lines.append("  unknown: no label of the scraped targets tells the node pool or the release")
+    if any(group.spare for group in view.groups):
+        lines.append(f"  {_BY_KV_ALONE}")
     return "\n".join(lines).rstrip() + "\n"
 
 

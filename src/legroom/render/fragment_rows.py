@@ -10,9 +10,10 @@ from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.black_box import AllocatorSegment
+    from legroom.drawing.terminal import Colour
     from legroom.fragments.report import FragmentReport
 
-KINDS = {
+KINDS: dict[str, tuple[str, Colour, str, str]] = {
     "allocated": ("in use", "blue", "█", "#"),
     "pending": ("given back, still used by a stream", "purple", "▓", "+"),
     "private": ("in use by graphs", "purple", "▒", "g"),

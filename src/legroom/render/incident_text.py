@@ -10,19 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from legroom.drawing.svg import Svg, svg_curve
+from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, curve_width, draw_curve
+from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
 from legroom.live.journal.journal import Incident, JournalPoint
-from legroom.render.watch_text import curve
 from legroom.vllm.command_line import setting_words
 
 _MOST_LINES = 8
 _MOST_SLOTS = 560
 """Of a curve: as wide as the drawing, and wider than any terminal."""
-Series = tuple[str, str, int, list[float], float, str]
-"""Name, colour, lines high, values, the value at the top, and how that is written."""
 
 
 def when(time_s: float) -> str:
@@ -94,9 +92,9 @@ def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> I
             yield "  No samples are kept of that time."
     else:
         yield ""
-        for name, colour, height, values, top, scale in series(points):
-            yield from curve((name, scale), values, top, (style.width, height), style, colour)
-        yield f"{'':<12}{_axis(points, incident, style.width - 22)}"
+        for curve in curves(points):
+            yield from curve_lines(curve, style)
+        yield axis_line(_axis(points, incident, curve_width(style)), "", style).rstrip()
     numbers = _finding(incident).get("numbers") or {}
     if numbers:
         yield ""
@@ -124,7 +122,7 @@ def _axis(points: Sequence[JournalPoint], incident: Incident, width: int) -> str
     return "".join(line) + " began"
 
 
-def series(points: Sequence[JournalPoint]) -> list[Series]:
+def curves(points: Sequence[JournalPoint]) -> list[Curve]:
     """The curves: the worst of each moment, so that no peak is lost."""
 
     slots = _slots(points)
@@ -134,15 +132,12 @@ def series(points: Sequence[JournalPoint]) -> list[Series]:
 
     running, waiting = worst("running"), worst("waiting")
     preempted = [max((point.growth_of("preemptions") or 0.0 for point in slot), default=0.0) for slot in slots]
-    curves: list[Series] = [("KV use", "blue", 4, worst("kv_use"), 1.0, "100%")]
-    for name, colour, values in (
-        ("running", "green", running),
-        ("waiting", "orange", waiting),
-        ("preempted", "red", preempted),
-    ):
-        top = max(1.0, *values)
-        curves.append((name, colour, 2, values, top, f"{top:,.0f}"))
-    return curves
+    return [
+        Curve("KV use", "blue", 4, worst("kv_use"), 1.0, "100%"),
+        counted("running", "green", running),
+        counted("waiting", "orange", waiting),
+        counted("preempted", "red", preempted),
+    ]
 
 
 def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
@@ -274,9 +269,9 @@ def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: floa
     y += 30
     if len(points) >= 2:
         top = y
-        for name, colour, height, values, most, scale in series(points):
-            svg_curve(svg, y, (name, scale), values, most, (560, 26.0 * height), colour)
-            y += 26.0 * height + 12
+        for curve in curves(points):
+            draw_curve(svg, y, curve, (560, 26.0 * curve.height))
+            y += 26.0 * curve.height + 12
         _marks(svg, incident, points, top, y - 12)
         svg.text(110, y + 6, when(points[0].time_s), "soft", size=11)
         svg.text(670, y + 6, when(points[-1].time_s), "soft", anchor="end", size=11)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import plural
 from legroom.lint.report import Report
 from legroom.lint.rule import SEVERITIES
 
-_COLOURS = {"error": "red", "warning": "orange", "note": "blue"}
+_COLOURS: dict[str, Colour] = {"error": "red", "warning": "orange", "note": "blue"}
 
 
 def report_text(report: Report, style: Style = PLAIN) -> str:

@@ -10,19 +10,19 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
 from legroom.planning.packing.changes import proof
 from legroom.planning.plan import ready_command
+from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.planning.packing.changes import PackChange
     from legroom.planning.packing.pack import Packed, PackedCard, PackResult
 
-_MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
 _MARGIN = "  "
 
 
 def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Style = PLAIN) -> str:
     """The whole answer, ending in a newline."""
-    blocks = [list(_answer(result, style))]
+    blocks = [list(answer_lines(result.verdict, _headline(result), style))]
     blocks += [list(_card(use, result, style)) for use in result.cards]
     if result.verdict == "does_not_fit":
         blocks += [list(_failures(result, style)), list(_changes(changes, style))]
@@ -30,15 +30,6 @@ def pack_text(result: PackResult, changes: Sequence[PackChange] = (), style: Sty
         blocks += [list(_order(result, style)), list(_commands(result, style))]
     blocks.append(list(_notes(result, style)))
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def _answer(result: PackResult, style: Style) -> Iterator[str]:
-    fancy, plain, colour = _MARKS[result.verdict]
-    mark = style.pick(fancy, plain)
-    lines = wrap(_headline(result), style.width - len(mark) - 1)
-    for number, line in enumerate(lines):
-        lead = style.paint(mark, colour, "bold") if number == 0 else " " * len(mark)
-        yield f"{lead} {style.paint(line, 'bold')}"
 
 
 def _headline(result: PackResult) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import wrap
-from legroom.render.plan_parts import headline
+from legroom.render.plan_parts import VERDICT_COLOURS, headline
 from legroom.render.verdict_text import verdict_sentences
 from legroom.units import human_bytes
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from legroom.planning.plan_diff import PlanChange, ServerDiff
 
 _WORDS = {"fits": "fits", "tight": "tight", "does_not_fit": "will not start", "unknown": "not understood", None: "none"}
-_COLOURS = {"fits": "green", "tight": "yellow", "does_not_fit": "red"}
 
 
 def diff_text(diffs: Sequence[ServerDiff], style: Style = PLAIN) -> str:
@@ -40,7 +39,7 @@ def _verdict(diff: ServerDiff, style: Style) -> str:
     before, after = diff.verdicts
     if diff.new is None:
         return "removed"
-    painted = style.paint(_WORDS[after], _COLOURS[after], "bold") if after in _COLOURS else _WORDS[after]
+    painted = style.paint(_WORDS[after], VERDICT_COLOURS[after], "bold") if after in VERDICT_COLOURS else _WORDS[after]
     if diff.old is None:
         return f"new, {painted}"
     return painted if before == after else f"{_WORDS[before]} -> {painted}"

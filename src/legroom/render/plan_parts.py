@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.drawing.chart import Segment
-from legroom.drawing.text import count, plural
+from legroom.drawing.text import count, plural, wrap
 from legroom.figures import Figure, exact
 from legroom.memory.bands import band_class, evidence
 from legroom.records import dataclass
 from legroom.units import GIB, KIB
 
 if TYPE_CHECKING:
+    from legroom.drawing.terminal import Colour, Style
     from legroom.memory.kv.plan import KvPlan
     from legroom.memory.layout import Layout
-    from legroom.planning.plan import Plan
+    from legroom.planning.plan import Plan, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class LayoutPart:
 
 def parts(layout: Layout) -> list[LayoutPart]:
     """Inside the budget from the left, then what is used beside it, then what is left."""
-    inside = (
+    inside: tuple[tuple[str, str, Figure, Colour, str, str, str], ...] = (
         ("weights", "weights_bytes", layout.weights, "blue", "█", "W", "the model, as loaded"),
         ("activations", "activation_bytes", layout.activation, "orange", "▓", "A", "peak of the profile run"),
         (
@@ -113,6 +115,18 @@ def short_name(model_name: str) -> str:
     if model_name.startswith(("/", ".", "~")) or len(pieces) > 2:
         pieces = pieces[-1:]
     return "/".join(pieces) or model_name
+
+
+VERDICT_COLOURS: Mapping[str | None, Colour] = {"fits": "green", "tight": "orange", "does_not_fit": "red"}
+_MARKS: Mapping[Verdict, tuple[str, str]] = {"fits": ("✓", "ok"), "tight": ("!", "!"), "does_not_fit": ("✗", "x")}
+
+
+def answer_lines(verdict: Verdict, sentence: str, style: Style) -> Iterator[str]:
+    """The answer, first of all: a mark and what it means."""
+    mark = style.pick(*_MARKS[verdict])
+    for number, line in enumerate(wrap(sentence, style.width - len(mark) - 1)):
+        lead = " " * len(mark) if number else style.paint(mark, VERDICT_COLOURS[verdict], "bold")
+        yield f"{lead} {style.paint(line, 'bold')}"
 
 
 def headline(plan: Plan) -> str:

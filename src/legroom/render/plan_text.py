@@ -15,6 +15,7 @@ from legroom.drawing.text import columns, command_phrases, count, plural, wrap, 
 from legroom.planning.plan import cold_start, ready_command, shared_contexts
 from legroom.render.plan_parts import (
     LayoutPart,
+    answer_lines,
     basis_words,
     certainty,
     headline,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Advice, Plan
     from legroom.planning.search import WishResult
 
-_MARKS = {"fits": ("✓", "ok", "green"), "tight": ("!", "!", "orange"), "does_not_fit": ("✗", "x", "red")}
 _MARGIN = "  "
 _FIRST_START_DIFFERS = 0.01
 """The share of its blocks that a first start must lack to be shown in full."""
@@ -40,7 +40,7 @@ _FIRST_START_DIFFERS = 0.01
 def plan_text(plan: Plan, style: Style = PLAIN, explain_math: bool = False) -> str:
     """The whole picture, ending in a newline."""
     blocks = [
-        list(_answer(plan, style)),
+        list(answer_lines(plan.verdict, headline(plan), style)),
         list(_failure(plan, style)),
         [_body_text(plan, style)],
         list(_advice(plan, style)),
@@ -55,15 +55,6 @@ def _body_text(plan: Plan, style: Style) -> str:
     """The card, the KV cache and the pipeline stages."""
     blocks = [list(_card(plan, style)), list(_kv(plan, style)), list(_ranks(plan, style))]
     return "\n\n".join("\n".join(block) for block in blocks if block)
-
-
-def _answer(plan: Plan, style: Style) -> Iterator[str]:
-    fancy, plain, colour = _MARKS[plan.verdict]
-    mark = style.pick(fancy, plain)
-    lines = wrap(headline(plan), style.width - len(mark) - 1)
-    for number, line in enumerate(lines):
-        lead = style.paint(mark, colour, "bold") if number == 0 else " " * len(mark)
-        yield f"{lead} {style.paint(line, 'bold')}"
 
 
 def _failure(plan: Plan, style: Style) -> Iterator[str]:
@@ -301,11 +292,8 @@ def wish_text(result: WishResult, style: Style = PLAIN) -> str:
 
 
 def _wish_answer(result: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
-    mark = style.paint(style.pick("✓", "ok"), "green", "bold")
     head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
-    lines = wrap(head, style.width - 2)
-    yield f"{mark} {style.paint(lines[0], 'bold')}"
-    yield from (f"  {style.paint(line, 'bold')}" for line in lines[1:])
+    yield from answer_lines("fits", head, style)
     paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
     yield from wrap(f"It gives up: {paid}.", style.width, "  ")
     yield from wrap(

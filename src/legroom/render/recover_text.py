@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from legroom.drawing.terminal import Style
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, plural, wrap
 from legroom.recover.free import Freed
 from legroom.recover.holders import Holdings
 from legroom.recover.orphans import Holder, HolderState
 from legroom.units import GIB, human_bytes
 
-_HEADINGS: dict[HolderState, tuple[str, str]] = {
+_HEADINGS: dict[HolderState, tuple[str, Colour]] = {
     "dead": ("Dead weight of a dead server", "red"),
     "suspect": ("Perhaps dead, not proven: left alone", "orange"),
     "unseen": ("Named by the driver, not to be seen from here", "orange"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from legroom.drawing.chart import area
-from legroom.drawing.svg import Svg, svg_curve
-from legroom.drawing.terminal import Style
+from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve
+from legroom.drawing.svg import Svg
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, count
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
@@ -30,20 +30,11 @@ def _blocks_up_to(length: int, size: int) -> int:
     return size * whole * (whole + 1) // 2 + rest * (whole + 1)
 
 
-_CURVES = (("KV blocks", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))
-_MARGIN = 12
-
-
 def timeline_text(timeline: Timeline, style: Style) -> str:
-    width = style.width - _MARGIN - 10
     lines = [style.paint(_headline(timeline), "bold"), ""]
-    for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
-        drawn = area(values, top, (width, height), style, colour)
-        for row, line in enumerate(drawn):
-            label = name if row == 0 else ""
-            scale = count(top) if row == 0 else ("0" if row == len(drawn) - 1 and height > 2 else "")
-            lines.append(f"{label:<{_MARGIN}}{line} {scale}")
-    lines.append(f"{'':<{_MARGIN}}step 0{'step ' + count(timeline.last_step):>{max(1, width - 6)}}")
+    for curve in _curves(timeline):
+        lines += curve_lines(curve, style)
+    lines.append(axis_line("step 0", f"step {count(timeline.last_step)}", style))
     lines += ["", *columns(_figures(timeline), "<<")]
     if timeline.rejections:
         lines += ["", f"{len(timeline.rejections)} rejected, as vLLM would:"]
@@ -55,9 +46,9 @@ def timeline_svg(timeline: Timeline) -> str:
     svg = Svg(760, _headline(timeline))
     svg.text(24, 34, _headline(timeline), "ink sans", size=16, bold=True)
     y = 60.0
-    for (name, colour, height), (values, top) in zip(_CURVES, _series(timeline), strict=True):
-        box = 28.0 * height
-        svg_curve(svg, y, (name, count(top)), values, top, (540, box), colour)
+    for curve in _curves(timeline):
+        box = 28.0 * curve.height
+        draw_curve(svg, y, curve, (540, box))
         y += box + 14
     for name, value in _figures(timeline):
         y += 20
@@ -77,13 +68,18 @@ def _headline(timeline: Timeline) -> str:
     return f"{count(tally.finished)} of {count(len(timeline.trace))} requests served; the pool {end}{part}"
 
 
-def _series(timeline: Timeline) -> list[tuple[list[float], float]]:
-    samples = timeline.samples
+def _curves(timeline: Timeline) -> list[Curve]:
+    samples, usable = timeline.samples, timeline.settings.usable_blocks
     return [
-        ([float(sample.used_blocks) for sample in samples], float(timeline.settings.usable_blocks)),
-        ([float(sample.running) for sample in samples], float(max(1, timeline.tally.peak_running))),
-        ([float(sample.waiting) for sample in samples], float(max(1, timeline.tally.peak_waiting))),
+        Curve("KV blocks", "blue", 5, [sample.used_blocks for sample in samples], usable, count(usable)),
+        _with_peak("running", "green", [sample.running for sample in samples], timeline.tally.peak_running),
+        _with_peak("waiting", "orange", [sample.waiting for sample in samples], timeline.tally.peak_waiting),
     ]
+
+
+def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve:
+    """As high as its peak, which may lie between two samples."""
+    return Curve(name, colour, 2, values, max(1, peak), count(max(1, peak)))
 
 
 def _figures(timeline: Timeline) -> list[tuple[str, str]]:

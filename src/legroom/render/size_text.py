@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
-from legroom.planning.search import NODE_GPUS
+from legroom.planning.search_space import NODE_GPUS
 from legroom.render.plan_parts import short_name
 from legroom.units import gib, human_bytes
 

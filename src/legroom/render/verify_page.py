@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.chart import area
-from legroom.drawing.svg import Svg, svg_curve
-from legroom.drawing.terminal import PLAIN, Style
+from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
+from legroom.drawing.svg import Svg
+from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, wrap
 from legroom.verify.checks import Check, LoadRun, Verification
 
-_MARGIN = 12
-_CURVES = (("KV use", "blue", 5), ("running", "green", 2), ("waiting", "orange", 2))
-
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
-    colour = "green" if verification.ok else "red"
+    colour: Colour = "green" if verification.ok else "red"
     lines = [style.paint(headline(verification), colour, "bold"), ""]
     width = max((len(check.name) for check in verification.checks), default=0)
     for check in verification.checks:
         lines += wrap(f"{_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4))
     if verification.load and verification.load.points:
-        lines += ["", *_curves(verification.load, style), "", *columns(_figures(verification.load), "<<")]
+        lines += ["", *_curve_text(verification.load, style), "", *columns(_figures(verification.load), "<<")]
     for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
     return "\n".join(lines) + "\n"
@@ -42,23 +39,17 @@ def _mark(check: Check, style: Style) -> str:
     return style.paint(style.pick("✓", "+"), "green") if check.ok else style.paint(style.pick("×", "x"), "red")
 
 
-def _curves(run: LoadRun, style: Style) -> list[str]:
-    width = style.width - _MARGIN - 10
-    lines = []
-    for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
-        for row, line in enumerate(area(values, top, (width, height), style, colour)):
-            lines.append(f"{name if row == 0 else '':<{_MARGIN}}{line} {scale if row == 0 else ''}".rstrip())
-    last = f"{run.points[-1].at_s:.0f} s"
-    return [*lines, f"{'':<{_MARGIN}}0 s{last:>{max(1, width - 3)}}"]
-
-
-def _series(run: LoadRun) -> list[tuple[list[float], float, str]]:
-    running, waiting = [point.running for point in run.points], [point.waiting for point in run.points]
+def _curves(run: LoadRun) -> list[Curve]:
     return [
-        ([point.kv_use or 0.0 for point in run.points], 1.0, "100%"),
-        (running, max(1.0, *running), count(max(1.0, *running))),
-        (waiting, max(1.0, *waiting), count(max(1.0, *waiting))),
+        Curve("KV use", "blue", 5, [point.kv_use or 0.0 for point in run.points], 1.0, "100%"),
+        counted("running", "green", [point.running for point in run.points]),
+        counted("waiting", "orange", [point.waiting for point in run.points]),
     ]
+
+
+def _curve_text(run: LoadRun, style: Style) -> list[str]:
+    lines = [line for curve in _curves(run) for line in curve_lines(curve, style)]
+    return [*lines, axis_line("0 s", f"{run.points[-1].at_s:.0f} s", style)]
 
 
 def _figures(run: LoadRun) -> list[tuple[str, str]]:
@@ -112,9 +103,9 @@ def verification_svg(verification: Verification) -> str:
 
 
 def _draw(svg: Svg, run: LoadRun, y: float) -> float:
-    for (name, colour, height), (values, top, scale) in zip(_CURVES, _series(run), strict=True):
-        box = 26.0 * height
-        svg_curve(svg, y, (name, scale), values, top, (560, box), colour)
+    for curve in _curves(run):
+        box = 26.0 * curve.height
+        draw_curve(svg, y, curve, (560, box))
         y += box + 12
     svg.text(110, y + 6, "0 s", "soft")
     svg.text(670, y + 6, f"{run.points[-1].at_s:.0f} s", "soft", anchor="end")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.drawing.chart import area
-from legroom.drawing.terminal import Style
+from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
 from legroom.live.view import ServerView, State
 from legroom.units import human_bytes
 
-COLOURS: dict[State, str] = {
+COLOURS: dict[State, Colour] = {
     "healthy": "green", "idle": "grey", "warning": "orange", "critical": "red", "unreachable": "red",
 }  # fmt: skip
 _MARKS: dict[State, tuple[str, str]] = {
     "healthy": ("●", "*"), "idle": ("○", "o"), "warning": ("▲", "!"), "critical": ("■", "X"), "unreachable": ("×", "x"),
 }  # fmt: skip
-_MARGIN = 12
 
 
 def mark(state: State, style: Style) -> str:
@@ -91,23 +89,3 @@ def _pair(middle: float | None, worst: float | None) -> str | None:
 def seconds(value: float) -> str:
     """`85 ms`, `1.25 s`."""
     return f"{value * 1000:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
-
-
-def curve(
-    label: tuple[str, str],
-    values: Sequence[float],
-    top: float,
-    size: tuple[int, int],
-    style: Style,
-    colour: str,
-    growing: bool = False,
-) -> list[str]:
-    """A curve with its name and the scale at its top. One that is `growing` fills from the right as looks come in."""
-    (name, scale), (width, height) = label, size
-    inner = max(8, width - _MARGIN - 10)
-    drawn = [*([0.0] * (inner - len(values))), *values] if growing else values
-    lines = []
-    for row, line in enumerate(area(drawn, top, (inner, height), style, colour)):
-        at_edge = scale if row == 0 else "0" if row == height - 1 else ""
-        lines.append(f"{name if row == 0 else '':<{_MARGIN}}{line} {at_edge}".rstrip())
-    return lines

@@ -3,8 +3,9 @@
 Every replica admits and preempts by its pool as vLLM does, in estimated seconds (`replay` is the exact one). A router
 sends each request to the replica that has the fewest. The policy decides every fifteen seconds as the controller of a
 HorizontalPodAutoscaler does: the larger of what the two metrics ask for, a tolerance around the target, limits on how
-fast, and when shrinking, the highest number asked for within the window. A replica that was asked for serves after its
-start; one that is given up takes no more requests and leaves when its last has finished.
+fast, and within a window the highest number asked for when shrinking, the lowest when growing. A replica
+that was asked for serves after its start; one that is given up takes no more requests and leaves when its last has
+finished.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -238,10 +240,12 @@ class _Controller:
         )
         wanted = min(max(wanted, policy.least), policy.most)
         self.asked.append((time_s, wanted))
-        while self.asked[0][0] < time_s - policy.down_window_s:
+        while self.asked[0][0] < time_s - max(policy.down_window_s, policy.up_window_s):
             self.asked.popleft()
         if wanted < self.replicas:
-            wanted = min(self.replicas, max(asked for _, asked in self.asked))
+            wanted = min(self.replicas, max(self._asked_within(time_s, policy.down_window_s)))
+        elif wanted > self.replicas:
+            wanted = max(self.replicas, min(self._asked_within(time_s, policy.up_window_s)))
         if wanted > self.replicas:
             wanted = min(wanted, 2 * self._within(time_s, policy.up_period_s, growing=True))
         elif wanted < self.replicas:
@@ -250,6 +254,9 @@ class _Controller:
             self.changes.append((time_s, self.replicas, wanted))
             self.replicas = wanted
         return self.replicas
+
+    def _asked_within(self, time_s: float, window_s: float) -> Iterator[int]:
+        return (asked for asked_s, asked in self.asked if asked_s >= time_s - window_s)
 
     def _wanted(self, total: float, target: float) -> int:
         """What one metric asks for; within the tolerance, what there is."""

@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
-from legroom.simulation.kvcache import KvCache
+from legroom.simulation.kvcache import Hit, KvCache
 from legroom.simulation.request import Request, Status
 from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.trace import SAMPLED_TOKEN, BlockHasher
@@ -172,40 +172,50 @@ class Scheduler:
         return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.most_tokens
 
     def _admit_waiting(self, batch: Batch, budget: int, threshold: int) -> None:
-        settings = self.settings
         skipped: list[Request] = []
-        while budget > 0 and len(self.waiting) and len(self.running) < settings.max_num_seqs:
+        while budget > 0 and len(self.waiting) and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting.first()
             if request.stale_tokens:
                 # A token of the time before its preemption is still to come.
                 skipped.append(self.waiting.pop())
                 continue
-            hit, num_hit_tokens = self.kv.find_hit(request)
-            wanted = request.num_tokens - num_hit_tokens
-            if 0 < threshold < wanted:
-                wanted = threshold
-            if wanted > budget and not settings.enable_chunked_prefill:
-                break
-            wanted = min(wanted, budget)
-            if not self.kv.allocate(
-                request,
-                wanted,
-                hit,
-                num_hit_tokens,
-                whole_must_fit=settings.reserve_full_isl,
-                others_run=bool(self.running),
-            ):
+            used = self._admit(request, batch, budget, threshold, *self.kv.find_hit(request))
+            if not used:
                 break
             self.waiting.pop()
-            self.running.append(request)
-            if request.num_preemptions == 0:
-                batch.cached_tokens += num_hit_tokens
-            request.status = Status.RUNNING
-            request.num_computed_tokens = num_hit_tokens
-            batch.scheduled[request] = wanted
-            budget -= wanted
+            budget -= used
         for request in reversed(skipped):
             self.waiting.put_back(request)
+
+    def _admit(
+        self, request: Request, batch: Batch, budget: int, threshold: int, hit: Hit | None, num_hit_tokens: int
+    ) -> int:
+        """Let a waiting request run; the tokens it gets, 0 if it does not fit."""
+        settings = self.settings
+        num_computed = request.num_computed_tokens + num_hit_tokens
+        wanted = request.num_tokens - num_computed
+        if 0 < threshold < wanted:
+            wanted = threshold
+        if wanted > budget and not settings.enable_chunked_prefill:
+            return 0
+        wanted = min(wanted, budget)
+        fits = self.kv.allocate(
+            request,
+            wanted,
+            hit,
+            num_hit_tokens,
+            whole_must_fit=settings.reserve_full_isl,
+            others_run=bool(self.running),
+        )
+        if not fits:
+            return 0
+        self.running.append(request)
+        if request.num_preemptions == 0:
+            batch.cached_tokens += num_hit_tokens
+        request.status = Status.RUNNING
+        request.num_computed_tokens = num_computed
+        batch.scheduled[request] = wanted
+        return wanted
 
     def _long_prefill_threshold(self) -> int:
         # Since 0.31 a prompt that is alone may use the whole budget.

@@ -85,8 +85,10 @@ async def _healthz(request: Request) -> Response:
 
 
 async def _warmed(pool: WorkerPool, meters: ApiMeters) -> None:
-    await pool.warm_up()
-    meters.is_ready = True
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pool.warm_up())
+        await pool.is_warm.wait()  # a visitor may be answered before the warm-up is
+        meters.is_ready = True
 
 
 def _readyz_handler(meters: ApiMeters) -> Handler:

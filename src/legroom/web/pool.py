@@ -82,6 +82,8 @@ class WorkerPool:
         self._busy: set[_Worker] = set()
         self._free = asyncio.Semaphore(self.limits.workers)
         self._waiting = 0
+        self.is_warm = asyncio.Event()
+        """Something has been answered, or the warm-up is over."""
 
     async def call(self, name: str, body: bytes, query: Mapping[str, str] | None = None) -> WorkerAnswer:
         """The answer to one whole request; `query` is what its address says beside it."""
@@ -103,6 +105,7 @@ class WorkerPool:
         request = {"model": "llama-3.1-8b", "gpu": "h100"}
         with suppress(LegroomError):
             await self.call("plan", json.dumps(request).encode())
+        self.is_warm.set()
 
     async def close(self) -> None:
         await asyncio.gather(*(worker.end() for worker in [*self._idle, *self._busy]))
@@ -122,6 +125,7 @@ class WorkerPool:
                 raise _told(error, limit_s) from error
             finally:
                 self._busy.discard(worker)
+            self.is_warm.set()
             worker.calls += 1
             if worker.calls < _CALLS_A_WORKER:
                 self._idle.append(worker)

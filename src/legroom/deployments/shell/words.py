@@ -23,6 +23,8 @@ _ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
 """`${NAME:+--flag}`: what stands there once NAME is set."""
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
+_VALUE_OF_FLAG = re.compile(r"""(--[\w-]+[ =]+["']?)\$(\{(\w+)\}|(\w+))""")
+"""`--quantization $QUANTIZATION` inside a text that is put together."""
 _DEEPEST = 8
 _MOST_PIECES = 1_000
 _MOST_CALLED = 2_000
@@ -230,7 +232,17 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             for piece in state.pieces[name]:
                 yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
         else:
-            yield word.with_text(expand(word.text, texts))
+            yield word.with_text(expand(_with_open_values(word.text, texts), texts))
+
+
+def _with_open_values(text: str, texts: Mapping[str, str]) -> str:
+    """A value that is empty unless somebody sets it stays what it is: the script adds its flag only where it is set."""
+
+    def value(variable: re.Match[str]) -> str:
+        is_empty = texts.get(variable[3] or variable[4]) == ""
+        return f"{variable[1]}{LITERAL_DOLLAR}{variable[2]}" if is_empty else variable[0]
+
+    return _VALUE_OF_FLAG.sub(value, text) if "--" in text and "$" in text else text
 
 
 def _final(word: Word) -> Word:

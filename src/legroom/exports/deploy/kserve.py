@@ -1,6 +1,6 @@
 """`legroom export kserve`: the planned server as an LLMInferenceService (serving.kserve.io/v1alpha2).
 
-KServe's own templates start vLLM (0.20.0-rc0, config/llmisvcconfig): they name the model's folder, the port, the
+KServe's own templates start vLLM (0.20.0, config/llmisvcconfig): they name the model's folder, the port, the
 certificates and the tensor-parallel size, and put the container's args behind, through one more shell. What they say is
 left out here; what they cannot know is said.
 """
@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.cluster.nodes import NodeSpread
-from legroom.exports.deploy.cluster.pod import environment, literal, metadata, planned_card, resources, secrets_created
+from legroom.exports.deploy.cluster.pod import (
+    NAMED_USER,
+    USER_ID,
+    environment,
+    literal,
+    metadata,
+    planned_card,
+    resources,
+    secrets_created,
+)
 from legroom.exports.deploy.cluster.settings import ClusterSettings
 from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.server import ExportedServer, add_server_options
@@ -37,6 +47,12 @@ _IN_PARALLELISM = frozenset({
     "--data-parallel-size", "--data-parallel-size-local", "--enable-expert-parallel", "--data-parallel-rpc-port",
 })  # fmt: skip
 """Flags that KServe's template of several nodes writes itself."""
+
+_DOWNLOADER = "storage-initializer"
+_DOWNLOADING = frozenset({"HF_TOKEN"})
+"""What the container that fetches the model needs, and vLLM does not."""
+_PRE_STOP_S, _END_S = 15, 5
+"""What the template takes off the grace period before it tells vLLM how long to drain (config_merge.go)."""
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
@@ -106,13 +122,36 @@ def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) ->
         "args": [*_args(server, over)],
         "resources": resources(server),
     }
-    if env := [*environment(server, settings)]:
+    downloading = [*environment(replace(server, env=(), secrets=_only(server, _DOWNLOADING)), settings)]
+    env = [*environment(replace(server, secrets=_only(server, set(server.secrets) - _DOWNLOADING)), settings)]
+    if server.options.image is None:
+        why = "The template refuses root, which vLLM's image would run as."
+        main["securityContext"] = Commented(why, {"runAsUser": USER_ID, "runAsGroup": USER_ID})
+        env.insert(0, NAMED_USER)
+    if env:
         main["env"] = env
     if server.times:
         tries = server.times.limit_s // PROBE_PERIOD_S
         probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries}
         main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
-    return {"containers": [main]}
+    pod: dict[str, Any] = {}
+    if server.drains_itself and server.times:
+        why = f"{_PRE_STOP_S} s of preStop, the drain, and {_END_S} s that the template keeps back."
+        grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
+        pod["terminationGracePeriodSeconds"] = Commented(why, grace_s)
+    if downloading:
+        pod["initContainers"] = [
+            Commented("It fetches the model, before vLLM starts.", {"name": _DOWNLOADER, "env": downloading})
+        ]
+    pod["containers"] = [main]
+    memory = {"medium": "Memory", "sizeLimit": f"{containers.shm_gib(server)}Gi"}
+    why = "In place of the template's own size: ranks communicate through /dev/shm."
+    pod["volumes"] = [Commented(why, {"name": "dshm", "emptyDir": memory})]
+    return pod
+
+
+def _only(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in server.secrets if name in names)
 
 
 def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from legroom.exports.deploy.cluster.pod import (
     pod_spec,
     secrets_created,
     selector,
+    watch_settings,
 )
 from legroom.exports.deploy.cluster.protection import disruption_budget, network_policy
 from legroom.exports.deploy.cluster.settings import ClusterSettings, add_cluster_options, cluster_settings
@@ -61,7 +62,7 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSetti
         raise LegroomError("which server? it is made from a plan", "give --plan FILE, or MODEL --gpu NAME")
     plan, over = spread(request.plan, cluster_settings(request.options).cards_of_a_node)
     server = of_a_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
-    settings = cluster_settings(request.options, over.nodes)
+    settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
     if settings.restricted:
         check_restricted(server, on_the_node(server))
     if over.ray and settings.several:
@@ -73,7 +74,7 @@ def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSetti
 
 
 def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> list[dict[str, Any]]:
-    with_claim = not server.local_model and settings.cache != "pod"
+    with_claim = not server.local_model and not settings.own_volumes
     claim = [_claim(server, settings)] if with_claim else []
     if over.ray:
         running = ray.ray_cluster(server, settings, over)
@@ -85,6 +86,8 @@ def manifests(server: ExportedServer, settings: ClusterSettings, over: NodeSprea
 
 
 def _beside(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[dict[str, Any]]:
+    if server.options.sidecar:
+        yield watch_settings(server, settings)
     if settings.several:
         yield disruption_budget(server, settings)
     if settings.scaler:
@@ -95,10 +98,16 @@ def _beside(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
 
 def _remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> Iterator[str]:
     if over.nodes > 1:
-        what = "KubeRay" if over.ray else "LeaderWorkerSet"
+        what = "KubeRay" if over.ray else f"LeaderWorkerSet {leader_workers.LEAST_VERSION} or newer"
         yield f"{over.total_sentence} It needs {what} in the cluster."
+        yield (
+            "No RDMA device is asked for, because each network names its own (rdma/...): without one, NCCL sends over "
+            "TCP between the nodes."
+        )
     if over.ray:
         yield from ray.image_remarks(server)
+    elif over.nodes > 1:
+        yield from leader_workers.remarks(server, settings)
     if settings.cache == "shared":
         yield "Its cache is one volume for all pods: the storage class must offer ReadWriteMany."
     if settings.scaler:
@@ -125,12 +134,29 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
         **replicas,
         "strategy": strategy,
         "selector": {"matchLabels": selector(server)},
-        "template": {"metadata": pod_metadata(server), "spec": pod_spec(server, settings)},
+        "template": {
+            "metadata": pod_metadata(server),
+            "spec": {**pod_spec(server, settings), **_apart(server, settings)},
+        },
     }
     if server.times:
         deadline_s = server.times.limit_s * (settings.replicas if settings.several else 1) + 600
         spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(server, settings), "spec": spec}
+
+
+def _apart(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """Replicas on one node would all go with it."""
+    if not settings.several:
+        return {}
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(server)},
+    }
+    why = "On nodes of their own where there are enough: one that fails takes one replica."
+    return {"topologySpreadConstraints": Commented(why, [constraint])}
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:

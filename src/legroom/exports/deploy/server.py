@@ -278,17 +278,15 @@ def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def checkpoint_bytes(plan: PlanDocument, words: ServerWords) -> int:
-    """What is read from disk: the checkpoint itself where the plan knows it, else the weights of every rank of one copy
-    and those that stay on the host."""
+    """What is read from disk: the checkpoint itself where the plan knows it, else the weights that it expects there and
+    those that stay on the host."""
     if plan.checkpoint_bytes:
         return plan.checkpoint_bytes
     ways = int(plan.args.get("tensor_parallel_size") or 1)
     stages = [stage.layout for stage in plan.ranks] or [plan.layout]
-    on_cards = sum(layout.weights_bytes for layout in stages) * ways
-    if plan.moe or plan.args.get("enable_expert_parallel"):
-        # Experts are spread over the copies too, whole or in slices; counting the rest as often errs upwards.
-        on_cards *= int(plan.args.get("data_parallel_size") or 1)
-        on_cards *= int(plan.args.get("prefill_context_parallel_size") or 1)
+    on_cards = plan.host.checkpoint_bytes if plan.host else 0
+    if not on_cards:  # a document of an older legroom
+        on_cards = sum(layout.weights_bytes for layout in stages) * ways
     phrase = words.get("--cpu-offload-gb")
     try:
         on_host = int(float(phrase.value) * GIB) * ways * len(stages) if phrase else 0

@@ -13,6 +13,7 @@ from legroom.records import dataclass
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n", "none"})
 _WIDTH = 100
+_NEWLINE = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,18 @@ def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
     if (isinstance(value, (list, tuple)) and value) or (isinstance(value, Mapping) and value):
         yield f"{space}{lead}"
         yield from _block(value, indent + 2)
+    elif isinstance(value, str) and (lines := _lines(value)):
+        yield f"{space}{lead} |{'' if value.endswith(_NEWLINE) else '-'}"
+        yield from (f"{space}  {line}" if line else "" for line in lines)
     else:
         yield f"{space}{lead} {_scalar(value)}"
+
+
+def _lines(text: str) -> list[str]:
+    """Of a text that reads better as a block; none where a block would not give it back as it was."""
+    lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
+    plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
+    return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []
 
 
 def _item(value: Any, indent: int) -> Iterator[str]:

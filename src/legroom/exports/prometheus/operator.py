@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
+from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME
 from legroom.exports.deploy.words import take_apart
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]
 _SCRAPE_S = 15
 
 
-def operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: ExportRequest) -> list[dict[str, Any]]:
+def operator_objects(
+    groups: Sequence[Mapping[str, Any]], job: str, watch_job: str, request: ExportRequest
+) -> list[dict[str, Any]]:
     """A PrometheusRule with the groups, and a monitor of the pods or Services with the label that names the job."""
     about = _metadata(request.options)
     rules = {"apiVersion": _API, "kind": "PrometheusRule", "metadata": about, "spec": {"groups": list(groups)}}
@@ -30,7 +33,7 @@ def operator_objects(groups: Sequence[Mapping[str, Any]], job: str, request: Exp
     spec = {
         "jobLabel": _JOB_LABEL,
         "selector": {"matchLabels": {_JOB_LABEL: job}},
-        endpoints: [_endpoint(request)],
+        endpoints: [_endpoint(request), *([_sidecar(watch_job)] if kind == "PodMonitor" else [])],
     }
     return [rules, {"apiVersion": _API, "kind": kind, "metadata": about, "spec": spec}]
 
@@ -43,6 +46,13 @@ def _endpoint(request: ExportRequest) -> dict[str, Any]:
     if address.tls:
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return endpoint
+
+
+def _sidecar(job: str) -> dict[str, Any]:
+    """`legroom watch` beside a server, under a job of its own: it is no server that lacks vLLM's series. The operator
+    scrapes no pod that has no such port."""
+    named = {"targetLabel": "job", "replacement": job}
+    return {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": [named]}
 
 
 def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:

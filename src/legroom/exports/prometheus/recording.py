@@ -109,10 +109,22 @@ def restarts(measures: Measures, window: str, job: str) -> str:
     """Starts within a window: the process's own start time where it is shown (not with several API servers, nor by
     V0's separate engine process), else how often a counter began again. That of prompts: an embedder generates none."""
     by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
-    return either(
+    begun = either(
         f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
         by_instance.resets("prompt_tokens", window),
     )
+    return f"{begun}\nor\n{_replaced(window, job)}"
+
+
+def _replaced(window: str, job: str) -> str:
+    """How often a pod came back under its name with another address, whether or not it ever served: the pods of a
+    LeaderWorkerSet are made anew when one of them ends, and every one of their addresses is an instance of its own."""
+    by_pod = "by (cluster, namespace, job, pod)"
+    addresses = (
+        f'count by (cluster, namespace, job, pod, instance) (count_over_time(up{{job="{job}", pod!=""}}[{window}]))'
+    )
+    again = f"(count {by_pod} ({addresses}) > 1) - 1"
+    return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'
 
 
 def server_errors(window: str, job: str) -> str:

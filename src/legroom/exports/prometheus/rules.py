@@ -37,6 +37,7 @@ CONFIG_FILE = "prometheus.yml"
 OPERATOR_FILE = "legroom-vllm-monitoring.yaml"
 _EVALUATION_S = 30
 _SCRAPE_S = 15
+_WATCH_JOB = "legroom-watch"
 _TARGET = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}")
 _MATCHERS = re.compile(
     r'[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:, ?[a-zA-Z_]\w*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*")*'
@@ -93,7 +94,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     if options.get("operator"):
         from legroom.exports.prometheus.operator import operator_objects  # noqa: PLC0415
 
-        return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, request))),)
+        return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, _WATCH_JOB, request))),)
     return (
         ExportedFile(RULES_FILE, head + rules_text({"groups": groups})),
         ExportedFile(CONFIG_FILE, head + rules_text(_config(job, request, levels))),
@@ -141,7 +142,7 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
         only_own = {"source_labels": ["__name__"], "regex": "legroom_.*", "action": "keep"}
         scrapes.append({**_scrape("legroom-guard", guards), "metric_relabel_configs": [only_own]})
     if watchers := _targets(options.get("watch"), "--watch"):
-        scrapes.append(_scrape("legroom-watch", watchers))
+        scrapes.append(_scrape(_WATCH_JOB, watchers))
     return {
         "global": {"scrape_interval": levels.time(_SCRAPE_S), "evaluation_interval": levels.time(_EVALUATION_S)},
         "rule_files": [RULES_FILE],

@@ -43,7 +43,11 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
             f"the model config describes {len(layer_mixers)} attention and {len(blocks)} feed-forward layers",
             "layer_types and block lists must have num_hidden_layers entries",
         )
-    layers = tuple(Layer(mixer, block, also) for mixer, block, also in zip(layer_mixers, blocks, further, strict=True))
+    kinds: dict[Layer, Layer] = {}
+    layers = tuple(
+        kinds.setdefault(layer, layer)  # one object for all that are alike, which is quicker to tell than by comparing
+        for layer in map(Layer, layer_mixers, blocks, further)
+    )
     last_block = next((block for block in reversed(blocks) if block is not None), None)
     return Model(
         name=name or str(config.get("_name_or_path") or config.get("model_type") or "model"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from legroom.facts.metrics import releases_of
 from legroom.lint.expressions import COMPARED, Expression
-from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_in
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.promql import NO_LEVEL, Operand, operands, roles_in, series_names
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 
 RULE = Rule(
     "alert-never",
@@ -28,6 +29,12 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             yield from _beyond(subject, operand, context)
 
 
+def _severity(operand: Operand) -> Severity | None:
+    """An exporter that shows the use under a name of its own may show it in percent."""
+    names = [series.name for series in series_names(operand.text) if series.name.startswith("vllm")]
+    return None if all(map(releases_of, names)) else "warning"
+
+
 def _beyond(subject: Expression, operand: Operand, context: Context) -> Iterator[LintFinding]:
     used = roles_in(operand.text, context)
     for comparison in operand.comparisons():
@@ -36,7 +43,7 @@ def _beyond(subject: Expression, operand: Operand, context: Context) -> Iterator
         if used == {"kv_use"} and comparison.number > 1:
             message = f"the KV cache's use is a ratio: it is never above 1, and {comparison.number:g} is asked for"
             suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
-            yield finding(RULE, subject.locate(comparison.offset), message, suggestion)
+            yield finding(RULE, subject.locate(comparison.offset), message, suggestion, severity=_severity(operand))
         elif used == {"running"} and context.plan is not None:
             most = int(context.plan.args["max_num_seqs"])
             if comparison.number >= most:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legroom.deployments.subjects import StartedServer
+from legroom.deployments.text import Place
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
 
@@ -42,18 +43,21 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
             continue
         place = subject.place_of(word)
         if "expandable_segments:true" in word.text.replace(" ", "").lower():
-            yield from _expandable(subject, context, place)
+            # vLLM itself looks for these very words in this variable alone.
+            is_asserted = name == "PYTORCH_CUDA_ALLOC_CONF" and "expandable_segments:True" in word.text
+            yield from _expandable(subject, context, place, is_asserted)
         if "garbage_collection_threshold" in word.text:
             yield finding(USELESS, place, "garbage_collection_threshold does not fix fragmentation", "leave it out")
 
 
-def _expandable(subject: StartedServer, context: Context, place: Any) -> Iterator[LintFinding]:
+def _expandable(subject: StartedServer, context: Context, place: Place, is_asserted: bool) -> Iterator[LintFinding]:
+    severity: Severity | None = None if is_asserted and context.knows_release(subject) else "warning"
     release = context.release_of(subject)
     args = context.parsed(subject).args
     ways = args.tensor_parallel_size or 1
     if flag_word(subject, "--enable-sleep-mode") and release.before("0.20.1"):
         message = f"sleep mode of vLLM {release} asserts against expandable segments (they go together from 0.20.1 on)"
-        yield finding(BREAKS, place, message, "leave expandable_segments out")
+        yield finding(BREAKS, place, message, "leave expandable_segments out", severity=severity)
     connector = flag_word(subject, "--kv-transfer-config", "--kv-offloading-size")
     if (
         connector
@@ -61,7 +65,6 @@ def _expandable(subject: StartedServer, context: Context, place: Any) -> Iterato
         and not flag_word(subject, "--enable-sleep-mode", "--enable-cumem-allocator")
     ):
         message = f"vLLM {release} refuses expandable segments with a KV connector ({connector.text.partition('=')[0]})"
-        severity: Severity | None = None if context.knows_release(subject) else "warning"
         yield finding(BREAKS, place, message, "leave expandable_segments out", severity=severity)
     if ways > 1 and flag_word(subject, "--disable-custom-all-reduce") is None:
         instead = "leave expandable_segments out, or add --disable-custom-all-reduce"
@@ -69,7 +72,8 @@ def _expandable(subject: StartedServer, context: Context, place: Any) -> Iterato
             message = (
                 f"expandable segments break custom all-reduce of {ways} ranks in vLLM {release} ('invalid argument')"
             )
-            yield finding(BREAKS, place, message, instead)
+            # Custom all-reduce is used only between GPUs that reach each other's memory, which no file says.
+            yield finding(BREAKS, place, message, instead, severity="warning")
         else:
             message = (
                 f"expandable segments beside custom all-reduce of {ways} ranks: the start fails in vLLM 0.21.0 to "

@@ -9,8 +9,8 @@ from typing import Any
 
 from legroom.deployments.kinds import kind_of
 from legroom.deployments.subjects import Invoked, StartedServer
-from legroom.facts.flags import advice
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word
+from legroom.facts.flags import advice, companion_of
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word, has_same_words
 from legroom.vllm.command_line import plain_name
 from legroom.vllm.problems import FlagProblem
 
@@ -37,12 +37,18 @@ _BY_KIND = {
     "bad_choice": VALUE, "ignored": IGNORED,
 }  # fmt: skip
 _SHARE = "--gpu-memory-utilization"
-_VARIABLE = re.compile(r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\.\.\.|…")
+_VARIABLE = re.compile(
+    r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\{\d*\}|\.\.\.|…|\?\?|%\w+%|%(\(\w+\))?[sdrif](?!\w)|@\w+@|__\w+__"
+)
 """A value that is put in later, or left out by who wrote it down, is not judged."""
-_FILLED_IN = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-"""`REPLACE_ENV_MAX_MODEL_LEN`: what another program puts a value in for."""
-_LEFT_TO_THE_READER = re.compile(r"\d[\d.]*[-~–]\d[\d.]*|[A-Za-z_][\w.]*\(.*\)")
-"""`0.15-0.45` and `best_share(model)`: in a document, something to choose or to compute, not what is typed."""
+_FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
+"""`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: what somebody puts a value in for."""
+_LEFT_TO_THE_READER = re.compile(
+    r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)|[a-z]+([_-][a-z]+)+"
+)
+"""`0.15-0.45`, `1/2/4` and `best_share(model)`: in a document, something to choose or to compute, not what is typed."""
+_MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
+"""`OPTIONS`, `etc`: a document says that more may follow."""
 _EXTENSIONS = {"--omni": "vLLM-Omni"}
 """Switches that hand the command line to another program, which has flags of its own."""
 _EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
@@ -61,8 +67,11 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         yield from _extension_module(subject)
     if not isinstance(subject, StartedServer) or any(word.text.startswith("--help") for word in subject.words):
         return
-    seen = set()
     problems = context.parsed(subject).problems
+    if any(problem.kind == "unknown" for problem in problems) and (program := _stand_in(subject)):
+        yield finding(OTHER, subject.place, f"flags of {program} are not judged: it reads this command line itself")
+        return
+    seen = set()
     other = next((name for word in subject.words if (name := _EXTENSIONS.get(word.text))), "")
     strays = sum(not problem.flag.startswith("-") for problem in problems)
     for problem in problems:
@@ -94,7 +103,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         elif problem.kind == "removed" and problem.instead:
             suggestion = f"leave it out, or see {problem.instead}"
         severity: Severity | None = None
-        if problem.kind == "unknown" and subject.runs == "config":
+        if problem.kind in ("unknown", "bad_value", "bad_choice") and subject.runs == "config":
             severity = "warning"  # that the file is vLLM's own is only likely
         if problem.kind in _OF_ANOTHER_RELEASE and subject.runs == "python" and not subject.named_release:
             severity = "warning"  # code often asks for the version first, and has a call for each
@@ -106,6 +115,10 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     if other:
         yield finding(OTHER, subject.place, f"flags of {other} are not judged: {other} reads this command line itself")
     yield from _share(subject, context)
+
+
+def _stand_in(subject: StartedServer) -> str:
+    return companion_of(frozenset(plain_name(word.text) for word in subject.words if word.text.startswith("--")))
 
 
 def _extension_module(subject: Invoked) -> Iterator[LintFinding]:
@@ -131,14 +144,16 @@ def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
     import difflib  # noqa: PLC0415 - only where a flag was wrong
 
     meant = problem.instead.partition(" ")[0]
-    if problem.flag.count("-") != meant.count("-"):
-        return False  # a word more is another flag: a fork's --gpu-memory-utilization-gb
+    if not has_same_words(problem.flag, meant, "-"):
+        return False  # another word is another flag: a fork's --gpu-memory-utilization-gb
     return difflib.SequenceMatcher(None, problem.flag, meant, autojunk=False).ratio() >= _SLIP
 
 
 def _why_unsure(subject: StartedServer, context: Context) -> str:
     if context.hides_release(subject):
         return f"which release {_what_runs(subject)} holds is not known"
+    if subject.is_release_assumed and subject.named_release:
+        return f"that {context.release_of(subject)} is what runs is only likely"
     if subject.named_release:
         return f"{_what_runs(subject) or 'it'} is not vLLM's own build of {context.release_of(subject)}"
     return f"the file names no release, and {context.release} is assumed"
@@ -152,11 +167,14 @@ def _is_put_in_later(subject: StartedServer, problem: FlagProblem) -> bool:
     """Whether a program or the reader of a document puts the value in."""
     if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
         return True
+    is_document = kind_of(subject.place.path, "") == "document"
+    if not problem.flag.startswith("-"):
+        return is_document and bool(_MORE.fullmatch(problem.flag))
     if problem.kind != "bad_value":
         return False
-    is_document = kind_of(subject.place.path, "") == "document"
+    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
     return bool(_FILLED_IN.fullmatch(problem.value)) or (
-        is_document and bool(_LEFT_TO_THE_READER.fullmatch(problem.value))
+        is_document and (names_itself or bool(_LEFT_TO_THE_READER.fullmatch(problem.value)))
     )
 
 
@@ -177,7 +195,8 @@ def _share(subject: StartedServer, context: Context) -> Iterator[LintFinding]:
         return
     message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
     suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
-    yield finding(VALUE, subject.place_of(word), message, suggestion, len(_SHARE))
+    severity: Severity | None = "warning" if subject.runs == "config" else None  # it may be another program's percent
+    yield finding(VALUE, subject.place_of(word), message, suggestion, len(_SHARE), severity)
 
 
 def _same(word: str, flag: str) -> bool:

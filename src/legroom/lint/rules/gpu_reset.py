@@ -20,8 +20,8 @@ RULES = (RULE,)
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:
     """nvidia-smi --gpu-reset or -r."""
-    if not isinstance(subject, Invoked):
-        return
+    if not isinstance(subject, Invoked) or context.is_about_mig:
+        return  # a card takes a change of its MIG mode only with a reset
     texts = [text.rpartition("/")[2] for text in subject.texts()]
     if "nvidia-smi" not in texts:
         return

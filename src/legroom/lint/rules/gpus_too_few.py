@@ -21,7 +21,7 @@ _ELSEWHERE = ("--distributed-executor-backend", "--nnodes", "-n")
 _SPREAD = (
     "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
     "--data-parallel-address", "-dpa", "--data-parallel-backend", "-dpb", "--data-parallel-external-lb", "-dpe",
-    "--data-parallel-hybrid-lb", "-dph",
+    "--data-parallel-hybrid-lb", "-dph", "--headless",
 )  # fmt: skip
 """Flags that put data-parallel engines on other machines."""
 _SIZES = (
@@ -48,5 +48,7 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         "give it a GPU for each rank, or ask for fewer; on a Ray cluster, add --distributed-executor-backend ray"
     )
     # Older releases look for a Ray cluster first, where there may be more.
-    severity: Severity | None = None if context.knows_release(subject) else "warning"
+    # NVIDIA_VISIBLE_DEVICES is overruled where GPUs are asked for as well (`count: all`).
+    is_counted = subject.gpus is not None or "CUDA_VISIBLE_DEVICES" in subject.env
+    severity: Severity | None = None if context.knows_release(subject) and is_counted else "warning"
     yield finding(RULE, place, message, suggestion, severity=severity)

@@ -18,7 +18,8 @@ RULE = Rule(
     "The names have a colon after vllm; a pattern with an underscore finds nothing and looks like silence.",
 )
 RULES = (RULE,)
-_NAME = re.compile(r"vllm[_:][a-z0-9_]+")
+_NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
+"""Not `ray_vllm_...`, which is how Ray shows them."""
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
@@ -30,20 +31,22 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         return  # an adapter shows series under names without colons
     if subject.words[0].text.rpartition("/")[2] not in ("grep", "egrep", "rg", "awk", "sed") or _is_renamed(subject):
         return
+    shown = context.series | context.declared
     for word in _patterns(subject):
-        for match in _NAME.finditer(word.text):
-            if any(name.startswith(match[0]) or match[0] in name for name in context.series | context.declared):
-                continue
-            right = match[0].replace("vllm_", "vllm:", 1)
-            offset = word.offset + max(word.raw.find(match[0]), 0)
-            is_start = any(name.startswith(right) for name in context.series)
+        names = _NAME.findall(word.text)
+        unknown = [name for name in names if not any(name in series for series in shown)]
+        rights = {name: name.replace("vllm_", "vllm:", 1) for name in unknown}
+        # `vllm:a|vllm_a` matches whichever way the names are written, and beside a name that nothing of vLLM begins
+        # with may stand the series of an exporter or a plugin.
+        is_sure = unknown == names and all(map(context.begins_series, rights.values()))
+        for name, right in rights.items():
             yield finding(
                 RULE,
-                subject.locate(offset),
-                f"no series of vLLM {context.release} has {match[0]} in its name",
-                f"write {right}" if is_start else "",
-                len(match[0]),
-                None if is_start else "warning",  # a plugin may show series of its own
+                subject.locate(word.offset + max(word.raw.find(name), 0)),
+                f"no series of vLLM {context.release} has {name} in its name",
+                f"write {right}" if context.begins_series(right) else "",
+                len(name),
+                None if is_sure else "warning",
             )
 
 

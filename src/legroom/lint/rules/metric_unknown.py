@@ -18,7 +18,7 @@ from legroom.facts.metrics import (
 )
 from legroom.lint.expressions import NAMES_ONLY, Expression, Owner
 from legroom.lint.promql import Series, series_names, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, has_same_words
 
 _OWN = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
 RULE = Rule(
@@ -93,7 +93,9 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
         severity: Severity | None = "note" if subject.owner == "prose" else "warning" if plain else None
         if plain and f"{name}_total" in known:
             severity, message = "note", f"{name} is shown as {name}_total"  # unless the code adds the ending itself
-        is_sure = context.is_told_release if spans else _is_surely_slip(name, instead, context)
+        is_sure = context.is_told_release if spans else _is_surely_slip(name, instead, context) and not alternatives
+        if instead == f"{name}_bucket" and _reads_native(subject.text):
+            is_sure = False
         if rule is RULE and severity is None and not is_sure:
             severity = "warning"
         yield finding(rule, subject.locate(series.offset), message, suggestion, len(name), severity)
@@ -102,6 +104,12 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
 def _is_surely_slip(name: str, instead: str, context: Context) -> bool:
     may_be_exporters = context.is_of_exporter and name.startswith("vllm_")
     return not may_be_exporters and is_slip(name, instead)
+
+
+def _reads_native(expression: str) -> bool:
+    """Whether it may mean a native histogram, which Prometheus can be told to make of every histogram."""
+    words = {token.text for token in tokens(expression)}
+    return "le" not in words and any(word.startswith("histogram_") for word in words)
 
 
 def names_exporter(expression: Expression) -> bool:
@@ -130,6 +138,8 @@ def is_slip(name: str, instead: str) -> bool:
     import difflib  # noqa: PLC0415 - only where a name was wrong
 
     plain, right = _plain(name), _plain(instead)
+    if plain != right and not has_same_words(plain, right, "_"):
+        return False
     alike = difflib.SequenceMatcher(None, plain, right, autojunk=False).ratio()
     return plain == right or (name.startswith("vllm:") and alike >= _SLIP)
 

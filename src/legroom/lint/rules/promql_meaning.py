@@ -8,7 +8,7 @@ from typing import Any
 from legroom.facts.metrics import type_of
 from legroom.lint.expressions import NAMES_ONLY, Expression
 from legroom.lint.promql import Token, series_names, skip, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 
 RATE_OF_GAUGE = Rule(
     "promql-rate-of-gauge",
@@ -68,7 +68,9 @@ def _quantiles(subject: Expression) -> Iterator[LintFinding]:
         if (dropped := _drops_le(inner)) is not None:
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
-            yield finding(NO_LE, subject.locate(dropped.offset), message, suggestion, len(dropped.text))
+            # Prometheus can be told to turn histograms into native ones, which have no buckets and no le.
+            severity: Severity | None = None if series.text.endswith("_bucket") else "warning"
+            yield finding(NO_LE, subject.locate(dropped.offset), message, suggestion, len(dropped.text), severity)
         elif type_of(series.text) and not series.text.endswith("_bucket"):
             family = series.text.removesuffix("_sum").removesuffix("_count")
             has_buckets = type_of(f"{family}_bucket") == "histogram"
@@ -77,6 +79,16 @@ def _quantiles(subject: Expression) -> Iterator[LintFinding]:
         elif type_of(series.text) and not any(name.text in _RATES for name in inner):
             message = f"{series.text} counts since the start of the server: without rate() it is no quantile of now"
             yield finding(NO_LE, place, message, f"write rate({series.text}[...])", length, "warning")
+
+
+def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
+    """Whether the buckets are what is aggregated, and not something beside them."""
+    first = aggregation + 1
+    if stream[first].text != "(":  # `sum by (job) (...)`
+        first = skip(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
+    inner = stream[first : skip(stream, first, "(", ")")] if first < len(stream) else ()
+    names = [token.text for token in inner if token.text.startswith("vllm:")]
+    return not names or not any(map(type_of, names)) or any(name.endswith("_bucket") for name in names)
 
 
 def _drops_le(stream: tuple[Token, ...]) -> Token | None:
@@ -88,6 +100,8 @@ def _drops_le(stream: tuple[Token, ...]) -> Token | None:
         if stream[start].text == "(":
             start = skip(stream, start, "(", ")")  # `sum(...) by (le)`
         keyword = stream[start].text.lower() if start < len(stream) else ""
+        if not _aggregates_buckets(stream, i, start):
+            continue
         end = skip(stream, start + 1, "(", ")")
         labels = [label for label in stream[start + 2 : end] if label.kind in ("name", "variable")]
         if any(label.kind == "variable" for label in labels):

@@ -40,6 +40,8 @@ _UNREACHED_OTHER_S = 1000.0
 """Seconds above which no server is still meant: five for one token, a hundred for the first."""
 _UNLIKELY_OTHER_S = 500.0
 """A whole request may take so long, and 500 is what people write who think of milliseconds."""
+_MINUTES = (60, 120, 180, 240, 300, 480, 600, 900, 1200, 1500, 1800, 2400, 2700, 3000, 3600, 5400, 7200)
+"""Whole minutes, as people write who do think of seconds."""
 _SHORTEST_MS = 1.0
 """No first token, and no answer, takes less."""
 _DIVIDED_BY = {
@@ -77,6 +79,11 @@ class _Compared:
         return any(token.text == "/" for token in tokens(self.operand.text))
 
     @property
+    def subtracts(self) -> bool:
+        """`x - x offset 5m`, or what came in less what went out: such a difference falls again."""
+        return any(token.text == "-" for token in tokens(self.operand.text))
+
+    @property
     def is_over_time(self) -> bool:
         return bool(self.operand.functions & _OVER_TIME)
 
@@ -95,7 +102,8 @@ def check(subject: Any, context: Context) -> Iterator[LintFinding]:
 
 def _judge(subject: Expression, compared: _Compared) -> Iterator[LintFinding]:
     if compared.roles <= set(_DIVIDED_BY) and not compared.divides and 0 < _as_share(compared) < 1:
-        yield _ratio(subject, compared)
+        if compared.is_alone or compared.comparison.operator not in _UP:  # else it asks whether there is any traffic
+            yield _ratio(subject, compared)
     elif not compared.is_over_time and compared.kinds <= {"counter", "histogram"} and _is_level(compared):
         yield _counter_level(subject, compared)
     elif compared.kinds == {"histogram"} and len(compared.roles) == 1 and "_seconds" in compared.first:
@@ -120,7 +128,7 @@ def _ratio(subject: Expression, compared: _Compared) -> LintFinding:
 
 def _is_level(compared: _Compared) -> bool:
     """The value of counters themselves; a quantile of all buckets since the start is judged with the quantiles."""
-    if "histogram_quantile" in compared.operand.functions:
+    if "histogram_quantile" in compared.operand.functions or compared.subtracts:
         return False
     if not compared.is_alone and (compared.comparison.number == 0 or compared.kinds == {"histogram"}):
         return False
@@ -159,7 +167,8 @@ def _units(subject: Expression, compared: _Compared) -> Iterator[LintFinding]:
         unlikely = _UNREACHED_S.get(role, _UNLIKELY_OTHER_S)
         if comparison.number >= unlikely:
             message = f"{name} is in seconds, and {comparison.number:g} are asked for"
-            severity: Severity | None = None if comparison.number >= unreached else "warning"
+            is_sure = comparison.number >= unreached and comparison.number not in _MINUTES
+            severity: Severity | None = None if is_sure else "warning"
             yield finding(UNITS, place, message, f"write {comparison.number / 1000:g}", severity=severity)
 
 

@@ -20,7 +20,7 @@ RULES = (RULE,)
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "LEGROOM_GUARD_TOKEN")
 _STANDS_FOR = re.compile(
     r"\$|\{\{|<|^$|\.\.\.|…|(?<![a-z0-9])(x{3,}|your(?![a-z])|your(hf|api|token|key|secret)|token-abc"
-    r"|(change[-_]?me|change[-_]this|example|empty|placeholder|dummy|fake|test([-_]?(key|token))?)(?![a-z0-9]))",
+    r"|((token|key|secret)[-_]here|change[-_]?me|change[-_]this|example|empty|placeholder|dummy|fake|test([-_]?(key|token))?)(?![a-z0-9]))",
     re.IGNORECASE,
 )
 """A word that is plainly not the secret; inside a longer word it may well be one."""

@@ -82,6 +82,7 @@ class PrometheusSource:
         """Whether to ask for latency buckets too: a hundred series more a server."""
         self._last_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
+        self._looked_s = 0.0
         """Scrapes before this are not taken."""
         self._scraped_s: dict[str, float] = {}
         self._scrape_s: dict[str, float] = {}
@@ -155,7 +156,8 @@ class PrometheusSource:
         self._targets |= is_up.keys() & by_server.keys()
         looks: list[Look] = []
         apart_s = _LARGE_FLEET_APART_S if len(by_server) > _LARGE_FLEET else 0.0
-        for server, series in by_server.items():
+        due: list[tuple[float, str, float]] = []
+        for server in by_server:
             at_s = scraped.get(server, time_s)
             was_missing = self._missing.pop(server, None)
             self._failed_s.pop(server, None)
@@ -163,15 +165,29 @@ class PrometheusSource:
             if scraped_before_s and at_s > scraped_before_s and not was_missing:
                 self._scrape_s[server] = at_s - scraped_before_s
             self._scraped_s[server] = at_s
-            if at_s <= before_s or at_s < self._due_s.get(server, 0.0):
-                continue
-            sample = sample_of_series(series, at_s, server)
+            if at_s > before_s and at_s >= self._due_s.get(server, 0.0):
+                due.append((self._due_s.get(server, 0.0), server, at_s))
+        for _, server, at_s in self._taken_now(due, len(by_server), apart_s, time_s):
+            sample = sample_of_series(by_server[server], at_s, server)
             if sample is not None:
                 turn = zlib.crc32(server.encode()) % _TURNS
-                self._due_s[server] = at_s + (apart_s if before_s else apart_s * (1 + turn) / _TURNS)
+                is_known = server in self._last_s
+                self._due_s[server] = at_s + (apart_s if is_known else apart_s * (1 + turn) / _TURNS)
                 self._last_s[server] = at_s
                 looks.append(sample)
         return looks + self._vanished(by_server, is_up, time_s)
+
+    def _taken_now(
+        self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
+    ) -> list[tuple[float, str, float]]:
+        """Those of a large fleet whose turn it is: no more than the time since the last look has room for, the longest
+        due first. After a pause all are due at once, and would be from then on."""
+        passed_s, self._looked_s = max(time_s - self._looked_s, 0.0), time_s
+        if not apart_s or passed_s >= apart_s:
+            return due
+        new = [each for each in due if not each[0]]
+        waiting = sorted(each for each in due if each[0])
+        return new + waiting[: math.ceil(servers * passed_s / apart_s)]
 
     def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
         """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
@@ -242,8 +258,10 @@ def _checked(matchers: str) -> str:
 
 
 def server_of_labels(labels: Mapping[str, str]) -> str:
-    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped."""
+    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped. The pods of
+    a LeaderWorkerSet have the same names in every cluster, so one that the labels tell comes first."""
+    cluster = f"{labels['cluster']}/" if labels.get("cluster") else ""
     pod = labels.get("pod") or labels.get("kubernetes_pod_name")
     if pod:
-        return f"{labels.get('namespace', 'default')}/{pod}"
-    return labels.get("instance") or labels.get("job") or "the only server"
+        return f"{cluster}{labels.get('namespace', 'default')}/{pod}"
+    return cluster + (labels.get("instance") or labels.get("job") or "the only server")

@@ -57,11 +57,15 @@ def weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) 
 
 def loaded_weights(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> LoadedWeights:
     """The weights on one rank of a stage, and the peak of the moment when they load."""
-    # Only LoRA's, a sparse indexer's and DeepStack's buffers are as large as a step.
+    like = _like(gpu.vendor, gpu.compute_capability)
+    return cached(_loaded, model, settings, like, pp_rank, _inputs(model, settings))
+
+
+def _inputs(model: Model, settings: EngineSettings) -> Inputs:
+    """Only LoRA's, a sparse indexer's and DeepStack's buffers are as large as a step."""
     tapped = any(modality.buffer_levels for modality in model.modalities)
     stepwise = settings.given.enable_lora or "index_topk" in model.config or tapped
-    inputs = _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
-    return cached(_loaded, model, settings, _like(gpu.vendor, gpu.compute_capability), pp_rank, inputs)
+    return _WITH_STEP_SIZE if stepwise else _WITHOUT_STEP_SIZE
 
 
 @cache
@@ -167,7 +171,13 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
     vague = not model.known or (model.quantization is not None and model.quantization.method == "gguf")
     if not vague or not model.checkpoint_bytes:
         return None
-    whole = replace(
+    explained = parameter_bytes(model, on_one_card(settings), gpu)
+    return model.checkpoint_bytes / explained if explained else None
+
+
+def on_one_card(settings: EngineSettings) -> EngineSettings:
+    """The same server without any split: its weights are what the files hold."""
+    return replace(
         settings,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -175,8 +185,6 @@ def _checkpoint_share(model: Model, settings: EngineSettings, gpu: Gpu) -> float
         prefill_context_parallel_size=1,
         enable_expert_parallel=False,
     )
-    explained = parameter_bytes(model, whole, gpu)
-    return model.checkpoint_bytes / explained if explained else None
 
 
 def storage_context(settings: EngineSettings, gpu: Gpu) -> StorageContext:
@@ -246,9 +254,11 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
     later: list[tuple[list[TensorBlock], Storage]] = []
     for each in stored:
         storage = each.storage
-        blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
         if storage.after:
+            blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
             later.append((blocks, storage))
+        elif not storage.layer_by_layer:
+            allocator.keep(storage.loaded)
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
     freed_last: list[TensorBlock] = []
@@ -265,11 +275,12 @@ def _follow(
     steps: Iterable[Step],
     freed_last: list[TensorBlock] | None = None,
 ) -> None:
+    allocate, free = allocator.allocate, allocator.free
     for action, value in steps:
         if action == "+":
-            blocks.append(allocator.allocate(value))
+            blocks.append(allocate(value))
         elif freed_last is None:
-            allocator.free(blocks[value])
+            free(blocks[value])
         else:
             freed_last.append(blocks[value])
 

@@ -149,7 +149,7 @@ def loaded_modules(
         pp_rank == 0,
         pp_rank == last,
     )
-    built = list(_base(build, stage_range(len(model.layers), settings, pp_rank)))
+    built = _base(build, stage_range(len(model.layers), settings, pp_rank))
     yield from built
     for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
         yield StoredModule(module, storage(module, None, context))
@@ -174,18 +174,29 @@ def _draft(build: _Build) -> Iterator[StoredModule]:
         )
 
 
-def _base(build: _Build, stage: range) -> Iterator[StoredModule]:
+def _base(build: _Build, stage: range) -> list[StoredModule]:
     context = build.context
-    for module in encoder_modules(build.model, build.settings, build.ranks.tensor):
-        yield StoredModule(module, storage(module, None, context))
-    for module in _encoder(build):
-        yield StoredModule(module, storage(module, build.schemes.of(module, 0), context))
-    for module in (*_embeddings(build), *before_layers(build.scheme, context)):
-        yield StoredModule(module, storage(module, None, context))
-    yield from _layers(build, stage)
+    before = (*encoder_modules(build.model, build.settings, build.ranks.tensor),)
+    stored = _stored_alike(before, context)
+    stored += [StoredModule(each, storage(each, build.schemes.of(each, 0), context)) for each in _encoder(build)]
+    stored += _stored_alike((*_embeddings(build), *before_layers(build.scheme, context)), context)
+    stored += _layers(build, stage)
     for module in _outputs(build):
         scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
-        yield StoredModule(module, storage(module, scheme, context))
+        stored.append(StoredModule(module, storage(module, scheme, context)))
+    return stored
+
+
+def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
+    """Unquantized modules, each stored once however often it comes: the blocks of an encoder are alike."""
+    known: dict[int, StoredModule] = {}
+    alike = []
+    for module in modules:
+        stored = known.get(id(module))
+        if stored is None:
+            stored = known[id(module)] = StoredModule(module, storage(module, None, context))
+        alike.append(stored)
+    return alike
 
 
 def _encoder(build: _Build) -> Iterator[Module]:
@@ -257,48 +268,59 @@ def _outputs(build: _Build) -> Iterator[Module]:
         yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
 
 
-class _StoredOnce:
-    """The modules of layers, each stored once: a model has many layers of few kinds. Modules and schemes count by
-    identity, and so must outlive it."""
+class _StoredLayers:
+    """The modules of layers, each kind of layer built and stored once: a model has many layers of few kinds."""
 
-    def __init__(self, context: StorageContext) -> None:
-        self._context = context
-        self._known: dict[tuple[int, int], StoredModule] = {}
+    def __init__(self, build: _Build) -> None:
+        self._build = build
+        self._modules: dict[Layer, list[Module]] = {}
+        self._stored: dict[tuple[int, int], list[StoredModule]] = {}
+        self._scalars = _ATTENTION_SCALARS
+        if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
+            self._scalars += _QUANTIZED_SCALARS
 
-    def module(self, module: Module, scheme: Quantization | None, ropes: tuple[RopeCache, ...]) -> StoredModule:
-        key = id(module), id(scheme)
-        stored = self._known.get(key)
+    def of(self, index: int) -> list[StoredModule]:
+        layer = self._build.model.layers[index]
+        kind = id(layer), self._build.schemes.kind_of_layer(index)
+        stored = self._stored.get(kind)
         if stored is None:
-            stored = self._known[key] = StoredModule(module, storage(module, scheme, self._context), in_layer=True)
-        return replace(stored, ropes=ropes) if ropes else stored
+            stored = self._stored[kind] = list(self._store(self._modules_of(layer), index))
+        return stored
+
+    def _modules_of(self, layer: Layer) -> list[Module]:
+        modules = self._modules.get(layer)
+        if modules is None:
+            hidden = self._build.model.hidden_size
+            modules = self._modules[layer] = _layer_modules(layer, hidden, self._build, self._scalars)
+        return modules
+
+    def _store(self, modules: list[Module], index: int) -> Iterator[StoredModule]:
+        context = self._build.context
+        for module in modules:
+            scheme = self._build.schemes.of(module, index)
+            yield StoredModule(module, storage(module, scheme, context), in_layer=True)
+            if scheme is not None and module.name == "self_attn.kv_b_proj":
+                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
+                copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
+                yield StoredModule(copy, storage(copy, None, context), in_layer=True)
 
 
 def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
     model, context = build.model, build.context
     pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
     workspaces = with_first_attention(model, build.settings, context)
-    scalars = _ATTENTION_SCALARS
-    if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
-        scalars += _QUANTIZED_SCALARS
-    known: dict[Layer, list[Module]] = {}
-    stored = _StoredOnce(context)
+    layers = _StoredLayers(build)
     for index in stage:
-        layer = model.layers[index]
-        modules = known.get(layer)
-        if modules is None:
-            modules = known[layer] = _layer_modules(layer, model.hidden_size, build, scalars)
         due = tuple(rope for rope in pending if _same_kind(model, rope.layer, index))
         pending = [rope for rope in pending if rope not in due]
-        for module in modules:
-            at_output = due if module.name.endswith(("o_proj", "out_proj")) else ()
-            scheme = build.schemes.of(module, index)
-            yield stored.module(module, scheme, at_output)
-            if scheme is not None and module.name == "self_attn.kv_b_proj":
-                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
-                copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
-                yield StoredModule(copy, storage(copy, None, context), (), in_layer=True)
+        if not due and not workspaces:
+            yield from layers.of(index)
+            continue
+        for stored in layers.of(index):
+            at_output = due if stored.module.name.endswith(("o_proj", "out_proj")) else ()
+            yield replace(stored, ropes=at_output) if at_output else stored
             due = () if at_output else due
-            if module.name == "scale" and workspaces:
+            if stored.module.name == "scale" and workspaces:
                 for workspace in workspaces:
                     yield StoredModule(workspace, storage(workspace, None, context))
                 workspaces = []

@@ -313,13 +313,17 @@ def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -
     """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
     ranks = 1 if replicates_encoders(settings.given) else tensor_ranks
     for encoder in built_encoders(settings.given, model, known_release(settings.release)):
-        for weight in _by_block(encoder):
-            outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
-            inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
-            part = "buffers" if weight.name == "rotary_table" else "encoder"
-            yield Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+        modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
+        yield from (modules[id(weight)] for weight in _by_block(encoder))
         for _ in range(encoder.buffer_levels):
             yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, model.hidden_size)
+
+
+def _encoder_module(weight: Linear, ranks: int) -> Module:
+    outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
+    inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
+    part = "buffers" if weight.name == "rotary_table" else "encoder"
+    return Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
 
 
 def _by_block(encoder: Modality) -> Iterator[Linear]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import translate
 from functools import lru_cache
 
 from legroom.facts.anatomy import Anatomy
 from legroom.facts.model import Quantization
 from legroom.memory.weights.module import Module
-from legroom.records import dataclass
+from legroom.records import dataclass, field
 
 _PREFIXES = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers", "layers")
 _EXPERT_LEAVES = {"w13": ("gate_proj", "up_proj", "w1", "w3"), "w2": ("down_proj", "w2")}
@@ -28,6 +28,19 @@ class Patterns:
     """Globs and regular expressions, joined into one."""
     starts: tuple[str, ...] = ()
     """Of globs with a star at their end alone: hundreds of them as one expression take long to compile."""
+    starts_in_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Those that name a layer: by its number, what the rest of a name begins with."""
+    numbers: frozenset[str] = frozenset()
+    """Every number in them but in expressions: layers whose number begins with none of these look alike to them."""
+    tells_layers_apart: bool = False
+    """Whether an expression may match one layer and not another with as many digits."""
+
+    def names_layer(self, layer: int) -> bool:
+        """Whether a module of this layer may match where the same one of another layer does not."""
+        if self.tells_layers_apart:
+            return True
+        number = str(layer)
+        return any(number[:count] in self.numbers for count in range(1, len(number) + 1))
 
     def match(self, name: str) -> bool:
         """`name` starts at `layers.N.` (or is a module outside the layers)."""
@@ -37,10 +50,14 @@ class Patterns:
             parts = tuple(name.split("."))
             if any(_contains(parts, words) for words in self.words):
                 return True
-        if self.regex is None and not self.starts:
-            return False
         if not name.startswith("layers."):
             return self._matches_whole(name)
+        if self.starts_in_layers:
+            number, _, rest = name.removeprefix("layers.").partition(".")
+            if rest.startswith(self.starts_in_layers.get(number, ())):
+                return True
+        if self.regex is None and not self.starts:
+            return False
         return any(self._matches_whole(prefix + name[len("layers") :]) for prefix in _PREFIXES)
 
     def _matches_whole(self, name: str) -> bool:
@@ -63,26 +80,53 @@ def _contains(parts: tuple[str, ...], words: tuple[str, ...]) -> bool:
     return any(parts[i : i + size] == words for i in range(len(parts) - size + 1))
 
 
+_NUMBER = re.compile(r"\d+")
+_IN_LAYER = re.compile(r"(?P<head>.*layers)\.(?P<number>\d+)\.(?P<rest>.*)")
+_CHOICE_OF_LETTERS = re.compile(r"\[[A-Za-z_]+\]")
+_TELLS_DIGITS_APART = re.compile(r"[\d\[{]|\\\w|\(\?")
+
+
+def _tells_digits_apart(expression: str) -> bool:
+    """Whether one digit may match where another does not: where no digit and no class stands, only dots match them."""
+    return _TELLS_DIGITS_APART.search(_CHOICE_OF_LETTERS.sub("", expression.removeprefix("re:"))) is not None
+
+
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
     """Sort patterns once; a checkpoint may list tens of thousands."""
     exact, words, expressions, starts = set(), [], [], []
+    starts_in_layers: dict[str, tuple[str, ...]] = {}
+    numbers, tells_apart = set[str](), False
     for name in names:
         if name.startswith("re:"):
             expressions.append(name[3:])
-        elif name.endswith("*") and not any(sign in name[:-1] for sign in "*?["):
-            starts.append(name[:-1])
+            tells_apart = tells_apart or _tells_digits_apart(name)
+            continue
+        if name.endswith("*") and not any(sign in name[:-1] for sign in "*?["):
+            start = _IN_LAYER.fullmatch(name[:-1])
+            if start is not None and start["head"] in _PREFIXES:
+                starts_in_layers[start["number"]] = (*starts_in_layers.get(start["number"], ()), start["rest"])
+            else:
+                starts.append(name[:-1])
         elif "*" in name or "?" in name:
             expressions += [translate(name), translate(f"{name}.*")]
+            tells_apart = tells_apart or _tells_digits_apart(name)
+            continue
         elif "layers." in name:
-            exact.add(name[name.index("layers.") :])
+            in_layer = name[name.index("layers.") :]
+            exact.add(in_layer)
+            numbers.add(in_layer.split(".", 2)[1])
+            continue
         else:
             words.append(tuple(name.split(".")))
+        numbers.update(_NUMBER.findall(name))
     try:
         regex = re.compile("|".join(f"(?:{expression})" for expression in expressions)) if expressions else None
     except re.error:
         regex = None
-    return Patterns(frozenset(exact), tuple(words), regex, tuple(starts))
+    return Patterns(
+        frozenset(exact), tuple(words), regex, tuple(starts), starts_in_layers, frozenset(numbers), tells_apart
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -102,12 +146,23 @@ class Schemes:
         self._anatomy = anatomy
         self._ignored = patterns(quantization.ignored) if quantization else None
         self._rules = _by_scheme(quantization.rules) if quantization else ()
+        targets = patterns(quantization.targets or ()) if quantization else None
+        self._patterns = tuple(filter(None, (self._ignored, targets, *(rule for _, rule in self._rules))))
+        self._known: dict[tuple[str, tuple[str, ...], int], Quantization | None] = {}
 
     def of(self, module: Module, layer: int) -> Quantization | None:
         """The scheme of a module in layer `layer`; None: it is not quantized."""
         if self._quantization is None or not module.quantizable:
             return None
-        return self._find(self._names(module, layer), ".experts." in module.name)
+        key = module.name, module.shards, self.kind_of_layer(layer)
+        if key not in self._known:
+            self._known[key] = self._find(self._names(module, layer), ".experts." in module.name)
+        return self._known[key]
+
+    def kind_of_layer(self, layer: int) -> int:
+        """The same for layers whose modules the checkpoint's patterns cannot tell apart."""
+        named = any(each.names_layer(layer) for each in self._patterns)
+        return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
     def of_lm_head(self) -> Quantization | None:
         """The output layer is quantized only where the checkpoint names it."""

@@ -42,13 +42,15 @@ def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_
     """Every table of the model, at the first layer that needs it."""
     if anatomy.rope == "none":
         return []
-    caches: dict[tuple[Any, ...], RopeCache] = {}
+    first: dict[tuple[str, int], int] = {}
     for index, layer in enumerate(model.layers):
         for mixer in (layer.mixer, *layer.also):
             if mixer is not None and mixer.rope_width:
-                needed = (index, mixer.rope_kind, mixer.rope_width)
-                key, cache = _table(model, anatomy, settings, dtype_bytes, needed)
-                caches.setdefault(key, cache)
+                first.setdefault((mixer.rope_kind, mixer.rope_width), index)
+    caches: dict[tuple[Any, ...], RopeCache] = {}
+    for (kind, width), index in first.items():
+        key, cache = _table(model, anatomy, settings, dtype_bytes, (index, kind, width))
+        caches.setdefault(key, cache)
     return [cache for cache in caches.values() for _ in range(anatomy.rope_tables)]
 
 

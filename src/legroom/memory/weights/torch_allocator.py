@@ -22,12 +22,11 @@ from legroom.units import cdiv, round_up
 
 
 class TensorBlock(NamedTuple):
-    """A piece of a segment; `tensor_bytes` is what was asked for. A tuple, since a model has thousands of them."""
+    """A piece of a segment, handed out or free. A tuple, since a model has thousands of them."""
 
     size: int
     segment: int
     offset: int
-    tensor_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -40,12 +39,16 @@ class TorchAllocator:
     peak_bytes: int = 0
     """The most that was allocated at one time."""
     reserved_bytes: int = 0
-    _free: list[tuple[int, int, int]] = field(default_factory=list)
-    """(size, segment, offset), sorted: the best fit is the first that is large enough."""
+    _free: list[TensorBlock] = field(default_factory=list)
+    """Sorted by size, then by segment and offset: the best fit is the first that is large enough."""
+    _free_pieces: dict[int, set[TensorBlock]] = field(default_factory=dict)
+    """Those that are less than their segment, by segment: whatever is freed beside one is joined with it."""
     _lengths: list[int] = field(default_factory=list)
     """Of every segment of the large pool, in order."""
     _small_bytes: int = 0
     """Handed out of the small pool."""
+    _sorted_sizes: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    """Of tensors that are kept together: the bytes of the small pool, and the sizes of the large one."""
 
     @property
     def segments(self) -> list[int]:
@@ -56,56 +59,72 @@ class TorchAllocator:
 
     def allocate(self, tensor_bytes: int) -> TensorBlock:
         """Hand out a block for a tensor."""
-        size = round_up(tensor_bytes, SMALLEST_BLOCK) or SMALLEST_BLOCK
+        size = -(-tensor_bytes // SMALLEST_BLOCK) * SMALLEST_BLOCK or SMALLEST_BLOCK
         # A small tensor comes from 2 MiB segments that are split exactly, so only the rounding counts.
         if size <= SMALL_REQUEST or self.expandable:
-            self._count(size)
             self._small_bytes += size
-            return TensorBlock(size, -1, 0, tensor_bytes)
-        place = self._best_fit(size) or self._new_segment(size)
-        rest = place[0] - size
-        if rest > SMALL_REQUEST and (self.max_split_bytes is None or size < self.max_split_bytes):
-            insort(self._free, (rest, place[1], place[2] + size))
-            place = (size, place[1], place[2])
-        self._count(place[0])
-        return TensorBlock(*place, tensor_bytes)
-
-    def _count(self, size: int) -> None:
-        self.allocated_bytes += size
+            block = TensorBlock(size, -1, 0)
+        else:
+            limit, free = self.max_split_bytes, self._free
+            index = bisect_left(free, (size,))
+            if index < len(free) and (limit is None or _may_serve(free[index][0], size, limit)):
+                block = free.pop(index)
+                if block[0] < self._lengths[block[1] - 1]:
+                    self._free_pieces[block[1]].remove(block)
+            else:
+                block = self._new_segment(size)
+            rest = block[0] - size
+            if rest > SMALL_REQUEST and (limit is None or size < limit):
+                self._set_free(TensorBlock(rest, block[1], block[2] + size))
+                block = TensorBlock(size, block[1], block[2])
+        self.allocated_bytes += block[0]
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return block
+
+    def keep(self, tensors: tuple[int, ...]) -> None:
+        """Hand out blocks that nobody gives back. Layers are alike, so most of it is asked for many times."""
+        sizes = self._sorted_sizes.get(tensors)
+        if sizes is None:
+            rounded = [round_up(size, SMALLEST_BLOCK) or SMALLEST_BLOCK for size in tensors]
+            small = [size for size in rounded if size <= SMALL_REQUEST or self.expandable]
+            large = () if self.expandable else tuple(size for size in rounded if size > SMALL_REQUEST)
+            sizes = self._sorted_sizes[tensors] = (sum(small), large)
+        self._small_bytes += sizes[0]
+        self.allocated_bytes += sizes[0]
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        for size in sizes[1]:
+            self.allocate(size)
 
     def free(self, block: TensorBlock) -> None:
         """Take a block back, joined with the free blocks beside it."""
-        self.allocated_bytes -= block.size
-        if block.segment < 0:
-            self._small_bytes -= block.size
+        size, segment, start = block
+        self.allocated_bytes -= size
+        if segment < 0:
+            self._small_bytes -= size
             return
-        size, start = block.size, block.offset
-        # A block that is its whole segment has nothing beside it.
-        beside = [b for b in self._free if b[1] == block.segment] if size < self._lengths[block.segment - 1] else ()
-        for other in beside:
-            if other[2] + other[0] == start:
-                self._free.remove(other)
-                size, start = size + other[0], other[2]
-            elif start + size == other[2]:
-                self._free.remove(other)
-                size += other[0]
-        insort(self._free, (size, block.segment, start))
+        pieces = self._free_pieces.get(segment)
+        if pieces:
+            end = start + size
+            beside = [piece for piece in pieces if piece.offset == end or piece.offset + piece.size == start]
+            for piece in beside:
+                pieces.remove(piece)
+                del self._free[bisect_left(self._free, piece)]
+                size, start = size + piece.size, min(start, piece.offset)
+            block = TensorBlock(size, segment, start) if beside else block
+        self._set_free(block)
 
-    def _best_fit(self, size: int) -> tuple[int, int, int] | None:
-        index = bisect_left(self._free, (size, -1, -1))
-        if index == len(self._free):
-            return None
-        best, limit = self._free[index], self.max_split_bytes
-        if limit is not None:
-            if size < limit <= best[0]:
-                return None
-            if size >= limit and best[0] >= size + UNSPLIT_SLACK:
-                return None
-        return self._free.pop(index)
+    def _set_free(self, block: TensorBlock) -> None:
+        insort(self._free, block)
+        if block.size < self._lengths[block.segment - 1]:
+            self._free_pieces.setdefault(block.segment, set()).add(block)
 
-    def _new_segment(self, size: int) -> tuple[int, int, int]:
+    def _new_segment(self, size: int) -> TensorBlock:
         length = segment_bytes(size)
         self._lengths.append(length)
         self.reserved_bytes += length
-        return length, len(self._lengths), 0
+        return TensorBlock(length, len(self._lengths), 0)
+
+
+def _may_serve(block_bytes: int, size: int, limit: int) -> bool:
+    """Whether a free block that is large enough is handed out where blocks above `limit` must not be split."""
+    return block_bytes < (limit if size < limit else size + UNSPLIT_SLACK)

@@ -6,7 +6,7 @@ from collections import deque
 
 from legroom.errors import LegroomError
 from legroom.simulation.kvcache import Hit
-from legroom.simulation.request import Request, Status
+from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Batch, Scheduler
 from legroom.simulation.settings import LayerGroup, SchedulerSettings
 from legroom.simulation.tiers.offload import KvOffload
@@ -113,7 +113,7 @@ class TieredScheduler(Scheduler):
             if request in self._loaded:
                 self._promote(request)
             if request.num_computed_tokens:
-                used = self._admit(request, batch, budget, threshold, 0, None)
+                used = self._admit(request, batch, budget, threshold, None, 0)
             else:
                 hit, num_hit_tokens = self.kv.find_hit(request)
                 num_loadable = self.offload.find_hit(request, num_hit_tokens)
@@ -125,7 +125,7 @@ class TieredScheduler(Scheduler):
                         break
                     kept.append(queue.pop())
                     continue
-                used = self._admit(request, batch, budget, threshold, num_hit_tokens, hit)
+                used = self._admit(request, batch, budget, threshold, hit, num_hit_tokens)
             if not used:
                 break
             queue.pop()
@@ -135,36 +135,12 @@ class TieredScheduler(Scheduler):
                 queue.put_back(request)
 
     def _admit(
-        self, request: Request, batch: Batch, budget: int, threshold: int, num_hit_tokens: int, hit: Hit | None
+        self, request: Request, batch: Batch, budget: int, threshold: int, hit: Hit | None, num_hit_tokens: int
     ) -> int:
-        """Let the request run; the tokens it gets, 0 if it does not fit."""
-        settings = self.settings
-        num_computed = request.num_computed_tokens + num_hit_tokens
-        wanted = request.num_tokens - num_computed
-        if 0 < threshold < wanted:
-            wanted = threshold
-        if wanted > budget and not settings.enable_chunked_prefill:
-            return 0
-        wanted = min(wanted, budget)
-        fits = self.kv.allocate(
-            request,
-            wanted,
-            hit,
-            num_hit_tokens,
-            whole_must_fit=settings.reserve_full_isl,
-            others_run=bool(self.running),
-        )
-        if not fits:
-            return 0
-        self.running.append(request)
-        if request.num_preemptions == 0:
-            batch.cached_tokens += num_hit_tokens
-        request.status = Status.RUNNING
-        request.num_computed_tokens = num_computed
-        batch.scheduled[request] = wanted
-        if num_computed + wanted < request.num_tokens:
+        used = super()._admit(request, batch, budget, threshold, hit, num_hit_tokens)
+        if used and request.num_computed_tokens + used < request.num_tokens:
             self._prefilling[request] = None
-        return wanted
+        return used
 
     def _begin_load(self, request: Request, batch: Batch, hit: Hit, num_hit_tokens: int, num_loadable: int) -> bool:
         """Give the request blocks for what the tier has; False if they do not fit."""

@@ -20,7 +20,7 @@ Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths by a law.
+    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths as drawn.
 
     `long=SHARE,LENGTH` makes a share of the prompts ultra-long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     """
@@ -44,7 +44,8 @@ def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     count = int(_number(words.get("requests", "1000"), "requests"))
     if rate <= 0 or not 1 <= count <= _MOST_REQUESTS:
         raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
-    prompt, output = _law(words.get("prompt", "lognormal(500,0.8)")), _law(words.get("output", "lognormal(150,0.8)"))
+    prompt = _distribution(words.get("prompt", "lognormal(500,0.8)"))
+    output = _distribution(words.get("output", "lognormal(150,0.8)"))
     burst = int(_number(words.get("burst", "20"), "burst")) if process == "bursts" else 1
     long_share, long_length = _pair(words.get("long", "0,1"), "long")
     groups, prefix_len = _pair(words.get("prefix", "0,0"), "prefix")
@@ -60,7 +61,7 @@ def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     return trace
 
 
-def _law(text: str) -> Draw:
+def _distribution(text: str) -> Draw:
     call = _CALL.fullmatch(text)
     if not call:
         value = _number(text, "a length")

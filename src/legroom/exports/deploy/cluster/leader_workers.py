@@ -3,10 +3,20 @@ together, each of which knows the first one's name and its own place."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.deploy.cluster.pod import container, metadata, pod_metadata, pod_spec, worker_container
+from legroom.exports.deploy.cluster.nodes import headless
+from legroom.exports.deploy.cluster.pod import (
+    claim_spec,
+    container,
+    metadata,
+    pod_metadata,
+    pod_spec,
+    worker_container,
+)
 from legroom.exports.deploy.yaml_text import Commented
 
 if TYPE_CHECKING:
@@ -18,10 +28,22 @@ LEADER = {"app.kubernetes.io/component": "leader"}
 WORKER = {"app.kubernetes.io/component": "worker"}
 
 
+LEAST_VERSION = "0.8.0"
+"""The first with volumeClaimTemplates; LWS_WORKER_INDEX came before it."""
+_LONGEST_NAME = 46
+"""A StatefulSet of a group is called by the set and the group's number, and labels its pods with that name and a hash
+of ten letters: 63 in all, of which six are left for the number."""
+_SUFFIX = "-nodes"
+
+
 def group_name(server: ExportedServer) -> str:
     """Not the server's own: the set makes a headless Service of its name, in which the pods find each other, and the
     server's Service has that name already."""
-    return f"{server.name}-nodes"
+    most = _LONGEST_NAME - len(_SUFFIX)
+    if len(server.name) <= most:
+        return f"{server.name}{_SUFFIX}"
+    told_apart = hashlib.sha256(server.name.encode()).hexdigest()[:6]
+    return f"{server.name[: most - 7].rstrip('-')}-{told_apart}{_SUFFIX}"
 
 
 def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -33,6 +55,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
         ),
         "leaderTemplate": _leader(server, settings, over),
         "workerTemplate": _worker(server, settings, over),
+        **_claims(server, settings),
     }
     replicas = {} if settings.scaler else {"replicas": settings.replicas}
     spec: dict[str, Any] = {
@@ -56,6 +79,16 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     }
 
 
+def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The group starts anew whenever one of its pods does: volumes that end with their pods would make every restart
+    a download."""
+    if settings.cache != "kept" or server.local_model:
+        return {}
+    claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
+    why = "A volume for each pod, which it finds again when its group starts anew. They stay when the set is deleted."
+    return {"volumeClaimTemplates": Commented(why, [claim])}
+
+
 def _leader(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     first = container(server, settings, over.leader_lines())
     return {"metadata": with_role(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
@@ -66,9 +99,21 @@ def _worker(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
         first = container(server, settings, over.worker_lines(), over.worker_wrapper)
         about = pod_metadata(server)
         return {"metadata": with_role(about, WORKER), "spec": pod_spec(server, settings, first)}
-    first = worker_container(server, settings, over.worker_lines(), over.worker_wrapper)
+    first = worker_container(headless(server), settings, over.worker_lines(), over.worker_wrapper)
     spec = pod_spec(without_watch(server), settings, first)
     return {"metadata": with_role(pod_metadata(server, scraped=False), WORKER), "spec": spec}
+
+
+def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+    """What the cluster's own people know and the file cannot."""
+    yield (
+        "To keep a group on nodes of one rack or network, annotate the set with "
+        "leaderworkerset.sigs.k8s.io/exclusive-topology and the label by which your nodes tell it."
+    )
+    if settings.cache == "kept" and not server.local_model:
+        where = f" --namespace {settings.namespace}" if settings.namespace else ""
+        label = f"leaderworkerset.sigs.k8s.io/name={group_name(server)}"
+        yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
 
 
 def with_role(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ take no requests are `--headless`. With Ray the driver starts the ranks of all n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,15 @@ _TOLD_BY_POD = frozenset({
     "--data-parallel-rank",
 })  # fmt: skip
 """What differs from pod to pod, or names a machine that the group has not."""
+_NOT_HEADLESS = frozenset({"--api-server-count"})
+"""What vLLM refuses beside --headless."""
+_COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
+"""How long PyTorch waits in a collective by itself, between GPUs (NCCL) and between processes (gloo)."""
+_MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
+_OWN = "$(VLLM_HOST_IP)"
+_OWN_WHY = "Where the other nodes find it: its own address, because its name may not be known yet when it listens."
+"""libzmq looks a name up once when it binds, and gives up (`No such device`) where the cluster's DNS has none yet."""
 _INDEX = "$(LWS_WORKER_INDEX)"
 RPC_PORT = 29550
 """vLLM's own default for --data-parallel-rpc-port."""
@@ -59,8 +67,8 @@ class NodeSpread:
         if self.ray:
             return ()
         if not self.copies_of_a_node:
-            return (_line("The first node of the group.", "--node-rank", "0"), _master())
-        lines = (_line("Where the copies of the other nodes report.", "--data-parallel-address", _LEADER), _rpc())
+            return (_line("The first node of the group.", "--node-rank", "0"), _line(_OWN_WHY, "--master-addr", _OWN))
+        lines = (_line(_OWN_WHY, "--data-parallel-address", _OWN), _rpc())
         if self.external:
             return (*lines, _line("Its copy.", "--data-parallel-rank", "0"))
         if self.answers_everywhere:
@@ -74,7 +82,7 @@ class NodeSpread:
         if not self.copies_of_a_node:
             return (
                 _line("Which node of the group it is.", "--node-rank", _INDEX),
-                _master(),
+                _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER),
                 *(() if self.answers_everywhere else (_HEADLESS,)),
             )
         lines: tuple[FlagLine, ...] = (
@@ -99,10 +107,6 @@ def _line(why: str, flag: str, *values: str) -> FlagLine:
     return FlagLine(Phrase(flag, values), why)
 
 
-def _master() -> FlagLine:
-    return _line("The first pod of the group, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER)
-
-
 def _rpc() -> FlagLine:
     return _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
 
@@ -116,6 +120,11 @@ def spread(plan: PlanDocument, cards_of_a_node: int) -> tuple[PlanDocument, Node
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
     ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
+    if words.get(_MANY_PORTS):
+        raise LegroomError(
+            f"{_MANY_PORTS} opens a port for every copy, and one Service has one port",
+            "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port",
+        )
     if _is_ray(words):
         nodes = max(1, math.ceil(ranks * copies / cards_of_a_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
@@ -200,4 +209,18 @@ def of_a_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, An
         names = ("tensor", "pipeline", "prefill_context", "data")
         cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
         server = replace(server, gpus=math.ceil(cards / spread_.nodes))
-    return replace(server, lines=lines)
+    return replace(server, lines=(*lines, *_patience(server)))
+
+
+def _patience(server: ExportedServer) -> Iterator[FlagLine]:
+    """Nodes download and read apart: the first that is done waits for the last in a collective."""
+    limit_s = server.times.limit_s if server.times else 0
+    for flag, default_s in _COLLECTIVES:
+        if limit_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
+            why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but the whole start."
+            yield _line(why, flag, str(limit_s))
+
+
+def headless(server: ExportedServer) -> ExportedServer:
+    """The server as a node runs it that takes no requests."""
+    return replace(server, lines=tuple(line for line in server.lines if line.phrase.flag not in _NOT_HEADLESS))

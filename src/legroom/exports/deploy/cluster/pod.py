@@ -16,6 +16,7 @@ from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
 from legroom.exports.deploy.yaml_text import Commented
 from legroom.facts.gpus import gpu
+from legroom.sidecar.config import DEFAULT_PORT as WATCH_PORT
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
@@ -23,8 +24,13 @@ if TYPE_CHECKING:
 
 _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
-_USER = 1000
+_WATCH_FOLDER, _WATCH_FILE, _WATCH_VOLUME = "/etc/legroom", "watch.toml", "watch"
+WATCH_PORT_NAME = "legroom"
+USER_ID = 1000
 _LOWEST_PORT = 1024
+NAMED_USER = Commented(
+    "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
+)
 _READ_ONLY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -91,6 +97,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
         why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
         pod["terminationGracePeriodSeconds"] = Commented(why, grace)
     if settings.restricted:
+        pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
         pod["securityContext"] = _unprivileged()
     pod["tolerations"] = [{"key": containers.gpu_resource(server), "operator": "Exists", "effect": "NoSchedule"}]
     pod["containers"] = running
@@ -168,9 +175,7 @@ def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool
     if settings.restricted:
         why = "Caches of vLLM, PyTorch, Triton and FlashInfer lie below it: the one place that can be written."
         yield Commented(why, {"name": "HOME", "value": settings.home})
-        yield Commented(
-            "PyTorch names a folder by the user, who is in no list of the image.", _variable("USER", "vllm")
-        )
+        yield NAMED_USER
     if grouped:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         yield Commented("The address by which the other pods of the group reach it.", address)
@@ -260,19 +265,22 @@ def _volumes(server: ExportedServer, settings: ClusterSettings) -> list[Any]:
     size = f"{containers.shm_gib(server)}Gi"
     why = "Ranks communicate through /dev/shm, which has only 64 MiB by default. It counts as the container's memory."
     shm = Commented(why, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-    more = [{"name": "tmp", "emptyDir": {}}] if settings.restricted else []
+    more: list[Any] = [{"name": "tmp", "emptyDir": {}}] if settings.restricted else []
+    if server.options.sidecar:
+        more.append({"name": _WATCH_VOLUME, "configMap": {"name": _watch_name(server)}})
     if server.local_model:
         own = [{"name": "legroom", "emptyDir": {}}] if server.options.sidecar else []
         return [shm, *model_volumes(server), *own, *more, *file_volumes(server)]
-    return [shm, _cache(server, settings), *more, *file_volumes(server)]
+    return [shm, *_cache(server, settings), *more, *file_volumes(server)]
 
 
-def _cache(server: ExportedServer, settings: ClusterSettings) -> Any:
+def _cache(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
     if settings.cache == "pod":
         template = {"spec": claim_spec(server, "ReadWriteOnce")}
         volume = {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
-        return Commented("A volume for each pod: it downloads the model again when it starts on a new one.", volume)
-    return {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
+        yield Commented("A volume for each pod: it downloads the model again when it starts on a new one.", volume)
+    elif settings.cache != "kept":  # the set itself gives its pods theirs
+        yield {"name": "cache", "persistentVolumeClaim": {"claimName": f"{server.name}-cache"}}
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
@@ -286,14 +294,35 @@ def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     watch: dict[str, Any] = {
         "name": "legroom-watch",
         "image": containers.image(server),
-        "command": ["legroom", *server.address.watch_words()],
-        "volumeMounts": [_journal(server, settings)],
+        "command": ["legroom", "watch", "--daemon", "--config", f"{_WATCH_FOLDER}/{_WATCH_FILE}"],
+        "ports": [Commented("Its /metrics.", {"name": WATCH_PORT_NAME, "containerPort": WATCH_PORT})],
+        "volumeMounts": [
+            _journal(server, settings),
+            {"name": _WATCH_VOLUME, "mountPath": _WATCH_FOLDER, "readOnly": True},
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
     if settings.restricted:
         watch["env"] = [_variable("HOME", settings.home)]
         watch["securityContext"] = _READ_ONLY
     return watch
+
+
+def watch_settings(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """What the sidecar watches. By itself it listens to its own pod alone, where no Prometheus reaches it."""
+    lines = ['host = "0.0.0.0"', "", "[[servers]]", f'url = "{server.address.url}"']
+    if server.address.tls:
+        lines.append("verify_tls = false")
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(server, settings, _watch_name(server)),
+        "data": {_WATCH_FILE: "\n".join(lines) + "\n"},
+    }
+
+
+def _watch_name(server: ExportedServer) -> str:
+    return f"{server.name}-watch"
 
 
 def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -310,9 +339,9 @@ def _journal(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any
 def _unprivileged() -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
-        "runAsUser": _USER,
-        "runAsGroup": _USER,
-        "fsGroup": Commented("The volume of the cache belongs to it.", _USER),
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": Commented("The volume of the cache belongs to it.", USER_ID),
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }

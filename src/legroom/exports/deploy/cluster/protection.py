@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.deploy.cluster.pod import metadata, selector
+from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME, metadata, selector
 from legroom.exports.deploy.yaml_text import Commented
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict
 def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     """The port of requests for clients with the label and for Prometheus; everything among the pods of a group."""
     ports = [{"port": "http"}]
+    scraped = [*ports, {"port": WATCH_PORT_NAME}] if server.options.sidecar else ports
     clients = [
         {"podSelector": {"matchLabels": CLIENT}},
         {"namespaceSelector": {"matchLabels": CLIENT}},
@@ -47,7 +48,7 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
             else f"Pods with this label, or all of a namespace with it, reach {what}.",
             {"from": clients, "ports": ports},
         ),
-        Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": ports}),
+        Commented("Prometheus, in the namespace that it usually has.", {"from": monitoring, "ports": scraped}),
     ]
     if over.nodes > 1:
         own = {"from": [{"podSelector": {"matchLabels": selector(server)}}]}

@@ -23,7 +23,7 @@ _START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
 def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     head = _head(server, settings, over)
     worker = worker_container(server, settings, ())
-    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": []}
+    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_own_probes()}
     others = {
         "groupName": "ranks",
         "replicas": over.nodes - 1,
@@ -52,6 +52,14 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
         "metadata": about,
         "spec": {"headGroupSpec": group, "workerGroupSpecs": [others]},
     }
+
+
+def _own_probes() -> dict[str, Any]:
+    """KubeRay gives probes to pods that have none. Its own ask Ray's dashboard agent by wget: vLLM's images have no
+    wget, and `ray[cgraph]` no agent, so the pod would be killed every ten minutes."""
+    ends_with_ray = {"exec": {"command": ["/bin/true"]}}
+    why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
+    return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
 
 
 def _head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def policy_of(server: ExportedServer, settings: ClusterSettings) -> ScalingPolic
     """The thresholds, from the server's plan and its start. A volume of its own means a download at every start."""
     if server.plan is None or server.times is None:
         raise LegroomError("how it scales is computed from a plan", "give --plan FILE, or MODEL --gpu NAME")
-    start_s = server.times.expected_s - (0.0 if settings.cache == "pod" else server.times.download_s)
+    start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
 
@@ -92,7 +92,13 @@ def _keda(
 
 
 def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
-    about = {"serverAddress": settings.prometheus_url, "query": query, "threshold": threshold}
+    no_answer = Commented("No series is no answer, not a load of 0.", "false")
+    about = {
+        "serverAddress": settings.prometheus_url,
+        "query": query,
+        "threshold": threshold,
+        "ignoreNullValues": no_answer,
+    }
     return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": about}
 
 
@@ -129,9 +135,10 @@ def _hpa(
 def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
     return {
         "scaleUp": Commented(
-            "At most twice as many until those that were added serve: their queue does not count twice.",
+            "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
+            "were added serve: their queue does not count twice.",
             {
-                "stabilizationWindowSeconds": 0,
+                "stabilizationWindowSeconds": policy.up_window_s,
                 "policies": [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}],
             },
         ),

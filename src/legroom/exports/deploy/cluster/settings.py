@@ -28,7 +28,8 @@ class ClusterSettings:
     prometheus_url: str = ""
     """Where KEDA asks."""
     cache: str = "claim"
-    """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own."""
+    """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
+    ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
     restricted: bool = False
     network_policy: bool = False
     cards_of_a_node: int = CARDS_OF_A_NODE
@@ -37,6 +38,11 @@ class ClusterSettings:
     def several(self) -> bool:
         """Whether more than one copy of the server may run at once."""
         return max(self.replicas, self.most_replicas) > 1
+
+    @property
+    def own_volumes(self) -> bool:
+        """Whether a new pod begins with an empty volume."""
+        return self.cache in ("pod", "kept")
 
     @property
     def home(self) -> str:
@@ -71,8 +77,8 @@ def add_cluster_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def cluster_settings(options: Mapping[str, Any], nodes: int = 1) -> ClusterSettings:
-    """The options as argparse read them, checked; `nodes` that one server spans."""
+def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
+    """The options as argparse read them, checked; `nodes` that one server spans, in a set that `keeps_volumes`."""
     replicas = _count(options, "replicas", 1)
     most = _count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -82,6 +88,8 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1) -> ClusterSetti
         )
     pods = max(replicas, most) * nodes
     cache = options.get("cache") or ("pod" if pods > 1 else "claim")
+    if cache == "pod" and keeps_volumes:
+        cache = "kept"
     return ClusterSettings(
         namespace=_namespace(options.get("namespace")),
         replicas=replicas,
