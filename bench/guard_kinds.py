@@ -75,9 +75,16 @@ def lora(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:
     wish = {"prompt": [5] * 20, "max_tokens": 8, "ignore_eos": True}
     yield compare("an adapter by its name", (server, proxy), lambda place: str(
         place.post(wish | {"model": "tuned"})[2]["model"]), "tuned")  # fmt: skip
+    inside, through = (len({answered_tokens(place, model) for model in ("tiny", "tuned")}) for place in (server, proxy))
+    yield Row("different tokens of base model and adapter", str(inside), str(through), inside == through == 2)
     yield compare("an adapter that is not there", (server, proxy), lambda place: str(
         place.post(wish | {"model": "nobody"})[0]), "404")  # fmt: skip
     yield held_nothing(server)
+
+
+def answered_tokens(place: Endpoint, model: str) -> tuple[int, ...]:
+    wish = {"prompt": [5, 40, 77], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    return tuple(place.post(wish | {"model": model})[2]["choices"][0]["token_ids"])
 
 
 def pooling(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:

@@ -45,8 +45,8 @@ sys.path.insert(0, str(ROOT / "tests/real_vllm"))
 from run_kills import MARK, is_bound, marked, stand_in  # noqa: E402
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
-from legroom.actions.descendants import descendants, started, title  # noqa: E402
 from legroom.live.journal.journal import Journal  # noqa: E402
+from legroom.process_table import descendants, started, title  # noqa: E402
 
 SERVER_PARTS = ("keeper", "API server", "engine core", "worker")
 TARGETS = ("run", *SERVER_PARTS, "guard", "sidecar")

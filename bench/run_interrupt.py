@@ -6,6 +6,9 @@ Clients stream or wait for the whole answer, half and half, all with requests th
 A client has an answer when it gets a status of 4xx or 5xx, a stream that ends with an error event, or a whole answer;
 a connection that breaks off is a client that was left. The shape `second` sends a second SIGINT 0.1 s after the first:
 that one kills, so its clients are not judged.
+
+`for a CPU` is how long the supervisor, which has a hundredth of a second of work to do, waited for a processor in that
+time: on a machine that is busy with other things it is most of it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
-from legroom.actions.descendants import descendants, started  # noqa: E402
+from legroom.process_table import descendants, started  # noqa: E402
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -84,16 +87,31 @@ class Interrupted:
         if self.shape == "second":
             await asyncio.sleep(0.1)
             self.run.send_signal(signal.SIGINT)
-        code = await asyncio.to_thread(self.run.wait, PATIENCE_S)
+        code, waited_s = await asyncio.to_thread(self._ended, self._cpu_wait_s() or 0.0)
         ended_s = time.monotonic() - asked_s
         orphans = [pid for pid in pids if started(pid)]
         fates = await asyncio.gather(*clients)
         return {
             "shape": self.shape, "exit_s": round(ended_s, 2), "exit_code": code, "orphans": len(orphans),
             "fates": dict(collections.Counter(fate for fate, _ in fates)),
-            "last_answer_s": round(max(at_s for _, at_s in fates) - asked_s, 2),
+            "last_answer_s": round(max(at_s for _, at_s in fates) - asked_s, 2), "cpu_wait_s": round(waited_s, 2),
             "log": self.said.read_bytes()[printed:].decode("utf-8", "replace").splitlines(),
         }  # fmt: skip
+
+    def _ended(self, waited_before_s: float) -> tuple[int, float]:
+        """Its exit code, and how long it waited for a CPU until then."""
+        until, waited_s = time.monotonic() + PATIENCE_S, 0.0
+        while (code := self.run.poll()) is None and time.monotonic() < until:
+            waited_s = (self._cpu_wait_s() or waited_before_s + waited_s) - waited_before_s
+            time.sleep(0.01)
+        return (-1 if code is None else code), waited_s
+
+    def _cpu_wait_s(self) -> float | None:
+        """Of the supervisor, so far; None where the kernel does not tell, or it has gone."""
+        try:
+            return int(Path(f"/proc/{self.run.pid}/schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            return None
 
     async def _until_serving(self) -> None:
         until = time.monotonic() + PATIENCE_S
@@ -135,7 +153,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = []
-    print(f"{'shape':15} {'ended after':>12} {'last answer':>12} {'exit':>5} {'orphans':>8}  clients", flush=True)
+    print(
+        f"{'shape':15} {'ended after':>12} {'last answer':>12} {'for a CPU':>10} {'exit':>5} {'orphans':>8}  clients",
+        flush=True,
+    )
     for _ in range(args.rounds):
         for shape in args.shapes.split(","):
             with tempfile.TemporaryDirectory() as name:
@@ -147,7 +168,8 @@ def main() -> None:
             results.append(result)
             fates = ", ".join(f"{count} {fate}" for fate, count in sorted(result["fates"].items()))
             print(
-                f"{shape:15} {result['exit_s']:10.2f} s {result['last_answer_s']:10.2f} s {result['exit_code']:5} "
+                f"{shape:15} {result['exit_s']:10.2f} s {result['last_answer_s']:10.2f} s "
+                f"{result['cpu_wait_s']:8.2f} s {result['exit_code']:5} "
                 f"{result['orphans']:8}  {fates}", flush=True,
             )  # fmt: skip
             if args.json:

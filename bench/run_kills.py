@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
 from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
 
-from legroom.actions.descendants import descendants  # noqa: E402
 from legroom.live.journal.journal import Journal  # noqa: E402
+from legroom.process_table import descendants  # noqa: E402
 
 TARGETS = ("legroom", "keeper", "API server", "engine core", "worker")
 MOMENTS = ("start-up", "serving", "drain")

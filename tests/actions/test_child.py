@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import descendants, send, started
+from legroom.actions.descendants import send
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
+from legroom.process_table import descendants, started
 
 SLEEP = "import time; time.sleep(600)"
 FAMILY = f"""
@@ -133,16 +134,15 @@ def test_the_coordinator_of_data_parallelism_stays_until_the_api_servers_have_be
     pids = pids_printed(tmp_path / "out", 4)
     assert child.kill_engines()
     assert until(lambda: sum(map(alive, pids)) == 3)
-    child.kill_api_servers()
-    assert until(lambda: not any(map(alive, pids)))
-    assert not child.gone
+    child.kill()
+    assert child.wait_gone(20) and not any(map(alive, pids))
 
 
-def test_a_single_api_server_is_not_killed_with_the_others(launch, tmp_path):
-    child = launch(process("VLLM::EngineCore", SLEEP))
-    pids = pids_printed(tmp_path / "out", 1)
-    child.kill_api_servers()
-    assert all(map(alive, pids)) and not child.gone
+@pytest.mark.parametrize(("title", "several"), [("VLLM::EngineCore", False), ("VLLM::APIServer_0", True)])
+def test_several_api_servers_are_told_from_a_single_one(launch, tmp_path, title, several):
+    child = launch(process(title, SLEEP))
+    pids_printed(tmp_path / "out", 1)
+    assert child.has_several_api_servers() is several
 
 
 def test_a_server_starts_with_default_signals(launch, tmp_path):

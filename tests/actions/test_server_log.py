@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.child import Child
-from legroom.actions.server_log import UNWRITTEN_BYTES, ServerLog, last_lines
+from legroom.actions.server_log import UNWRITTEN_BYTES, OutputRelay, ServerLog, last_lines
 
 DISK_BYTES = 256 << 10
 
@@ -124,3 +124,18 @@ def test_a_folder_that_is_not_there_loses_no_line(tmp_path):
     log = ServerLog(tmp_path / "file/log")
     log.write(lines(10))
     assert log.readable().read_bytes() == lines(10)
+
+
+def test_a_server_that_prints_much_at_once_is_not_kept_waiting(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("legroom.actions.server_log.time.sleep", pauses.append)
+    source, writing = os.pipe()
+    with Path(os.devnull).open("wb") as nowhere:
+        relay = OutputRelay(source, nowhere.fileno(), None, None)
+        relay.calm = True
+        relay.start()
+        for line in (b"x" * 500_000, b"the last\n"):
+            os.write(writing, line)
+        os.close(writing)
+        relay.join(30)
+    assert len(pauses) <= 4  # a pipe holds 64 KiB: eight would be a pause after each

@@ -46,6 +46,18 @@ def test_a_full_pool_with_a_queue_is_1(capsys):
     assert "LR" in capsys.readouterr().out
 
 
+def test_an_idle_engine_that_is_stopped_is_1(capsys):
+    class Stopped(Metrics):
+        def text(self) -> str:
+            return super().text() + "legroom_guard_stopped_engines 1\n"
+
+    stopped = Stopped(running=0, kv_use=0.0)
+    stopped.per_look = {}
+    with serving(stopped) as url:
+        assert main(["watch", url, "--once", "--interval", "0.1"]) == 1
+    assert "The engine is stopped: a process of it is stopped (SIGSTOP)" in capsys.readouterr().out
+
+
 def test_a_full_pool_alone_is_healthy():
     with serving(Metrics(kv_use=0.99)) as url:
         assert main(["watch", url, "--once", "--interval", "0.1"]) == 0

@@ -3,6 +3,10 @@
 import asyncio
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from guard_asgi import Call, Server, settle, vllm_state
@@ -31,6 +35,21 @@ async def test_the_metrics_page_gets_the_guards_series_and_its_right_length():
     assert shown["legroom_guard_pool_tokens"] == 160
     assert shown['legroom_guard_wait_seconds_bucket{le="+Inf"}'] == 1
     assert int(call.headers["content-length"]) == len(call.body)
+
+
+async def test_an_engine_that_is_stopped_shows_on_the_page_before_a_request_finds_out():
+    code = "import time; time.sleep(600)"
+    with subprocess.Popen(["VLLM::EngineCore", "-c", code], executable=sys.executable) as engine:
+        try:
+            guard = Guard(Server(answer=b"vllm:x 1\n", kind=b"text/plain"))
+            page = (await Call(guard, "/metrics", method="GET", raw=b"")).body.decode()
+            assert series(page)["legroom_guard_stopped_engines"] == 0
+            engine.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, engine.pid, os.WSTOPPED)
+            page = (await Call(guard, "/metrics", method="GET", raw=b"")).body.decode()
+            assert series(page)["legroom_guard_stopped_engines"] == 1
+        finally:
+            engine.kill()
 
 
 async def test_the_metrics_page_parses_as_prometheus_reads_it():

@@ -264,11 +264,12 @@ async def test_the_metrics_page_of_the_server_gets_the_guards_series():
 
 async def test_a_guard_before_a_guard_shows_each_series_once():
     async with proxied() as (proxy, port):
-        inner = b"vllm:x 1\n" + proxy.admission.page().encode() + b"vllm:y 2\n"
+        inner = b"vllm:x 1\n" + proxy.admission.page(stopped_engines=1).encode() + b"vllm:y 2\n"
     async with proxied(Upstream(answer_of(inner))) as (_, port):
         lines = (await ask(port, b"", "/metrics", "GET"))[2].splitlines()
         assert len(set(lines)) == len(lines)
         assert {b"vllm:x 1", b"vllm:y 2", b"legroom_guard_pool_tokens 160"} <= set(lines)
+        assert b"legroom_guard_stopped_engines 1" in lines  # which only the one inside of vLLM can see
 
 
 async def test_the_pool_is_learnt_from_the_servers_metrics_page():
@@ -434,4 +435,6 @@ async def test_an_https_server_with_a_certificate_of_your_own_is_served_once_it_
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(own_certificate[0]))
     async with connected(tls=tls) as (_, client):
-        assert (await client.ask())[0] == status
+        answered, _, body = await client.ask()
+        assert answered == status
+        assert trusted or b"its certificate is not trusted (self-signed certificate); SSL_CERT_FILE names" in body

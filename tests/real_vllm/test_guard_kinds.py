@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before
-from tiny_models import write_model
+from tiny_models import write_lora, write_model
 
 from legroom.guard.proxy.server import Proxy
 
@@ -53,6 +53,7 @@ def several(
 ) -> Iterator[tuple[GuardedServer, Proxy, Endpoint]]:
     folder = tmp_path_factory.mktemp("several")
     flags = ("--data-parallel-size", "2", "--max-model-len", "512", "--kv-cache-memory-bytes", "16M")
+    flags += ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"tuned={write_lora(folder / 'lora')}")
     with (
         guarded_server(vllm_python, folder, write_model(folder / "tiny"), *flags) as server,
         proxy_before(server) as (endpoint, proxy),
@@ -73,6 +74,14 @@ def test_a_burst_on_two_engines_behind_two_api_servers_is_served_whole(several):
 def test_the_proxy_takes_the_pools_of_both_engines_for_one(several):
     _, proxy, _ = several
     assert proxy.admission.limits.ranks == 2
+
+
+def test_an_adapter_answers_with_tokens_of_its_own_through_the_middleware_and_the_proxy(several):
+    server, _, endpoint = several
+    wish = {"prompt": [5, 40, 77], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    for place in (server, endpoint):
+        base, tuned = (place.post(wish | {"model": model})[2]["choices"][0]["token_ids"] for model in ("tiny", "tuned"))
+        assert len(base) == len(tuned) == 8 and base != tuned
 
 
 def test_both_api_servers_drain_when_one_is_asked(several):

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from tiny_models import SERVE_ENV, serve_words, write_model
 
-from legroom.actions.descendants import descendants, started
 from legroom.live.journal.journal import Journal
+from legroom.process_table import descendants, started
 
 PATIENCE_S = 600.0
 

@@ -90,18 +90,24 @@ def write_model(folder: Path, kind: str = "llama", **config: Any) -> Path:
 
 def write_lora(folder: Path, rank: int = 8) -> Path:
     """A LoRA adapter for the Llama of `write_model`, as PEFT writes one; serve it with
-    `--enable-lora --lora-modules NAME=FOLDER`."""
+    `--enable-lora --lora-modules NAME=FOLDER`.
+
+    Made-up weights are a thousandth at the most, so attention hardly adds to what a token's embedding says. With values
+    and outputs of this adapter's size it decides which token comes next."""
     folder.mkdir(parents=True, exist_ok=True)
+    config = KINDS["llama"]
+    outputs = {"v_proj": config["num_key_value_heads"] * config["head_dim"], "o_proj": config["hidden_size"]}
     _write(folder / "adapter_config.json", {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 4 * rank, "lora_dropout": 0.0,
-        "bias": "none", "target_modules": ["q_proj", "o_proj"], "inference_mode": True,
+        "bias": "none", "target_modules": list(outputs), "inference_mode": True,
     })  # fmt: skip
-    hidden, dice, tensors = KINDS["llama"]["hidden_size"], random.Random(1), {}
-    for layer in range(KINDS["llama"]["num_hidden_layers"]):
-        for module in ("q_proj", "o_proj"):
+    dice, tensors = random.Random(1), {}
+    for layer in range(config["num_hidden_layers"]):
+        for module, width in outputs.items():
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
-            for part, shape in (("lora_A", [rank, hidden]), ("lora_B", [hidden, rank])):
-                tensors[f"{name}.{part}.weight"] = shape, array("f", (dice.gauss(0, 1) for _ in range(rank * hidden)))
+            for part, shape in (("lora_A", [rank, config["hidden_size"]]), ("lora_B", [width, rank])):
+                values = array("f", (dice.gauss(0, 1) for _ in range(shape[0] * shape[1])))
+                tensors[f"{name}.{part}.weight"] = shape, values
     _write_safetensors(folder / "adapter_model.safetensors", tensors)
     return folder
 

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from forked import QUICK, Forked, legroom
 
-from legroom.actions.descendants import descendants
 from legroom.live.journal.journal import Journal
+from legroom.process_table import descendants
 from legroom.run.options import Timing
 
 STAND_IN = Path(__file__).with_name("stand_in_vllm.py")

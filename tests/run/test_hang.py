@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import cpu_ticks, descendants, title
+from legroom.process_table import cpu_ticks, descendants, title
 from legroom.run.health import LOOKS, HangWatch, has_stopped_engine, ticks_in_front
 
 PATIENCE_S = 40.0

@@ -20,9 +20,9 @@ from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_U
 class Recorder:
     """A server that only takes notes."""
 
-    def __init__(self, has_engines: bool = False) -> None:
+    def __init__(self, has_engines: bool = False, api_servers: int = 1) -> None:
         self.got: list[object] = []
-        self._has_engines = has_engines
+        self._has_engines, self._api_servers = has_engines, api_servers
 
     def send(self, number: int) -> None:
         self.got.append(signal.Signals(number).name)
@@ -30,8 +30,8 @@ class Recorder:
     def kill(self) -> None:
         self.got.append("kill")
 
-    def kill_api_servers(self) -> None:
-        self.got.append("kill API servers")
+    def has_several_api_servers(self) -> bool:
+        return self._api_servers > 1
 
     def kill_engines(self) -> bool:
         if self._has_engines:
@@ -144,8 +144,21 @@ def test_a_server_whose_clients_have_all_gone_is_asked_to_go_before_the_deadline
     assert stopping.look_s() < stopping.left_s()
     connected[0] = False
     stopping.check(server)
-    assert server.got == ["kill engines", "SIGINT", "kill API servers"]
+    assert server.got == ["kill engines", "SIGINT"]
     assert stopping.left_s() == ANSWERING_S + LEAVING_S
+
+
+def test_several_api_servers_whose_clients_have_all_gone_are_killed_at_once():
+    connected = [True]
+    stopping = Stopping(60.0, lambda line: None, has_clients=lambda: connected[0])
+    server, stopping.is_up = Recorder(has_engines=True, api_servers=2), True
+    stopping.take(signal.SIGINT, server)
+    stopping.check(server)
+    assert server.got == ["kill engines"]
+    connected[0] = False
+    stopping.check(server)
+    assert server.got == ["kill engines", "kill"]
+    assert stopping.exit_code(137) == 130
 
 
 def test_a_server_that_is_killed_is_not_asked_to_go_as_well():
@@ -203,7 +216,7 @@ def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(en
     for patience_s in (ANSWERING_S, LEAVING_S):
         clock[0] += patience_s
         stopping.check(server)
-    assert server.got == ["kill engines", "SIGINT", "kill API servers", "kill"]
+    assert server.got == ["kill engines", "SIGINT", "kill"]
 
 
 def test_a_server_that_is_still_starting_has_nobody_to_answer():

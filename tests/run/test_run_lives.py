@@ -17,7 +17,7 @@ import pytest
 from forked import QUICK
 from held_run import Run, is_free, until
 
-from legroom.actions.descendants import started
+from legroom.process_table import started
 
 
 def test_a_dead_engine_is_an_incident_and_a_restart(run):

@@ -254,3 +254,22 @@ def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():
     assert checks["full context"] is None
     assert "at most 100 are served. (prompt_too_long)" in texts(verification)["full context"]
     assert checks["load"] is True
+
+
+BARE = {"/v1/models": (200, {"data": [{"id": "tiny"}]}), "/metrics": (404, {})}
+"""A server of OpenAI's kind that is no vLLM: it says neither its context nor how it is."""
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 501])
+def test_a_server_that_keeps_its_health_to_itself_is_verified_by_what_it_serves(status):
+    passed, verification = checked(
+        Answering(BARE | {"/health": (status, {})}, longest=4096), load="1600/600", requests=4
+    )
+    assert verification.ok and (passed["health"], passed["load"], passed["memory"]) == (True, True, None)
+    assert "4 of 4 requests were cut to 2,048 tokens, as its context is not known" in verification.notes
+    assert sum("metrics" in note for note in verification.notes) == 1
+
+
+def test_a_key_that_is_wanted_for_the_models_is_asked_for():
+    with pytest.raises(LegroomError, match="wants an API key"):
+        checked(Answering({"/health": (401, {}), "/v1/models": (401, {})}))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from legroom.actions.descendants import adopt_orphans, kill_all_below
-from legroom.actions.engines import kill_api_servers, kill_engines
+from legroom.actions.engines import has_several_api_servers, kill_engines
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
 
@@ -112,11 +112,9 @@ class Child:
         there were any."""
         return self.pid is not None and kill_engines(self.pid) > 0
 
-    def kill_api_servers(self) -> None:
-        """SIGKILL to several API servers and what is left behind them: the process that started them sees it and goes,
-        where a signal alone would have it wait for them. Nothing happens to a single one."""
-        if self.pid is not None:
-            kill_api_servers(self.pid)
+    def has_several_api_servers(self) -> bool:
+        """Whether its API servers are processes of their own."""
+        return self.pid is not None and has_several_api_servers(self.pid)
 
     def wait_gone(self, patience_s: float) -> bool:
         """Whether nothing of it is left, waiting as long as that."""

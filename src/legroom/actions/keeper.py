@@ -18,15 +18,8 @@ import signal
 import sys
 import time
 
-from legroom.actions.descendants import (
-    adopt_orphans,
-    cleans_up,
-    descendants,
-    die_with_parent,
-    kill_all_below,
-    kill_below,
-    reap,
-)
+from legroom.actions.descendants import adopt_orphans, cleans_up, die_with_parent, kill_all_below, kill_below, reap
+from legroom.process_table import descendants
 
 CLEANING_GRACE_S = 1.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from legroom.actions.descendants import started
 from legroom.actions.platform import ActionFailed, RestartRequest
 from legroom.masking import masked
+from legroom.process_table import started
 from legroom.records import dataclass
 
 # A constant: the words of the program are its arguments and are never read as shell.

@@ -186,6 +186,9 @@ _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
 CALM_S = 0.1
 """Once a server is up its output is collected this long before it is passed on: ten wake-ups a second at most."""
+_MUCH_BYTES = 1 << 12
+"""A server that prints more at a time, such as a traceback for each client when its engine dies, is not kept waiting: a
+pipe holds 64 KiB, and until there is room it answers nobody."""
 
 
 class OutputRelay(threading.Thread):
@@ -205,7 +208,7 @@ class OutputRelay(threading.Thread):
         while piece := self._read():
             self._keep(piece)
             self._pass(piece)
-            if self.calm:
+            if self.calm and len(piece) < _MUCH_BYTES:
                 time.sleep(CALM_S)
         if self._rest:
             self._keep(b"\n")

@@ -7,10 +7,14 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
+
+if TYPE_CHECKING:
+    from legroom.run.announcer import Announcer
+    from legroom.run.options import RunOptions
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -29,7 +33,6 @@ examples:
 
 exit codes: vLLM's own; never 0 if it ended by itself. Before it is started: 2 the call is wrong, 3 vLLM is not there
 """
-PREFIX = "legroom: "
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -104,6 +107,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, show, and hold the server until it ends."""
+    from legroom.run.announcer import Announcer
     from legroom.run.task_process import run_task
 
     _open_closed_streams()
@@ -113,19 +117,26 @@ def run(args: argparse.Namespace) -> int:
         "keep": options.keep,
     }  # fmt: skip
     prepared = run_task("prepare", question)
-    for line in _introduction(prepared):
-        say(line)
-    if args.dry_run:
-        if args.json:
-            print_json(_first_command(prepared))
-        else:
-            print(prepared["line"])
-        return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
+    with Announcer() as announcer:
+        for line in _introduction(prepared):
+            announcer.say(line)
+        return _dry_run(prepared, args.json) if args.dry_run else _supervise(options, prepared, announcer, args.json)
+
+
+def _dry_run(prepared: Mapping[str, Any], as_json: bool) -> int:
+    if as_json:
+        print_json(_first_command(prepared))
+    else:
+        print(prepared["line"])
+    return ANSWER_IS_NO if prepared["expected"]["verdict"] == "does_not_fit" else OK
+
+
+def _supervise(options: RunOptions, prepared: Mapping[str, Any], announcer: Announcer, as_json: bool) -> int:
     from legroom.run.supervisor import Supervisor
 
-    if not args.json:
-        return Supervisor(options, prepared, say).run()
-    supervisor = Supervisor(options, prepared, say, outputs=(2, 2))
+    if not as_json:
+        return Supervisor(options, prepared, announcer.say).run()
+    supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
     code = supervisor.run()
     last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
     print_json(_first_command(prepared) | last | {
@@ -148,15 +159,6 @@ def _open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
-
-
-def say(line: str) -> None:
-    """A line of legroom's own, told apart from the server's by its beginning."""
-    try:
-        sys.stderr.write(f"{PREFIX}{line}\n")
-        sys.stderr.flush()
-    except OSError:
-        return  # nobody reads it any more; the server goes on
 
 
 def _introduction(prepared: dict[str, Any]) -> list[str]:

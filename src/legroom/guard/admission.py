@@ -341,8 +341,10 @@ class Admission:
         why += f"max_tokens {demand.output_tokens:,}" if demand.output_tokens is not None else "no max_tokens"
         return refusals.never_fits(weight.certain_blocks * size, blocks * size, why)
 
-    def page(self, open_metrics: bool = False, upstream_up: bool | None = None) -> str:
-        """The guard's part of the metrics page. `upstream_up`: of the proxy alone."""
+    def page(
+        self, open_metrics: bool = False, upstream_up: bool | None = None, stopped_engines: int | None = None
+    ) -> str:
+        """The guard's part of the metrics page. `upstream_up` is the proxy's, `stopped_engines` the middleware's."""
         size, pool = self.limits.block_size or 0, self.pool
         gauges = {
             "waiting": ("Requests in the queue.", pool.waiting),
@@ -362,6 +364,8 @@ class Admission:
         }  # fmt: skip
         if upstream_up is not None:
             gauges["upstream_up"] = ("1 if the server behind the guard answered this scrape.", int(upstream_up))
+        if stopped_engines is not None:
+            gauges["stopped_engines"] = ("Engine processes that a signal has stopped (SIGSTOP).", stopped_engines)
         label = f'api_server="{os.getpid()}"' if self.limits.api_servers > 1 else ""
         return self.meters.page(gauges, label, open_metrics)
 

@@ -13,7 +13,8 @@ Type = Literal["counter", "gauge", "histogram"]
 
 WAIT_EDGES_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_.*\n?", re.MULTILINE)
+_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines).*\n?", re.MULTILINE)
+"""What only a guard inside of vLLM can see stays on the page of one before it."""
 
 CAPPED = ("output", "default_output", "logprobs", "prompt_logprobs")
 

@@ -24,6 +24,7 @@ from legroom.guard.admission import Admission
 from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
 from legroom.guard.clients import client_of
 from legroom.guard.control import Peers, together
+from legroom.guard.engine_processes import EngineProcesses
 from legroom.guard.engine_use import use_of_registry
 from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
@@ -98,6 +99,7 @@ class Guard:
         self._learn_at_s = 0.0
         self._key_check = KeyCheck()
         self._peers: Peers | None = None
+        self._engines = EngineProcesses()
         self._server: Any = None
         self._summary = ""
         try:
@@ -239,6 +241,7 @@ class Guard:
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """vLLM's page with ours behind it; compressed pages cannot be added to, so none is asked for."""
         await self._learn(scope)  # else a server that nobody has asked yet would seem to let all in
+        stopped = await asyncio.to_thread(self._engines.stopped)
         plain = dict(scope)
         plain["headers"] = [header for header in scope["headers"] if header[0] != b"accept-encoding"]
         start: Message | None = None
@@ -251,7 +254,7 @@ class Guard:
             elif message["type"] == "http.response.body":
                 pieces.append(message.get("body", b""))
                 if not message.get("more_body", False) and start is not None:
-                    await _send_page(start, b"".join(pieces), self.admission, send)
+                    await _send_page(start, b"".join(pieces), self.admission, stopped, send)
 
         await self.app(plain, receive, gather)
 
@@ -339,10 +342,10 @@ async def _answer(refusal: Refusal, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_page(start: Message, body: bytes, admission: Admission, send: Send) -> None:
+async def _send_page(start: Message, body: bytes, admission: Admission, stopped: int | None, send: Send) -> None:
     if start["status"] == 200:
         kind = next((value for name, value in start["headers"] if name.lower() == b"content-type"), b"")
-        body = with_page(body, admission.page(b"openmetrics" in kind))
+        body = with_page(body, admission.page(b"openmetrics" in kind, stopped_engines=stopped))
     headers = [header for header in start["headers"] if header[0].lower() != b"content-length"]
     start["headers"] = [*headers, (b"content-length", str(len(body)).encode())]
     await send(start)

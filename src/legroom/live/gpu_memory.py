@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.live.metrics.address import is_loopback, port_of
-from legroom.live.metrics.sample import Look, Sample
 from legroom.records import dataclass
+from legroom.vllm.processes import shares_engines
 
 if TYPE_CHECKING:
     import psutil
@@ -138,18 +135,12 @@ def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> 
     return sum(mine) if mine else None
 
 
-_ONE_OF_SEVERAL = re.compile(r"::APIServer_\d+\s*$")
-"""How vLLM titles API servers where there are more than one."""
-_PROCESSES_KEPT_S = 60.0
-"""A server's processes change when it restarts, and finding them reads the whole table of sockets."""
-_READ_EVERY_S = 2.0
-"""One reading serves all servers of a round."""
-
-
 def server_processes(port: int) -> tuple[int, ...]:
     """Who listens on a port of this machine, and everything below it; () where that cannot be seen."""
-    import psutil  # noqa: PLC0415 - only where memory is asked for
-
+    try:
+        import psutil  # noqa: PLC0415 - only where a server's processes are asked for
+    except ImportError:
+        return ()
     try:
         ends = psutil.net_connections("tcp")
         pid = next((end.pid for end in ends if end.status == "LISTEN" and end.laddr.port == port and end.pid), None)
@@ -163,42 +154,6 @@ def server_processes(port: int) -> tuple[int, ...]:
 
 def _top(listener: psutil.Process) -> psutil.Process:
     """The process that made the server. One of several API servers is a sibling of the engines."""
-    parent = listener.parent() if _ONE_OF_SEVERAL.search(" ".join(listener.cmdline())) else None
+    parent = listener.parent() if shares_engines(listener.pid) else None
     # Who adopts one whose parent has died is no part of it: another group.
     return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener
-
-
-class LocalMemory:
-    """Adds the GPU memory to looks at servers of this machine; elsewhere, and without a driver, it adds nothing."""
-
-    def __init__(
-        self,
-        read: Callable[[], tuple[GpuMemory, ...]] = devices,
-        find: Callable[[int], tuple[int, ...]] = server_processes,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._read, self._find, self._clock = read, find, clock
-        self._cards: tuple[GpuMemory, ...] = ()
-        self._read_s: float | None = None
-        self._has_driver = True
-        self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
-
-    def added(self, look: Look) -> Look:
-        """The look with `memory_used_bytes`, where that can be said."""
-        if not self._has_driver or not isinstance(look, Sample) or not is_loopback(look.server):
-            return look
-        now_s = self._clock()
-        if self._read_s is None or now_s - self._read_s >= _READ_EVERY_S:
-            self._cards, first = self._read(), self._read_s is None
-            self._read_s = now_s
-            self._has_driver = bool(self._cards) or not first
-        if not self._cards:
-            return look
-        used = held_by(frozenset(self._of(port_of(look.server), now_s)), self._cards)
-        return look if used is None else replace(look, memory_used_bytes=used)
-
-    def _of(self, port: int, now_s: float) -> tuple[int, ...]:
-        found_s, pids = self._processes.get(port, (0.0, ()))
-        if not pids or now_s - found_s >= _PROCESSES_KEPT_S:
-            found_s, pids = self._processes[port] = now_s, self._find(port)
-        return pids

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import cpu_ticks, descendants, is_stopped
-from legroom.actions.engines import is_engine
+from legroom.process_table import cpu_ticks, descendants, is_stopped
 from legroom.records import dataclass
+from legroom.vllm.processes import engines_below, is_engine
 
 LOOKS = 4
 """How many looks in a row must find it hanging."""
@@ -82,7 +82,7 @@ def has_stopped_engine(child: Child) -> Callable[[], bool]:
     """Whether one of its engines does not run, because somebody stopped it; one under a debugger counts as running."""
     server = child.pid
     assert server is not None
-    return lambda: any(is_stopped(pid) for pid in descendants(server) if is_engine(pid))
+    return lambda: any(is_stopped(pid) for pid in engines_below(server))
 
 
 _PATIENCE_S = 2.0

@@ -97,9 +97,9 @@ class Stoppable(Protocol):
         """Its engines alone, so that every client gets an error at once; whether any could be told apart."""
         ...
 
-    def kill_api_servers(self) -> None:
-        """The processes that several API servers are, whose clients have their answers; a single one is the server
-        itself, and stays."""
+    def has_several_api_servers(self) -> bool:
+        """Whether its API servers are processes of their own, which wait for each other when they are asked to go."""
+        ...
 
     def kill(self) -> None:
         """All of it, at once."""
@@ -181,8 +181,10 @@ class Stopping:
             return
         if self._is_answering and (self.left_s() == 0.0 or not self._has_clients()):
             self._is_answering = False
-            self._send(server, signal.SIGINT, (self.left_s() or 0.0) + LEAVING_S)
-            server.kill_api_servers()  # they would wait for each other (0.32)
+            if server.has_several_api_servers():  # with nobody left to answer they would wait for each other (0.32)
+                self._kill(server)
+            else:
+                self._send(server, signal.SIGINT, (self.left_s() or 0.0) + LEAVING_S)
             return
         if self.left_s() != 0.0:
             return

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.actions.child import Child
-from legroom.actions.descendants import reap, started
-from legroom.actions.engines import engine_cores
+from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
+from legroom.process_table import started
 from legroom.run.files import RunFile
 from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
 from legroom.run.incidents import LINES_SHOWN, IncidentRecorder, ServerExit
@@ -26,6 +26,7 @@ from legroom.run.restart_policy import RestartPolicy
 from legroom.run.restarts import Setup, Setups
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
+from legroom.vllm.processes import engines_below, is_engine_core
 
 if TYPE_CHECKING:
     from legroom.actions.run_record import RunState
@@ -260,7 +261,7 @@ class Supervisor:
         life.log.started()
         life.follow(child.pid)
         child.mark_ready()
-        self._engines = engine_cores(child.pid) if child.pid is not None else []
+        self._engines = list(filter(is_engine_core, engines_below(child.pid))) if child.pid is not None else []
         self._record("serving", child)
         self._restarts.served()
         question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}

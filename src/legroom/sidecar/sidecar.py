@@ -17,9 +17,9 @@ from legroom.actions.run_record import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, watch_all
 from legroom.live.forecast import forecast
-from legroom.live.gpu_memory import LocalMemory
 from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import JournalUnavailable, journal_path
+from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.address import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import look, open_session
@@ -52,7 +52,7 @@ class Sidecar:
         self._metrics = SidecarMetrics()
         self._notifier = Notifier(config.webhooks, self._metrics, say)
         self._keeper = IncidentKeeper()
-        self._memory = LocalMemory()
+        self._local = LocalServers()
         self._watchers: dict[str, Watcher] = {}
         self._groups = {server.name: server.group for server in config.servers}
         self._servers = {server.name: server for server in config.servers}
@@ -173,7 +173,7 @@ class Sidecar:
         if self._stopping.is_set():
             return
         self._last_look_s = time.monotonic()
-        seen = self._memory.added(seen)
+        seen = self._local.added(seen)
         group = self._groups.setdefault(seen.server, "default")
         watcher = self._watchers.get(seen.server)
         if watcher is None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.run_record import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
-from legroom.live.gpu_memory import LocalMemory
+from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.plan_comparison import ComparedFigure, compare
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -97,13 +97,13 @@ class WatchSession:
         self._watchers: dict[str, Watcher] = {}
         self._keeper = IncidentKeeper()
         self._ids: dict[str, int] = {}
-        self._memory = LocalMemory()
+        self._local = LocalServers()
         self._samples: list[Sample] = []
         self._written_s = 0.0
 
     def take(self, look: Look) -> ServerView:
         """One look at one server."""
-        look = self._memory.added(look)
+        look = self._local.added(look)
         self.looks += 1
         if self._recorder is not None:
             self._recorder.add(look)
@@ -167,8 +167,9 @@ class WatchSession:
         at_once = {
             detector.kind: _at_once(detector, watcher, seen, now.time_s)
             for detector in watcher.detectors
-            if detector.kind in _AT_ONCE and detector.kind not in known
+            if detector.kind not in known
             and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
+            and (detector.kind in _AT_ONCE or seen.is_certain)
         }  # fmt: skip
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
@@ -278,8 +279,8 @@ def _under_way(look: ScrapeFailure) -> str | None:
 
 def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
     return DetectorFinding(
-        detector.kind, watcher.window.server, seen.severity or detector.severity, detector.title, seen.reason, now_s,
-        now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
+        detector.kind, watcher.window.server, seen.severity or detector.severity, seen.title or detector.title,
+        seen.reason, now_s, now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
     )  # fmt: skip
 
 

@@ -258,6 +258,8 @@ def stable_memory(
     readings = [(point.at_s, point.memory_bytes) for point in points if point.memory_bytes is not None]
     if not what:
         return Check("memory", None, "not measured: the server's processes cannot be seen from here")
+    if not points:
+        return Check("memory", None, "not measured: it is read beside the metrics, which the server does not show")
     if len(readings) < 4:
         return Check("memory", None, f"{what}: the run was too short to tell ({len(readings)} readings)")
     settled = readings[len(readings) // 3 :]

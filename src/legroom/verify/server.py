@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
@@ -68,6 +69,10 @@ class ServerRefusal:
 
 class RouteMissing(LegroomError):
     """The server answers, and has no such route."""
+
+
+class KeyWanted(LegroomError):
+    """The server answers, and not to everybody."""
 
 
 _NO_ROUTE = (404, 405, 501)
@@ -206,11 +211,10 @@ class ServerClient:
         return RequestOutcome(len(prompt), total_s=time.monotonic() - began)
 
     async def _check_health(self, timeout_s: float) -> None:
-        """Where there is such a route: vLLM has it, and other OpenAI-compatible servers need not."""
-        try:
+        """Where there is such a route: vLLM has it, other OpenAI-compatible servers need not, and a gateway may keep it
+        to itself. Whether a key is wanted, the list of models tells."""
+        with suppress(RouteMissing, KeyWanted):
             await self._get("/health", timeout_s, parsed=False)
-        except RouteMissing:
-            return
 
     async def _get(self, path: str, timeout_s: float, parsed: bool = True) -> Any:
         return await self._ask("GET", path, None, timeout_s, parsed)
@@ -228,7 +232,7 @@ class ServerClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise LegroomError(f"{self.url}{path} did not answer: {_reason(error)}", "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
-            raise LegroomError(
+            raise KeyWanted(
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
             )
         if response.status != 200:

@@ -154,7 +154,8 @@ class _VerificationRun:
                 self.notes.append(
                     f"the server takes no token ids ({by_ids}): lengths are those of text, about 2 % short"
                 )
-        text = f"{outcome.output_tokens} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+        tokens = "1 token" if outcome.output_tokens == 1 else f"{outcome.output_tokens} tokens"
+        text = f"{tokens} in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
 
@@ -211,7 +212,11 @@ class _VerificationRun:
         requests = asked.requests or min(drawn, max(16, 4 * concurrency))
         load = load.first(requests)
         if cut := sum(request.was_cut for request in load.requests):
-            self.notes.append(f"{cut} of {requests} requests were cut to the context of {context:,} tokens")
+            known = self.served is not None and self.served.max_model_len
+            limit = (
+                f"the context of {context:,} tokens" if known else f"{context:,} tokens, as its context is not known"
+            )
+            self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
         self.memory = memory_of(self.server.url) if is_loopback(asked.url) else None
         self.load = await _Ramp(self, load, min(concurrency, requests)).run()
         memory = (self.memory.what, self.memory.total_bytes) if self.memory else ("", None)
@@ -283,7 +288,7 @@ class _Ramp:
         # A preemption is counted when its victim runs again: the last reading waits until nothing runs.
         if not await monitor.drained() and not monitor.problem:
             run.notes.append("the server had not finished when the last reading was taken")
-        if monitor.problem:
+        if monitor.problem and first is not None:  # else it was said at the beginning
             run.notes.append(f"a look at the metrics failed: {monitor.problem}")
         grown = _difference(first, monitor.last)
         return LoadRun(self.load.name, len(self.load.requests), self.concurrency, tuple(self.outcomes),

@@ -46,3 +46,21 @@ def test_the_first_token_ends_it_after_calm() -> None:
     server.look(running=4, add_generation_tokens=1)
     assert server.looks(5, running=4)[-1] is not None
     assert server.looks(9, running=4, add_generation_tokens=10)[-1] is None
+
+
+def test_an_engine_that_is_stopped_while_nothing_runs_is_found_before_a_request_is() -> None:
+    server = FakeServer(StuckEngine)
+    server.looks(5)
+    server.others["stopped_engines"] = 1
+    finding = server.looks(3)[2]
+    assert finding is not None and (finding.severity, finding.restart_helps) == ("critical", True)
+    assert finding.title == "The engine is stopped"
+    assert finding.reason.startswith("a process of it is stopped (SIGSTOP)")
+
+
+def test_an_engine_that_is_let_go_on_is_no_longer_stopped() -> None:
+    server = FakeServer(StuckEngine)
+    server.others["stopped_engines"] = 2
+    assert server.looks(3)[2] is not None
+    server.others["stopped_engines"] = 0
+    assert server.looks(9)[-1] is None

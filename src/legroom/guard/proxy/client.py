@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
@@ -210,8 +211,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             connection = await self._proxy.servers.connect()
         except (OSError, TimeoutError) as error:
-            why = "no connection in time" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-            exchange.failed(why)
+            exchange.failed(_why_not_connected(error))
             return
         if exchange.over:
             self._proxy.servers.give_back(connection)
@@ -354,3 +354,10 @@ class ClientConnection(asyncio.Protocol):
             self.refuse_unread(refusals.draining(self._proxy.admission.policy.queue.drain_retry_s))
         else:
             self.transport.close()
+
+
+def _why_not_connected(error: OSError) -> str:
+    """For the client, and for whoever set the guard up."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message}); SSL_CERT_FILE names one that is"
+    return "no connection in time" if isinstance(error, TimeoutError) else (error.strerror or str(error))

@@ -36,6 +36,10 @@ class Condition:
     severity: Severity | None = None
     """Where it is not the detector's own."""
     restart_helps: bool | None = None
+    title: str | None = None
+    """Where it is not the detector's own."""
+    is_certain: bool = False
+    """Whether a single look is enough for who does not stay for a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class Detector(ABC):
             kind=self.kind,
             server=window.server,
             severity=shown.severity or self.severity,
-            title=self.title,
+            title=shown.title or self.title,
             reason=shown.reason,
             since_s=now_s if self._bad_since_s is None else self._bad_since_s,
             time_s=now_s,

@@ -1,4 +1,4 @@
-"""Requests run and nothing moves: the engine hangs while its API server still answers."""
+"""Requests run and nothing moves, or its processes are stopped: the engine hangs while its API server still answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from legroom.live.thresholds import Hold
 
 
 class StuckEngine(Detector):
-    """Running > 0 and no tokens, and every other figure of the engine stands still too."""
+    """Running > 0 and no tokens, and every other figure of the engine stands still too; or, with or without requests,
+    an engine process that a signal has stopped."""
 
     kind = "stuck_engine"
     title = "The engine hangs: requests run and no token comes"
@@ -25,7 +26,11 @@ class StuckEngine(Detector):
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
         """Any engine that stood still in the last step."""
-        if not window.is_answering or not window.steps:
+        if not window.is_answering:
+            return None
+        if window.latest is not None and window.latest.stopped_engines:
+            return _stopped(window.latest.stopped_engines)
+        if not window.steps:
             return None
         last = window.steps[-1]
         if last.total("running") is None or last.total("generation_tokens") is None:
@@ -48,6 +53,13 @@ class StuckEngine(Detector):
             return Condition(True, False, reason, numbers, which)
         reason += "; it has computed nothing since its start, so it may be compiling kernels"
         return Condition(True, False, reason, numbers, which, severity="warning", restart_helps=False)
+
+
+def _stopped(processes: int) -> Condition:
+    which = "a process of it is" if processes == 1 else f"{processes} processes of it are"
+    reason = f"{which} stopped (SIGSTOP): every request waits until it is let go on (kill -CONT) or restarted"
+    numbers = {"stopped": float(processes)}
+    return Condition(True, False, reason, numbers, title="The engine is stopped", is_certain=True)
 
 
 def _has_computed(window: Window, key: tuple[str, str]) -> bool:

@@ -337,8 +337,8 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
         fields |= _pool(reading.configs, key) | _finished(fields.pop("success", {}))
         engines.append(EngineSample(model=key[0], engine=key[1], **fields))
     numbers = reading.server
-    sizes = (*WORKER.values(), "api_server_rss_bytes")
-    memory = {field: int(numbers[field]) for field in sizes if field in numbers}
+    whole = (*WORKER.values(), "api_server_rss_bytes", "stopped_engines")
+    counts = {field: int(numbers[field]) for field in whole if field in numbers}
     return Sample(
         time_s=time_s,
         server=server,
@@ -346,7 +346,7 @@ def _sample(reading: _Reading, time_s: float, server: str) -> Sample:
         rejections=sum(value for _, value in _newest(reading.rejections)) if reading.rejections else None,
         process_start_s=numbers.get("process_start_s"),
         notes=tuple(reading.notes),
-        **memory,
+        **counts,
     )
 
 

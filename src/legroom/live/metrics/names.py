@@ -21,6 +21,8 @@ WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_r
 """What a telemetry plugin inside vLLM's workers exposes, one series a GPU or worker."""
 API_SERVER_RSS = "process_resident_memory_bytes"
 """What prometheus_client itself shows of the process that serves the page, where that page is of one process."""
+STOPPED_ENGINES = "legroom_guard_stopped_engines"
+"""What a guard inside of vLLM sees of the engine's processes."""
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
 """Ray and some collectors rewrite the colon; the measures are the same."""
 _ANY_NUMBER = frozenset({b"gauge", b"counter", b"untyped", b"unknown", b"info"})
@@ -45,6 +47,7 @@ def slots_by_name() -> dict[bytes, Slot]:
     slots: dict[bytes, Slot] = {
         b"process_start_time_seconds": Slot("process_start_s", 0, "server", _ANY_NUMBER),
         API_SERVER_RSS.encode(): Slot("api_server_rss_bytes", 0, "server", _ANY_NUMBER),
+        STOPPED_ENGINES.encode(): Slot("stopped_engines", 0, "server", _ANY_NUMBER),
     }
     for name, field in WORKER.items():
         slots[name.encode()] = Slot(field, 0, "worker", _ANY_NUMBER)

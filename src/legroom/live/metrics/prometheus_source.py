@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts import metrics
 from legroom.live.metrics.address import Endpoint, endpoint
 from legroom.live.metrics.exposition import sample_of_series
-from legroom.live.metrics.names import API_SERVER_RSS, WORKER
+from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES, WORKER
 from legroom.live.metrics.sample import Look, ScrapeFailure
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
@@ -109,7 +109,7 @@ class PrometheusSource:
         names = [name for role in _VALUES for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
-        names += WORKER
+        names += [*WORKER, STOPPED_ENGINES]
         timed = "|".join(metrics.names_of(_TIMED_BY))
         # Every process that Prometheus scrapes has this one; those that show vLLM's figures beside it are wanted.
         process = f"{self._selector(API_SERVER_RSS)} and on (job, instance) {self._selector(timed)}"

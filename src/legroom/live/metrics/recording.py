@@ -26,7 +26,7 @@ from typing import IO, Any, Literal, cast
 from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.names import API_SERVER_RSS
+from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
 from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
 
 _PLAIN = {
@@ -38,7 +38,8 @@ _PLAIN = {
 }  # fmt: skip
 _HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
 _SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes": "legroom_worker_reserved_bytes",
-           "host_rss_bytes": "legroom_worker_host_rss_bytes", "api_server_rss_bytes": API_SERVER_RSS}  # fmt: skip
+           "host_rss_bytes": "legroom_worker_host_rss_bytes", "api_server_rss_bytes": API_SERVER_RSS,
+           "stopped_engines": STOPPED_ENGINES}  # fmt: skip
 
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:

@@ -151,6 +151,9 @@ class Sample:
     """What the workers' processes hold of the host's memory, where telemetry of theirs is exposed."""
     api_server_rss_bytes: int | None = None
     """What the process that serves the page holds of the host's memory; not shown where several serve it."""
+    stopped_engines: int | None = None
+    """Processes of it that a signal has stopped (SIGSTOP), where they can be seen: on this machine, or by a guard
+    inside of vLLM."""
     notes: tuple[str, ...] = ()
     """What was wrong with the answer, where it could still be read."""
 

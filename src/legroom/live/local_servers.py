@@ -1,0 +1,67 @@
+"""What only the processes of a server show, added to looks at servers of this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from legroom.live.gpu_memory import GpuMemory, devices, held_by, server_processes
+from legroom.live.metrics.address import is_loopback, port_of
+from legroom.live.metrics.sample import Look, Sample
+from legroom.process_table import is_stopped
+
+_PROCESSES_KEPT_S = 60.0
+"""A server's processes change when it restarts, and finding them reads the whole table of sockets."""
+_READ_EVERY_S = 2.0
+"""One reading serves all servers of a round."""
+
+
+class LocalServers:
+    """Adds the GPU memory that a server's processes hold, where there is a driver, and how many of them are stopped.
+    Elsewhere, and where its processes cannot be seen, it adds nothing."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[GpuMemory, ...]] = devices,
+        find: Callable[[int], tuple[int, ...]] = server_processes,
+        clock: Callable[[], float] = time.monotonic,
+        is_stopped: Callable[[int], bool] = is_stopped,
+    ) -> None:
+        self._read, self._find, self._clock, self._is_stopped = read, find, clock, is_stopped
+        self._cards: tuple[GpuMemory, ...] = ()
+        self._read_s: float | None = None
+        self._has_driver = True
+        self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
+
+    def added(self, look: Look) -> Look:
+        """The look with `memory_used_bytes` and `stopped_engines`, where these can be said."""
+        if not is_loopback(look.server):
+            return look
+        port, now_s = port_of(look.server), self._clock()
+        if not isinstance(look, Sample):
+            self._processes.pop(port, None)  # who answers next may be another
+            return look
+        pids = self._of(port, now_s)
+        used_bytes = held_by(frozenset(pids), self._cards_now(now_s)) if pids else None
+        stopped = sum(map(self._is_stopped, pids))
+        if used_bytes is None and not stopped:
+            return look
+        return replace(
+            look,
+            memory_used_bytes=look.memory_used_bytes if used_bytes is None else used_bytes,
+            stopped_engines=stopped or look.stopped_engines,
+        )
+
+    def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
+        if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):
+            self._cards, is_first = self._read(), self._read_s is None
+            self._read_s = now_s
+            self._has_driver = bool(self._cards) or not is_first
+        return self._cards
+
+    def _of(self, port: int, now_s: float) -> tuple[int, ...]:
+        found_s, pids = self._processes.get(port, (-_PROCESSES_KEPT_S, ()))
+        if now_s - found_s >= _PROCESSES_KEPT_S:
+            found_s, pids = self._processes[port] = now_s, self._find(port)
+        return pids

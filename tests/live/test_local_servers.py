@@ -1,0 +1,85 @@
+"""What is added to looks at servers of this machine. NVML and the sockets are stood in for."""
+
+from __future__ import annotations
+
+from legroom.live.gpu_memory import GpuMemory
+from legroom.live.local_servers import LocalServers
+from legroom.live.metrics.sample import Sample, ScrapeFailure
+from legroom.units import GIB
+
+HERE = "http://127.0.0.1:8000"
+CARDS = (
+    GpuMemory(0, "H100", "a", 80 * GIB, 70 * GIB, ((10, 69 * GIB),)),
+    GpuMemory(1, "H100", "b", 80 * GIB, 5 * GIB, ((99, 4 * GIB),)),
+)
+
+
+class Machine:
+    def __init__(self, cards=CARDS):
+        self.cards, self.now_s, self.reads, self.finds = cards, 0.0, 0, 0
+        self.stopped: set[int] = set()
+
+    def read(self):
+        self.reads += 1
+        return self.cards
+
+    def find(self, port):
+        self.finds += 1
+        return (9, 10) if port == 8000 else ()
+
+    def servers(self) -> LocalServers:
+        return LocalServers(self.read, self.find, lambda: self.now_s, self.stopped.__contains__)
+
+
+def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():
+    look = Machine().servers().added(Sample(1.0, HERE, ()))
+    assert isinstance(look, Sample)
+    assert look.memory_used_bytes == 69 * GIB
+
+
+def test_a_remote_server_a_failure_and_an_unknown_port_stay_as_they_are():
+    servers = Machine().servers()
+    for look in (
+        Sample(1.0, "http://gpu7:8000", ()),
+        ScrapeFailure(1.0, HERE, "timeout", "no"),
+        Sample(1.0, "http://[::1]:9", ()),
+    ):
+        assert servers.added(look) is look
+
+
+def test_without_a_driver_it_is_asked_once():
+    machine = Machine(cards=())
+    servers = machine.servers()
+    for number in range(5):
+        machine.now_s = 10.0 * number
+        assert servers.added(Sample(1.0, HERE, ())).memory_used_bytes is None
+    assert machine.reads == 1
+
+
+def test_one_reading_serves_a_round_and_processes_are_kept_for_a_minute():
+    machine = Machine()
+    servers = machine.servers()
+    for tenth in range(300):
+        machine.now_s = tenth / 10
+        servers.added(Sample(1.0, HERE, ()))
+    assert machine.reads <= 16
+    assert machine.finds == 1
+
+
+def test_a_stopped_process_of_a_server_is_counted_with_a_driver_and_without():
+    for machine in (Machine(), Machine(cards=())):
+        servers = machine.servers()
+        machine.stopped |= {10, 11}
+        assert servers.added(Sample(1.0, HERE, ())).stopped_engines == 1
+
+
+def test_a_server_whose_processes_all_run_keeps_what_its_guard_says():
+    assert Machine(cards=()).servers().added(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
+
+
+def test_after_a_failed_look_the_processes_are_looked_for_again():
+    machine = Machine()
+    servers = machine.servers()
+    for look in (Sample(1.0, HERE, ()), ScrapeFailure(2.0, HERE, "refused", "no"), Sample(3.0, HERE, ())):
+        servers.added(look)
+    assert machine.finds == 2
