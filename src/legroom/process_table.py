@@ -62,9 +62,7 @@ def is_stopped(pid: int) -> bool:
 
 def resident_bytes(pids: tuple[int, ...]) -> int | None:
     """What these processes hold of the host's memory; None where none is left."""
-    pages = [
-        int(fields[_RESIDENT]) for pid in pids if (fields := _stat(str(pid))) is not None and fields[0] not in "ZX"
-    ]
+    living = [fields for pid in pids if (fields := _stat(str(pid))) is not None and fields[0] not in "ZX"]
     return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
 
