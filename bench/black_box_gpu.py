@@ -1,163 +1,226 @@
 #!/usr/bin/env python3
-"""Drives a real vLLM on a GPU out of memory in four ways, with the black box on, and then tries the computed fix.
+"""Drives a real `vllm serve` on a GPU out of memory in several ways, and starts it again with the fix that is computed.
 
-    black_box_gpu.py MODEL OUT.jsonl        run with the Python of a vLLM that has legroom beside it
+    black_box_gpu.py VLLM MODELS OUT [--cases CASE ...] [--gpu H200] [--seconds 300]
 
-MODEL is a folder with a config (weights are made up). One process a case, one after the other, each with the card to
-itself; all send the same load: short requests, then one prompt of 8,192 tokens with its log-probabilities.
+VLLM is the command, MODELS a folder with a config (and a tokenizer) a model; weights are made up. For each case: start,
+send the load until memory runs out; `legroom diagnose LOG` reads the server's log and the black box that it names; the
+flags and variables of its first fix are put into the command; the server is started again and gets the same load. A
+fix that names no flag is done as it says: for a leak that is a restart within the time it gives. OUT/results.jsonl has
+a line for each start and each diagnosis, OUT/CASE has the logs and the records.
 
-    burst          utilization 0.985: the log-probabilities find no room beside the pool
-    fragmentation  0.9, and eleven segments of 1 GiB with 400 MiB in use and 600 MiB free
-    leak           0.9, and every model step keeps 256 MiB
-    neighbour      0.6, and another process takes all but 300 MiB of the rest
-    *_fixed        the case again with the first flags or variables that `legroom diagnose` answers to its record
-
-Every line of OUT is a case: what came of it, the diagnosis, and the record itself.
+    prompt_logprobs      utilization 0.985, log-probabilities of a prompt of 8,192 tokens (model runner V1)
+    prompt_logprobs_v2   0.995, the same in model runner V2, which takes 1,024 tokens at a time
+    sampling             0.994, 1,024 sequences with top-p over a vocabulary of 262,144
+    neighbour            0.6, the same sequences, and another process takes all but 300 MiB of the rest
+    leak                 0.9, and every step keeps 100 to 300 MiB
+    pool                 --kv-cache-memory-bytes of more than the card has left
+    graphs               the same, and it fits with fewer sequences, but leaves no room for CUDA graphs
+    fragmentation        0.75, and what is left is cut into pieces with something in use beside each
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import random
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-UTILIZATION = {"burst": 0.985, "fragmentation": 0.9, "leak": 0.9, "neighbour": 0.6}
-PROMPT_TOKENS = 8192
+from gpu_neighbour import Neighbour
+from gpu_server import GpuServer, legroom_json, planned_blocks, write_line
+
 GIB, MIB = 1 << 30, 1 << 20
-KEPT: list[Any] = []
+SHORT = {"prompt": list(range(5, 37)), "max_tokens": 4, "ignore_eos": True}
+LONG_PROMPT = [5 + number * 7 % 400 for number in range(8192)]
 
 
-def started(model: str, utilization: float) -> Any:
-    from vllm import LLM
-
-    from legroom.worker import plugin, telemetry
-
-    telemetry.report.__defaults__ = (0.4,)
-    plugin.register()
-    return LLM(
-        model=model, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, enable_prefix_caching=False,
-        max_model_len=PROMPT_TOKENS + 64, max_num_seqs=64, max_num_batched_tokens=PROMPT_TOKENS,
-        gpu_memory_utilization=utilization, disable_log_stats=True,
-    )  # fmt: skip
+def is_served(server: GpuServer, bodies: Sequence[dict[str, Any]]) -> bool:
+    return all(status == 200 for status in server.ask_all(bodies))
 
 
-def ask(llm: Any, tokens: int, **sampling: Any) -> None:
-    from vllm import SamplingParams
-
-    chance = random.Random(tokens)
-    prompt = {"prompt_token_ids": [chance.randrange(5, 400) for _ in range(tokens)]}
-    llm.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False, **sampling), use_tqdm=False)
-
-
-def load(llm: Any) -> None:
-    for _ in range(3):
-        ask(llm, 32)
-        time.sleep(0.3)
-    time.sleep(1.0)
-    ask(llm, PROMPT_TOKENS, prompt_logprobs=1)
+def long_prompt(server: GpuServer) -> bool:
+    served = [is_served(server, [SHORT]) for _ in range(3)]
+    time.sleep(1.2)
+    body = {"prompt": LONG_PROMPT, "prompt_logprobs": 1, "max_tokens": 2, "ignore_eos": True}
+    return all(served) and is_served(server, [body])
 
 
-def cut_into_pieces() -> None:
-    import torch
-
-    whole = [torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(11)]
-    del whole
-    large = []
-    for _ in range(11):
-        large.append(torch.empty(600 * MIB, dtype=torch.uint8, device="cuda"))
-        KEPT.append(torch.empty(400 * MIB, dtype=torch.uint8, device="cuda"))
+def many_sequences(server: GpuServer) -> bool:
+    served = [is_served(server, [SHORT]) for _ in range(3)]
+    time.sleep(1.2)
+    body = {"prompt": list(range(5, 21)), "n": 128, "max_tokens": 48, "top_p": 0.9, "ignore_eos": True}
+    return all(served) and is_served(server, [body] * 8)
 
 
-def leak_in_every_step() -> None:
-    import torch
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    real = GPUModelRunner.execute_model
-
-    def execute_model(self: Any, scheduler_output: Any, *arguments: Any, **others: Any) -> Any:
-        KEPT.append(torch.empty(256 * MIB, dtype=torch.uint8, device="cuda"))
-        return real(self, scheduler_output, *arguments, **others)
-
-    GPUModelRunner.execute_model = execute_model
+def many_short(server: GpuServer) -> bool:
+    return all(is_served(server, [SHORT]) for _ in range(100))
 
 
-def take_the_rest() -> None:
-    """The neighbour: all but 300 MiB, until it is ended."""
-    import torch
-
-    for size in (GIB, 100 * MIB):
-        while torch.cuda.mem_get_info()[0] > size + 300 * MIB:
-            KEPT.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-    print("full", flush=True)
-    time.sleep(60)
+def some_short(server: GpuServer) -> bool:
+    return all(is_served(server, [SHORT] * 4) for _ in range(4))
 
 
-def run_case(case: str, model: str, utilization: float) -> None:
-    llm = started(model, utilization)
-    time.sleep(0.5)
-    ask(llm, 32)
-    if case == "fragmentation":
-        cut_into_pieces()
-    if case == "leak":
-        leak_in_every_step()
-        for _ in range(80):
-            ask(llm, 32)
-            time.sleep(0.15)
-    if case == "neighbour":
-        neighbour = subprocess.Popen([sys.executable, __file__, "--neighbour"], stdout=subprocess.PIPE)
-        assert neighbour.stdout is not None
-        neighbour.stdout.readline()
-        time.sleep(0.6)
+@dataclass(frozen=True)
+class Case:
+    name: str
+    cause: str
+    model: str
+    flags: dict[str, Any]
+    load: Callable[[GpuServer], bool]
+    env: dict[str, str] = field(default_factory=dict)
+    fault: dict[str, Any] | None = None
+    has_neighbour: bool = False
+    neighbour_bytes: int | None = None
+    """What the neighbour takes; None: all but 300 MiB."""
+    is_restarted: bool = False
+    """In the middle of the load: what a leak's fix asks for."""
+
+    def words(self) -> list[str]:
+        words: list[str] = []
+        for name, value in self.flags.items():
+            flag = "--" + name.replace("_", "-")
+            if value is False:
+                words.append(flag.replace("--", "--no-", 1))
+            elif value is not None:
+                words += [flag] if value is True else [flag, str(value)]
+        return words
+
+
+EAGER = {"enforce_eager": True, "enable_prefix_caching": False}
+V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+SEQUENCES = {"max_model_len": 1024, "max_num_seqs": 1024, "max_num_batched_tokens": 8192} | EAGER
+PROMPTS = {"max_model_len": 8256, "max_num_seqs": 64, "max_num_batched_tokens": 8192} | EAGER
+GRAPHS = {"compilation_config": json.dumps({"mode": 0, "cudagraph_mode": "FULL"})}
+POOL = int(136.2 * GIB)
+"""Of an H200: what 1,024 sequences leave of it is less, what 256 leave is too little for their graphs."""
+CASES = (
+    Case("prompt_logprobs", "runtime_activation_burst", "qwen3-0.6b", {"gpu_memory_utilization": 0.985} | PROMPTS,
+         long_prompt, V1),
+    Case("fragmentation", "allocator_fragmentation", "qwen3-0.6b", {"gpu_memory_utilization": 0.75} | PROMPTS,
+         long_prompt, V1, {"kind": "fragmentation", "seed": 1}),
+    Case("sampling", "runtime_activation_burst", "gemma-3-1b", {"gpu_memory_utilization": 0.994} | SEQUENCES,
+         many_sequences),
+    Case("neighbour", "gpu_shared_or_not_free", "gemma-3-1b", {"gpu_memory_utilization": 0.6} | SEQUENCES,
+         many_sequences, has_neighbour=True),
+    Case("pool", "no_cache_blocks", "llama-3.2-1b", {"kv_cache_memory_bytes": POOL, "max_model_len": 4096} | GRAPHS,
+         some_short),
+    Case("graphs", "cudagraph_capture_oom", "llama-3.2-1b",
+         {"kv_cache_memory_bytes": POOL, "max_model_len": 4096, "max_num_seqs": 256} | GRAPHS, some_short),
+    Case("leak", "leak_over_time", "llama-3.2-1b", {"gpu_memory_utilization": 0.9, "max_model_len": 4096} | EAGER,
+         many_short, fault={"kind": "leak", "seed": 1, "least_bytes": 100 * MIB, "most_bytes": 300 * MIB,
+                            "every_steps": 4}),
+    Case("prompt_logprobs_v2", "runtime_activation_burst", "gemma-3-1b",
+         {"gpu_memory_utilization": 0.995, "max_model_len": 8256, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
+         | EAGER, long_prompt),
+)  # fmt: skip
+
+
+@dataclass
+class Bench:
+    vllm: str
+    models: Path
+    out: Path
+    gpu: str
+
+    def run(self, case: Case, name: str) -> dict[str, Any]:
+        """Start it and send the load; what came of it."""
+        model = self.models / case.model
+        words = case.words()
+        row: dict[str, Any] = {"case": name, "command": ["vllm", "serve", case.model, *words], "env": case.env}
+        row["planned_blocks"] = planned_blocks(model, words, self.gpu, case.env)
+        server = GpuServer(self.vllm, model, self.out / name, *words, env=case.env)
+        neighbour = Neighbour() if case.has_neighbour else None
+        if neighbour:
+            neighbour.give_back()  # it is up, with the context that it has anyway
         try:
-            load(llm)
+            row["outcome"] = self._outcome(server, case, neighbour, row)
+            if row["outcome"] == "ran out of memory":
+                server.ended_within(8.0)  # so that its log is whole
         finally:
-            neighbour.kill()
-    load(llm)
+            server.stop()
+            if neighbour:
+                neighbour.end()
+        row["records"] = [path.name for path in server.black_boxes()]
+        row["seconds"] = round(time.monotonic() - server.began_s, 1)
+        self.note(row)
+        return row
+
+    def _outcome(self, server: GpuServer, case: Case, neighbour: Neighbour | None, row: dict[str, Any]) -> str:
+        if not server.start():
+            return "did not start"
+        row["start_s"], row["blocks"] = round(server.start_s, 1), server.num_blocks()
+        if case.fault:
+            (server.folder / "fault.json").write_text(json.dumps(case.fault))
+            server.ask(**SHORT)
+        if neighbour:
+            server.ask(**SHORT)
+            time.sleep(1.0)
+            row["neighbour_bytes"] = neighbour.take(case.neighbour_bytes)
+            time.sleep(0.8)
+        if case.is_restarted:
+            half = sum(server.ask(**SHORT) == 200 for _ in range(50))
+            server.stop()
+            if half < 50 or not server.start():
+                return "died before its restart"
+            (server.folder / "fault.json").write_text(json.dumps(case.fault))
+            return "survived" if all(server.ask(**SHORT) == 200 for _ in range(50)) else "ran out of memory"
+        return "survived" if case.load(server) and server.is_healthy() else "ran out of memory"
+
+    def note(self, row: dict[str, Any]) -> None:
+        write_line(self.out / "results.jsonl", row)
+        print({name: row[name] for name in row if name not in ("command", "records", "fixes")}, flush=True)
+
+    def diagnosed(self, case: Case) -> dict[str, Any]:
+        answer = legroom_json("diagnose", str(self.out / case.name / "server.log"))
+        findings = answer.get("findings", [])
+        row: dict[str, Any] = {"case": case.name, "verdict": answer.get("verdict"), "phase": answer.get("phase")}
+        row |= {"error": answer["error"]} if "error" in answer else {}
+        row["causes"] = [[finding["cause"], finding["confidence"]] for finding in findings]
+        row["named"] = bool(findings) and findings[0]["cause"] == case.cause
+        if findings:
+            row["why"] = findings[0]["why"]
+            row["fixes"] = [{name: fix[name] for name in ("flags", "env", "steps")} for fix in findings[0]["fixes"]]
+        self.note(row)
+        print(json.dumps(row.get("fixes", []))[:1500], flush=True)
+        return row
 
 
-def measured(name: str, model: str, utilization: float, env: dict[str, str]) -> dict[str, Any]:
-    """One case in a process of its own, its first record and what `diagnose` says of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        case = name.removesuffix("_fixed")
-        variables = os.environ | env | {
-            "LEGROOM_WORKER_MEMORY": "1", "LEGROOM_BLACKBOX_DIR": folder, "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_V2_MODEL_RUNNER": "0",
-        }  # fmt: skip
-        words = [sys.executable, __file__, "--case", case, model, str(utilization)]
-        run = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
-        row: dict[str, Any] = {"case": name, "gpu_memory_utilization": utilization, "env": env}
-        row["outcome"] = "survived" if run.returncode == 0 else run.stderr.strip().splitlines()[-1][:300]
-        records = sorted(Path(folder).glob("*.json"))
-        if records:
-            row["record"] = json.loads(records[0].read_text())
-            answer = subprocess.run([sys.executable, "-m", "legroom", "diagnose", str(records[0]), "--json"],
-                                    capture_output=True, text=True, check=False)  # fmt: skip
-            row["findings"] = json.loads(answer.stdout)["findings"]
-    return row
+def fixed(case: Case, diagnosis: dict[str, Any]) -> Case | None:
+    """The case with the first fix that can be put into a command; None where there is none."""
+    fixes = diagnosis.get("fixes", [])
+    if case.fault and case.fault["kind"] == "leak":
+        return replace(case, is_restarted=True)
+    fix = next((fix for fix in fixes if fix["flags"] or fix["env"]), None)
+    if fix is None:
+        return None
+    return replace(case, flags=case.flags | fix["flags"], env=case.env | fix["env"])
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--neighbour"]:
-        take_the_rest()
-    elif sys.argv[1:2] == ["--case"]:
-        run_case(sys.argv[2], sys.argv[3], float(sys.argv[4]))
-    else:
-        model, out = sys.argv[1:3]
-        rows = {name: measured(name, model, share, {}) for name, share in UTILIZATION.items()}
-        for name in ("burst", "fragmentation"):
-            fixes = rows[name]["findings"][0]["fixes"]
-            fix = next(fix for fix in fixes if fix["flags"] or fix["env"])
-            share = fix["flags"].get("gpu_memory_utilization", UTILIZATION[name])
-            rows[f"{name}_fixed"] = measured(f"{name}_fixed", model, share, fix["env"])
-        Path(out).write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
-        for row in rows.values():
-            print(row["case"], row["outcome"], [finding["cause"] for finding in row.get("findings", [])][:1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("vllm")
+    parser.add_argument("models", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--cases", nargs="*", choices=[case.name for case in CASES])
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    until_s = time.monotonic() + args.seconds
+    bench, survived = Bench(args.vllm, args.models, args.out, args.gpu), dict[str, str]()
+    for case in CASES if not args.cases else [case for case in CASES if case.name in args.cases]:
+        if time.monotonic() > until_s - 35:
+            break
+        first = bench.run(case, case.name)
+        diagnosis = bench.diagnosed(case)
+        same = replace(case, neighbour_bytes=first.get("neighbour_bytes"))
+        again = fixed(same, diagnosis) if first["outcome"] != "survived" else None
+        outcome = bench.run(again, f"{case.name}_fixed")["outcome"] if again else "no fix to try"
+        survived[case.name] = f"{first['outcome']}, named {diagnosis['named']}, with the fix: {outcome}"
+    print(json.dumps(survived, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Goodput of the guard's admission against vLLM alone, on vLLM's own scheduler in simulation: many rounds, no server.
 
-    guard_goodput.py [--rounds 3] [--look-ahead 0.1 0.2] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
+    guard_goodput.py [--rounds 3] [--gain 0.75 0.5] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
+    guard_goodput.py --card [MODEL] [--gpu H200] ...
 
 The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
 decodes and a part for each prompt token; the defaults are in the proportions of the tiny model of
-../shared/checks/goodput.py on two cores, where strict admission measured 1.06, 0.75 and 0.78 of direct.
+../shared/checks/goodput.py on two cores, where strict admission measured 1.06, 0.75 and 0.78 of direct. With --card a
+step takes what `legroom simulate` says of that model on that GPU, and the loads are those of guard_loads.py. --gain is
+the guard's `SEQUENCE_GAIN`: the less, the seldomer a request begins that will be preempted; 0: never.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from legroom.guard import early_start
+from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
 from legroom.guard.engine_use import EngineUse
-from legroom.guard.pool import DEAR_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prefixes import PrefixUnit, chain_of_ids
 from legroom.guard.projection import Growth
 from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.simulation.fast.accounting import step_seconds
+from legroom.simulation.fast.columns import StepCost
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
 from legroom.simulation.settings import SchedulerSettings
@@ -32,6 +39,7 @@ from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
 LONGEST = 1024
+FEW_GAIN, NEVER = early_start.FEW_GAIN, 1e-6
 LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
 """Of open-ended answers, as they are learnt."""
 
@@ -42,13 +50,17 @@ class BenchPool:
     block_size: int = 128
     streams: bool = False
     """Whether the guard sees tokens as they pass, or goes by the clock."""
-    recompute: float = DEAR_RECOMPUTE
+    recompute: float = USUAL_RECOMPUTE
     caching: bool = False
     """Whether the server has a prefix cache."""
     hop_s: float = 0.0
     """From the guard's word to the engine, and from an answer's end to the guard."""
     pace: float = 0.0
     """Tokens a second of a sequence, as known from before; 0: not known."""
+    use_s: float = 0.1
+    """How often the guard asks the engine what is in use, but for the beginning: 0.1 inside vLLM, 0.25 as a proxy."""
+    step_tokens: int = 2048
+    """max_num_batched_tokens."""
     learn: bool = False
     """Whether the guard sees the engine's counters, and learns from them what a preemption costs."""
 
@@ -78,7 +90,7 @@ class Asked:
         def blocks(tokens: int) -> int:
             return cdiv(tokens, POOL.block_size) * self.copies
 
-        lives = LIVES if self.expected and (POOL.learn or POOL.recompute < DEAR_RECOMPUTE) else ()
+        lives = LIVES if self.expected and (POOL.learn or POOL.recompute < DEAR_FROM) else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
         chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
         shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
@@ -122,21 +134,36 @@ def use_of(scheduler: Scheduler, steps: int = 0, prompt_tokens: int = 0) -> Engi
     return EngineUse(used, len(scheduler.running), len(scheduler.waiting), steps, prompt_tokens)
 
 
-def step_s(scheduled: dict[Request, int], step_ms: tuple[float, float, float]) -> tuple[float, int]:
+StepMs = tuple[float, float, float]
+
+
+def step_s(scheduled: dict[Request, int], cost: StepMs | StepCost) -> tuple[float, int]:
     """Seconds of a step, and its prompt tokens."""
     decoding = sum(count == 1 for count in scheduled.values())
     prompt_tokens = sum(count for count in scheduled.values() if count > 1)
-    return (step_ms[0] + step_ms[1] * decoding + step_ms[2] * prompt_tokens) / 1000, prompt_tokens
+    if isinstance(cost, StepCost):
+        stored = sum(request.num_computed_tokens for request in scheduled)
+        seconds = step_seconds(cost, decoding + prompt_tokens, stored, len(scheduled))  # type: ignore[no-untyped-call]
+        return float(seconds), prompt_tokens
+    return (cost[0] + cost[1] * decoding + cost[2] * prompt_tokens) / 1000, prompt_tokens
 
 
-def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, float, float]) -> Run:
-    """`limits` None: everything goes straight to the server."""
-    scheduler = Scheduler(
-        SchedulerSettings(POOL.blocks + 1, POOL.block_size, max_model_len=LONGEST, enable_prefix_caching=POOL.caching)
-    )
-    pool, now_s, next_look_s = Pool(limits or PoolLimits()), 0.0, 0.0
+def pool_of(limits: PoolLimits | None) -> Pool:
+    pool = Pool(limits or PoolLimits())
     if POOL.pace:
         pool.learn_pace(1000, 1000 / POOL.pace)
+    return pool
+
+
+def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -> Run:
+    """`limits` None: everything goes straight to the server."""
+    scheduler = Scheduler(
+        SchedulerSettings(
+            POOL.blocks + 1, POOL.block_size, max_num_batched_tokens=POOL.step_tokens, max_model_len=LONGEST,
+            enable_prefix_caching=POOL.caching,
+        )
+    )  # fmt: skip
+    pool, now_s, next_look_s, next_use_s = pool_of(limits), 0.0, 0.0, 0.0
     prompts = [asked.token_ids() for asked in load]
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, Asked]] = {}
@@ -165,7 +192,7 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             scheduler.add(on_the_way.popleft()[1])
         batch = scheduler.schedule()
         preemptions += len(batch.preempted)
-        took_s, prompt_tokens = step_s(batch.scheduled, step_ms)
+        took_s, prompt_tokens = step_s(batch.scheduled, cost)
         now_s, steps, prefilled = now_s + took_s, steps + 1, prefilled + prompt_tokens
         finished = scheduler.update(batch)[1]
         for request in batch.scheduled if POOL.streams else ():
@@ -181,42 +208,83 @@ def run(load: list[Asked], limits: PoolLimits | None, step_ms: tuple[float, floa
             seen_s, asked, ticket = ended.popleft()
             pool.learn_pace(asked.output, seen_s - ticket.admitted_s)
             pool.release(ticket, now_s)
-        if now_s >= next_look_s:
-            next_look_s = now_s + 0.1
+        if now_s >= next_use_s:
+            next_use_s = now_s + min(POOL.use_s, max(0.05, now_s))
             counters = (steps, prefilled) if POOL.learn else ()
             pool.learn_use(use_of(scheduler, *counters), now_s)
+        if now_s >= next_look_s:
             pool.admit_waiting(now_s)
+            next_look_s = now_s + pool.look_in_s(now_s, LOOK_AGAIN_S)
     return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
+
+
+def card_cost(model: str, gpu: str) -> StepCost:
+    """What steps of a model take on a card, as `legroom simulate` has it."""
+    from legroom import plan
+    from legroom.simulation.deployment import hardware
+    from legroom.simulation.steptime import roofline
+
+    return roofline(hardware(plan(model, gpu, max_model_len=LONGEST, advice=False).plan))
+
+
+def use_card_loads() -> None:
+    """In place of those for a small pool, with the pool of these."""
+    from guard_loads import CARD_LOADS, CARD_POOL
+
+    def loader(name: str) -> Callable[[random.Random], list[Asked]]:
+        count, make = CARD_LOADS[name]
+
+        def load(rnd: random.Random) -> list[Asked]:
+            made = [make(rnd) for _ in range(count)]
+            return [Asked(a.prompt, a.output, a.copies, 200 if a.is_open else 0, a.prefix) for a in made]
+
+        return load
+
+    POOL.blocks, POOL.block_size = CARD_POOL
+    POOL.step_tokens, POOL.caching, POOL.learn = 8192, True, True
+    LOADS.clear()
+    LOADS.update({name: loader(name) for name in CARD_LOADS})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--look-ahead", type=float, nargs="+", default=[0.25])
+    parser.add_argument("--gain", type=float, nargs="+", default=[early_start.SEQUENCE_GAIN])
     parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
     parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
     parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
     parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
-    parser.add_argument("--recompute", type=float, default=DEAR_RECOMPUTE, help="steps that a prompt token takes")
+    parser.add_argument("--recompute", type=float, default=USUAL_RECOMPUTE, help="steps that a prompt token takes")
     parser.add_argument("--caching", action="store_true", help="the server has a prefix cache, as is vLLM's default")
     parser.add_argument("--hop-ms", type=float, default=0.0, help="from the guard to the engine, and back")
     parser.add_argument("--pace", type=float, default=0.0, help="tokens a second that earlier answers have shown")
     parser.add_argument("--learn", action="store_true", help="learn the cost of a preemption, as in a real server")
-    parser.add_argument("--loads", nargs="+", default=list(LOADS))
+    parser.add_argument(
+        "--card", nargs="?", const="meta-llama/Llama-3.1-8B-Instruct", help="a model on a card, its step times"
+    )
+    parser.add_argument("--gpu", default="H200", help="the card")
+    parser.add_argument("--loads", nargs="+")
     args = parser.parse_args()
+    cost = args.step_ms
     POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
     POOL.caching, POOL.hop_s, POOL.pace, POOL.learn = args.caching, args.hop_ms / 1000, args.pace, args.learn
-    policies: dict[str, PoolLimits | None] = {"direct": None, "strict": PoolLimits(POOL.blocks, None, 10_000)}
-    policies |= {
-        f"ahead {share:g}": PoolLimits(POOL.blocks, None, 10_000, share, args.recompute) for share in args.look_ahead
-    }
-    for name in args.loads:
+    if args.card:
+        use_card_loads()
+        cost, POOL.hop_s, POOL.use_s = card_cost(args.card, args.gpu), (args.hop_ms or 15.0) / 1000, 0.25
+    ahead = PoolLimits(POOL.blocks, None, 10_000, LOOK_AHEAD, args.recompute)
+    policies: dict[str, tuple[PoolLimits | None, float]] = {
+        "direct": (None, 0.0), "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0)
+    }  # fmt: skip
+    policies |= {f"gain {gain:g}": (ahead, gain) for gain in args.gain}
+    for name in args.loads or LOADS:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.seed, args.seed + args.rounds):
-            for policy, limits in policies.items():
+            for policy, (limits, gain) in policies.items():
+                early_start.SEQUENCE_GAIN = max(NEVER, gain)
+                early_start.FEW_GAIN = FEW_GAIN if gain else NEVER
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
-                seen.setdefault(policy, []).append(run(load, limits, args.step_ms))
+                seen.setdefault(policy, []).append(run(load, limits, cost))
         for policy, runs in seen.items():
             ratios = [
                 ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runs, seen["direct"], strict=True)

@@ -2,13 +2,16 @@
 """Goodput of a real vLLM, direct, with the guard inside and with the proxy in front, the same load in turn.
 
     guard_real.py VLLM_PYTHON [--rounds 5] [--loads short long ...] [--modes direct middleware proxy strict]
-                  [--requests 1.0] [--blocks 33] [--flags "..."] [--json FILE]
+                  [--requests 1.0] [--flags "..."] [--json FILE]
+    guard_real.py VLLM_PYTHON --gpu [MODEL_FOLDER] [--proxy NAME=PORT ...] ...
 
 One server with a tiny model and a pool so small that it thrashes; each load is sent at once, once a mode and round, the
-modes in another order each round (`again` is direct once more: what it has is the method's own scatter). A round's
-ratio is finished tokens a second over those of direct in that round. `steps` are the engine's, over those of direct for
-the same tokens: other work on the machine does not change them. CPU is that of each process, in milliseconds a request.
-With --json a line is added for each run as it ends.
+modes in another order each round (`again` is direct once more). A load has the same lengths in each round and never the
+same prompts, so the spread of direct over the rounds is the method's own. A round's ratio is finished tokens a second
+over those of direct in that round. `steps` are the engine's, over those of direct for the same tokens: other work on
+the machine does not change them. CPU is that of each process, in milliseconds a request. With --gpu the model has 8
+billion parameters, steps are graphs, and the loads and the pool are those of guard_loads.py. --proxy measures one that
+runs already, to compare two. With --json a line is added for each run as it ends.
 """
 
 from __future__ import annotations
@@ -23,48 +26,68 @@ import shlex
 import signal
 import socket
 import statistics
+import string
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from guard_loads import CARD_LOADS, CARD_POOL, Asked
 from guard_toggle import ROOT, Connection, RealServer, percentile, read_metrics
 
 POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
 PREEMPTIONS, STEPS = "vllm:num_preemptions_total", "vllm:iteration_tokens_total_count"
 UNGUARDED = ("direct", "again")
-GPU_MODEL = {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 12, "num_attention_heads": 16,
-             "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+GPU_MODEL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}  # fmt: skip
+"""The shape of Llama 3.1 8B."""
+CPU_FLAGS = "--max-model-len 1024 --block-size 128 --num-gpu-blocks-override 33 --kv-cache-memory-bytes 16M"
+GPU_FLAGS = (
+    f"--max-model-len 1024 --block-size {CARD_POOL[1]} --num-gpu-blocks-override {CARD_POOL[0] + 1} "
+    "--gpu-memory-utilization 0.3 --max-num-seqs 256"
+)
+STOP_ID = 5
 PREFIX = [random.Random(7).randrange(10, 200) for _ in range(400)]
 
 
-def request(rnd: random.Random, prompt: int, output: int | None, copies: int = 1, prefix: int = 0) -> dict[str, Any]:
-    words = PREFIX[:prefix] + [rnd.randrange(10, 200) for _ in range(prompt)]
-    body: dict[str, Any] = {"model": "tiny", "prompt": words, "max_tokens": output, "temperature": 1.0}
-    return body | ({"n": copies} if copies > 1 else {}) | ({} if output is None else {"ignore_eos": True})
+def open_ended(rnd: random.Random) -> Asked:
+    return Asked(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), is_open=True)
 
 
-def open_ended(rnd: random.Random, tokens: int) -> dict[str, Any]:
-    """Without a max_tokens, and yet of the same length each time: the made-up weights end an answer at once."""
-    return request(rnd, rnd.choice([40, 200]), None) | {"min_tokens": tokens}
+def prefixed(rnd: random.Random) -> Asked:
+    prefix = rnd.choice([256, 384])
+    return Asked(prefix + 40, 200, prefix=prefix)
 
 
-LOADS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
-    "short": (80, lambda rnd: request(rnd, 100, 40)),
-    "long": (40, lambda rnd: request(rnd, 60, 700)),
-    "mixed": (50, lambda rnd: request(rnd, rnd.choice([60, 300]), rnd.choice([30, 150, 600]))),
-    "open-ended": (60, lambda rnd: open_ended(rnd, min(800, 1 + int(rnd.expovariate(1 / 200))))),
-    "prefix": (60, lambda rnd: request(rnd, 40, 200, prefix=rnd.choice([256, 384]))),
-    "several": (20, lambda rnd: request(rnd, 50, 200, copies=4)),
+LOADS: dict[str, tuple[int, Callable[[random.Random], Asked]]] = {
+    "short": (80, lambda rnd: Asked(100, 40)),
+    "long": (40, lambda rnd: Asked(60, 700)),
+    "mixed": (50, lambda rnd: Asked(rnd.choice([60, 300]), rnd.choice([30, 150, 600]))),
+    "open-ended": (60, open_ended),
+    "prefix": (60, prefixed),
+    "several": (20, lambda rnd: Asked(50, 200, copies=4)),
 }
 """How many are sent at once, and what each is."""
+
+
+def body_of(asked: Asked, rnd: random.Random) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "tiny", "temperature": 1.0}
+    if asked.is_open:
+        # Without a max_tokens (which only a chat may lack), and yet of the same length each time: the first token that
+        # may end it does.
+        text = "".join(rnd.choices(string.ascii_lowercase, k=asked.prompt))
+        ends = {"min_tokens": asked.output, "stop_token_ids": [STOP_ID], "logit_bias": {str(STOP_ID): 100}}
+        return body | {"messages": [{"role": "user", "content": text}]} | ends
+    ids = PREFIX[: asked.prefix] + [rnd.randrange(10, 200) for _ in range(asked.prompt - asked.prefix)]
+    copies = {"n": asked.copies} if asked.copies > 1 else {}
+    return body | {"prompt": ids, "max_tokens": asked.output, "ignore_eos": True} | copies
 
 
 @dataclass
@@ -82,6 +105,7 @@ class Run:
     p99_s: float = 0.0
     cpu_ms: dict[str, float] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)
+    series: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
@@ -100,15 +124,22 @@ def children(pid: int) -> list[int]:
     return own + [grandchild for child in own for grandchild in children(child)]
 
 
+SERIES = {
+    "running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting", "kv": "vllm:kv_cache_usage_perc",
+    "preemptions": PREEMPTIONS, "steps": STEPS, "prompt_tokens": "vllm:prompt_tokens_total",
+    "tokens": "vllm:generation_tokens_total", "guard_running": "legroom_guard_running",
+    "guard_waiting": "legroom_guard_waiting", "reserved": "legroom_guard_reserved_tokens",
+}  # fmt: skip
+
+
 class Looks:
-    """The server's gauges ten times a second while a load runs: what it held, and whether it had room while requests
-    waited in the guard.
+    """The server's gauges and the guard's, five times a second while a load runs: what it held, and whether it had
+    room while requests waited in the guard.
     """
 
-    def __init__(self, server: RealServer, proxy_port: int | None) -> None:
-        self.server, self.pages, self.stop = server, list[dict[str, float]](), threading.Event()
-        self.guard_url = f"http://127.0.0.1:{proxy_port}" if proxy_port else server.url
-        self.thread = threading.Thread(target=self._look)
+    def __init__(self, url: str) -> None:
+        self.url, self.rows, self.stop = url, list[dict[str, float]](), threading.Event()
+        self.thread, self.began = threading.Thread(target=self._look), time.perf_counter()
 
     def __enter__(self) -> Looks:
         self.thread.start()
@@ -119,31 +150,26 @@ class Looks:
         self.thread.join()
 
     def _look(self) -> None:
-        while not self.stop.wait(0.1):
-            self.pages.append(read_metrics(self.guard_url))
+        while not self.stop.wait(0.2):
+            at_s, page = time.perf_counter() - self.began, read_metrics(self.url)
+            row = {name: round(page.get(metric, 0.0), 4) for name, metric in SERIES.items()}
+            self.rows.append({"at_s": round(at_s, 3)} | row)
 
     def means(self) -> dict[str, float]:
-        used = [page["vllm:kv_cache_usage_perc"] for page in self.pages]
-        idle = [
-            1 - page["vllm:kv_cache_usage_perc"]
-            for page in self.pages
-            if page["legroom_guard_waiting"] and not page["vllm:num_requests_waiting"]
-        ]
-        running = [page["vllm:num_requests_running"] for page in self.pages]
-        of_all = max(1, len(self.pages))
+        of_all = max(1, len(self.rows))
+        idle = [1 - row["kv"] for row in self.rows if row["guard_waiting"] and not row["waiting"]]
         return {
-            "kv_use": round(statistics.mean(used or [0.0]), 3), "running": round(statistics.mean(running or [0.0]), 1),
+            "kv_use": round(sum(row["kv"] for row in self.rows) / of_all, 3),
+            "running": round(sum(row["running"] for row in self.rows) / of_all, 1),
             "free_while_held_back": round(sum(idle) / of_all, 3), "held_back": round(len(idle) / of_all, 3),
         }  # fmt: skip
 
 
 class Bench:
-    def __init__(self, server: RealServer, policy: Path, proxy: subprocess.Popen[bytes] | None, proxy_port: int):
-        self.server, self.policy, self.proxy, self.proxy_port = server, policy, proxy, proxy_port
+    def __init__(self, server: RealServer, policy: Path, proxies: dict[str, int]) -> None:
+        self.server, self.policy, self.proxies = server, policy, proxies
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
-        self.pids |= {"proxy": [proxy.pid]} if proxy else {}
-        self.answers = 1.0
-        self.look = False
+        self.loads, self.answers, self.look = LOADS, 1.0, False
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -152,7 +178,8 @@ class Bench:
         began = time.perf_counter()
         connection = await Connection(port).open()
         for _ in range(40):
-            status, headers, answer = await connection.post("/v1/completions", body, guard)
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            status, headers, answer = await connection.post(path, body, guard)
             if status in (429, 503):
                 run.refused += 1
                 await asyncio.sleep(min(LONGEST_RETRY_S, float(headers.get("retry-after", "1"))))
@@ -171,24 +198,26 @@ class Bench:
         if self.policy.read_text() != wanted:
             self.policy.write_text(wanted)
             await asyncio.sleep(1.2)
-        rnd, (count, make) = random.Random(number), LOADS[load]
-        bodies = [make(rnd) for _ in range(max(1, round(count * share)))]
-        for body in bodies:
-            if (body["max_tokens"] or 0) > 100:
-                body["max_tokens"] = round(body["max_tokens"] * self.answers)
-        port = self.proxy_port if mode == "proxy" else self.server.port
-        guard = mode not in (*UNGUARDED, "proxy")
+        count, make = self.loads[load]
+        lengths, rnd = random.Random(load), random.Random(f"{load} {mode} {number}")
+        asked = [make(lengths) for _ in range(max(1, round(count * share)))]
+        bodies = [body_of(self._scaled(one), rnd) for one in asked]
+        port = self.proxies.get(mode, self.server.port)
+        guard = mode not in (*UNGUARDED, *self.proxies)
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
-        looks = Looks(self.server, self.proxy_port if mode == "proxy" else None)
+        looks = Looks(f"http://127.0.0.1:{port}")
         with looks if self.look else contextlib.nullcontext():
             await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
             run.seconds = round(time.perf_counter() - began, 3)
-        run.looks = looks.means() if self.look else {}
+        run.looks, run.series = (looks.means(), looks.rows) if self.look else ({}, [])
         run.cpu_ms = {name: round((end - used[name]) * 1e3 / len(bodies), 2) for name, end in self._cpu().items()}
         after = self.server.metrics()
         run.preemptions, run.steps = (int(after[key] - before[key]) for key in (PREEMPTIONS, STEPS))
         run.p50_s, run.p99_s = (round(percentile(latencies or [0.0], at), 2) for at in (0.5, 0.99))
         return run
+
+    def _scaled(self, asked: Asked) -> Asked:
+        return replace(asked, output=round(asked.output * self.answers)) if asked.output > 100 else asked
 
 
 def free_port() -> int:
@@ -197,8 +226,10 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def start_proxy(python: str, upstream: str, port: int, log: Path) -> subprocess.Popen[bytes]:
-    words = [python, "-m", "legroom", "guard", "--upstream", upstream, "--port", str(port)]
+def start_proxy(python: str, upstream: str, port: int, log: Path, constants: str = "") -> subprocess.Popen[bytes]:
+    """`constants`: others than the guard's own, see guard_variant.py."""
+    command = [str(Path(__file__).with_name("guard_variant.py")), constants] if constants else ["-m", "legroom"]
+    words = [python, *command, "guard", "--upstream", upstream, "--port", str(port)]
     paths = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": paths}, stdout=log.open("w"), stderr=log.open("w"))
     until = time.monotonic() + 30
@@ -214,13 +245,15 @@ def start_proxy(python: str, upstream: str, port: int, log: Path) -> subprocess.
     sys.exit(f"the proxy did not start:\n{log.read_text()[-2000:]}")
 
 
-def use_gpu(server: RealServer) -> None:
+def use_gpu(server: RealServer, model: str) -> None:
     """A model with some work to do, its steps captured as graphs, in place of one that a CPU can run."""
-    config = Path(server.folder.name) / "tiny" / "config.json"
+    folder = Path(server.folder.name) / "tiny"
+    config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | GPU_MODEL))
     without = {"--enforce-eager", "--dtype", "float32"}
-    graphs = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
-    server.words = [word for word in server.words if word not in without] + ["--compilation-config", graphs]
+    server.words = [word for word in server.words if word not in without]
+    if model:
+        server.words[server.words.index(str(folder))] = model
 
 
 def table(runs: list[Run]) -> None:
@@ -231,10 +264,12 @@ def table(runs: list[Run]) -> None:
             if not own:
                 continue
             ratios = [run.tokens_per_s / direct[run.round].tokens_per_s for run in own]
+            typical = statistics.median(run.tokens_per_s for run in own)
+            spread = "-".join(f"{edge(run.tokens_per_s for run in own) / typical:.3f}" for edge in (min, max))
             cpu = {name: round(statistics.mean(run.cpu_ms[name] for run in own), 1) for name in own[0].cpu_ms}
             print(
                 f"{load:11}{mode:11} rounds {len(own)}  goodput {statistics.median(ratios):.3f} "
-                f"(least {min(ratios):.3f})  preemptions {sum(run.preemptions for run in own):4}  "
+                f"(least {min(ratios):.3f}, own spread {spread})  preemptions {sum(run.preemptions for run in own):4}  "
                 f"steps {sum(run.steps for run in own) / sum(direct[run.round].steps for run in own):.3f}  "
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
@@ -244,54 +279,67 @@ def table(runs: list[Run]) -> None:
             )
 
 
+def turns(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
+    """Round, load and mode of each run."""
+    for number in range(args.rounds):
+        modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
+        yield from ((number, load, mode) for load in args.loads for mode in modes)
+    yield from ((args.rounds - 1, load, mode) for load in args.once_loads or args.loads for mode in args.once)
+
+
+def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
+    runs: list[Run] = []
+    for load in args.loads:
+        asyncio.run(bench.run(load, "direct", -1, 0.15 * args.requests))  # warm
+    for number, load, mode in turns(args):
+        if time.monotonic() > until:
+            break
+        runs.append(run := asyncio.run(bench.run(load, mode, number, args.requests)))
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n")
+    return runs
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("python", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
+    parser.add_argument("--once", nargs="+", default=[], help="further modes, after the last round")
+    parser.add_argument("--once-loads", nargs="+", help="only with these loads")
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
-    parser.add_argument("--flags", default="--max-model-len 1024 --block-size 128 --num-gpu-blocks-override 33 "
-                        "--kv-cache-memory-bytes 16M")  # fmt: skip
-    parser.add_argument("--gpu", action="store_true", help="a larger model, with graphs")
+    parser.add_argument("--flags", default="", help="of the server, for another pool")
+    parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
     parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
+    parser.add_argument("--variant", nargs=2, action="append", default=[], metavar=("MODE", "CONSTANTS"),
+                        help="a further mode: a proxy with other constants, see guard_variant.py")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
-    parser.add_argument("--looks", action="store_true", help="read the server's gauges ten times a second")
+    parser.add_argument("--looks", action="store_true", help="read the server's gauges five times a second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    until, runs = time.monotonic() + args.minutes * 60, list[Run]()
-    with tempfile.TemporaryDirectory() as folder:
+    until = time.monotonic() + args.minutes * 60
+    flags = shlex.split(args.flags or (CPU_FLAGS if args.gpu is None else GPU_FLAGS))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         policy = Path(folder) / "policy.toml"
         policy.write_text("")
-        port, proxy = free_port(), None
-        with RealServer(
-            args.python, free_port(), *shlex.split(args.flags), env={"LEGROOM_GUARD_POLICY": str(policy)}
-        ) as server:
-            try:
-                if "proxy" in args.modes:
-                    proxy = start_proxy(args.proxy_python, server.url, port, Path(folder) / "proxy.log")
-                bench = Bench(server, policy, proxy, port)
-                bench.answers, bench.look = args.answers, args.looks
-                asyncio.run(bench.run(args.loads[0], "direct", 0, 0.3))  # warm
-                for number in range(args.rounds):
-                    modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
-                    for load in args.loads:
-                        for mode in modes:
-                            if time.monotonic() > until:
-                                break
-                            run = asyncio.run(bench.run(load, mode, number, args.requests))
-                            runs.append(run)
-                            if args.json:
-                                with args.json.open("a") as file:
-                                    file.write(
-                                        json.dumps(asdict(run) | {"tokens_per_s": round(run.tokens_per_s, 1)}) + "\n"
-                                    )
-            finally:
-                if proxy is not None:
-                    proxy.send_signal(signal.SIGTERM)
-                    proxy.wait(20)
-        table(runs)
+        server = RealServer(args.python, free_port(), *flags, env={"LEGROOM_GUARD_POLICY": str(policy)})
+        if args.gpu is not None:
+            use_gpu(server, args.gpu)
+        stack.enter_context(server)
+        proxies = dict(args.variant) | ({"proxy": ""} if "proxy" in args.modes else {})
+        bench = Bench(server, policy, {mode: free_port() for mode in proxies})
+        for mode, constants in proxies.items():
+            log = Path(folder) / f"{mode}.log"
+            child = start_proxy(args.proxy_python, server.url, bench.proxies[mode], log, constants)
+            stack.callback(child.wait, 20)
+            stack.callback(child.send_signal, signal.SIGTERM)
+            bench.pids[mode] = [child.pid]
+        bench.loads = LOADS if args.gpu is None else CARD_LOADS
+        bench.answers, bench.look = args.answers, args.looks
+        table(measure(bench, args, until))
 
 
 if __name__ == "__main__":

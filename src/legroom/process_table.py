@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 
 _PROC = "/proc"
-_PPID, _USER, _SYSTEM, _STARTED = 1, 11, 12, 19
-"""Where the parent, both CPU times and the start time stand in /proc/PID/stat, counted after the name in brackets."""
+_PPID, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
+"""Where the parent, both CPU times, the start time and the resident pages stand in /proc/PID/stat, counted after the
+name in brackets."""
 
 
 ProcessTable = dict[int, tuple[int, int, bool]]
@@ -57,6 +58,12 @@ def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped it (SIGSTOP); a debugger's hold is something else."""
     fields = _stat(str(pid))
     return fields is not None and fields[0] == "T"
+
+
+def resident_bytes(pids: tuple[int, ...]) -> int | None:
+    """What these processes hold of the host's memory; None where none is left."""
+    living = [fields for pid in pids if (fields := _stat(str(pid))) is not None and fields[0] not in "ZX"]
+    return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
 
 def title(pid: int) -> bytes:

@@ -204,3 +204,39 @@ def test_a_damaged_record_is_said_to_be_one(tmp_path: Path, capsys: pytest.Captu
     box.write_text(json.dumps(BURST.to_json())[:-50])
     assert main(["diagnose", str(box)]) == 2
     assert "not a whole black box" in capsys.readouterr().err
+
+
+def test_a_neighbour_that_may_stay_gets_a_share_that_leaves_the_step_all_it_lacked() -> None:
+    both = replace(NAMED_NEIGHBOUR, step=BURST.step, settings={**SETTINGS, "gpu_memory_utilization": 0.6})
+    fix = next(fix for fix in diagnosed(both).runs[0].findings[0].fixes if fix.flags)
+    # 11.6 GiB of log-probabilities less what is free and cached, and a quarter beside it: 13 GiB of 139.8.
+    assert fix.flags == {"gpu_memory_utilization": 0.5}
+
+
+def test_the_second_model_runner_takes_log_probabilities_in_pieces() -> None:
+    frames = (*FRAMES[:2], StackFrame("vllm/v1/worker/gpu/model_runner.py", 2100, "sample_tokens"))
+    of_v2 = replace(BURST, request=FailedRequest(4 * GIB, frames=frames))
+    # 1,024 tokens at a time are 1.45 GiB; the request that failed lacked more.
+    assert diagnosed(of_v2).runs[0].findings[0].fixes[0].flags["gpu_memory_utilization"] == 0.95
+
+
+CAPTURE = (
+    StackFrame("vllm/v1/worker/gpu_worker.py", 900, "compile_or_warm_up_model"),
+    StackFrame("vllm/v1/worker/gpu/model_runner.py", 800, "capture_model"),
+)
+CAPTURED = replace(
+    record(200 * MIB, 90 * MIB, 138 * GIB, 138 * GIB + 200 * MIB), step=None,
+    request=FailedRequest(200 * MIB, frames=CAPTURE),
+    settings={"model": "Qwen/Qwen3-0.6B", "max_model_len": 4096, "kv_cache_memory_bytes": 137 * GIB},
+)  # fmt: skip
+
+
+def test_free_pieces_are_not_why_a_graph_finds_no_room() -> None:
+    run = diagnosed(CAPTURED).runs[0]
+    assert (run.phase, run.findings[0].cause) == ("startup_graph", "cudagraph_capture_oom")
+
+
+def test_a_pool_that_is_given_in_bytes_is_made_smaller_in_bytes() -> None:
+    fix = diagnosed(CAPTURED).runs[0].findings[0].fixes[0]
+    assert set(fix.flags) == {"kv_cache_memory_bytes"} and fix.flags["kv_cache_memory_bytes"] < 136.5 * GIB
+    assert fix.plan is not None and fix.plan.starts

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from legroom.guard.admission import Admission
-from legroom.guard.engine_use import EngineUse, use_of_page, use_of_registry
+from legroom.guard.engine_use import LOOKS, EngineUse, use_of_page, use_of_registry
 from legroom.guard.limits import EngineLimits
-from legroom.guard.pool import CHEAP_RECOMPUTE, DEAR_RECOMPUTE, LOOKS, Pool, PoolLimits
+from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth, hold_of
+from legroom.guard.step_clock import StepClock
 from legroom.guard.tickets import Need, TicketState
 
 PAGE = """# TYPE vllm:num_requests_running gauge
@@ -59,13 +60,20 @@ def test_inside_vllm_the_registry_says_the_same(monkeypatch):
     assert use_of_registry() == EngineUse(0.5, 4, 2, 3, 112)
 
 
+def test_prompt_tokens_that_the_prefix_cache_had_are_not_taken_for_computed():
+    counters = "vllm:prompt_tokens_total 400\nvllm:generation_tokens_total 60\n"
+    steps = "vllm:iteration_tokens_total_count 50\nvllm:iteration_tokens_total_sum 160\n"
+    use = use_of_page(PAGE + counters + steps)
+    assert (use.steps, use.prompt_tokens, use.engines) == (50, 100, 2)
+
+
 def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/anywhere")
     assert use_of_registry() is None
 
 
-def full_pool(recompute=CHEAP_RECOMPUTE):
-    pool = Pool(PoolLimits(100, None, 100, 0.25, recompute))
+def full_pool(recompute=0.001):
+    pool = Pool(PoolLimits(100, None, 100, 1.0, recompute))
     tickets = [pool.acquire(GROWING, 0.0) for _ in range(40)]
     return pool, [ticket for ticket in tickets if ticket.state is TicketState.WAITING]
 
@@ -73,7 +81,7 @@ def full_pool(recompute=CHEAP_RECOMPUTE):
 def test_prefixes_that_requests_share_make_room_for_more():
     pool, waiting = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
     before = pool.running
     pool.admit_waiting(1.0)
     assert pool.running > 1.5 * before
@@ -90,9 +98,17 @@ def test_a_small_difference_is_not_followed():
 def test_one_look_that_finds_the_pool_full_ends_it():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.4, pool.running, 0), 0.1 * look)
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
     assert pool.use_ratio < 0.5
     pool.learn_use(EngineUse(1.0, pool.running, 0), 1.0)
+    assert pool.use_ratio == 1.0
+
+
+def test_what_was_in_use_a_while_ago_is_not_taken_for_what_is():
+    pool, _ = full_pool()
+    for look in range(LOOKS):
+        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
+    pool.admit_waiting(10.0)
     assert pool.use_ratio == 1.0
 
 
@@ -104,13 +120,13 @@ def test_requests_that_wait_in_the_engine_are_not_taken_for_shared_prefixes():
 
 
 def test_where_a_preemption_is_dear_fewer_are_begun():
-    cheap, dear = full_pool()[0], full_pool(DEAR_RECOMPUTE)[0]
+    cheap, dear = full_pool()[0], full_pool(0.2)[0]
     assert dear.running < cheap.running
 
 
 def busy_looks(step_s, token_s, prompt_tokens=(0, 0, 400, 0, 1200)):
     """Looks at an engine that makes ten steps between them, each time with other prompts."""
-    pool, now_s, steps, tokens = Pool(PoolLimits(100, None, 100, 0.25, CHEAP_RECOMPUTE)), 0.0, 0.0, 0.0
+    pool, now_s, steps, tokens = Pool(PoolLimits(100, None, 100, 0.25, 0.001)), 0.0, 0.0, 0.0
     for look in range(30):
         more = prompt_tokens[look % len(prompt_tokens)]
         steps, tokens = steps + 10, tokens + more
@@ -159,26 +175,41 @@ def test_a_request_grows_a_block_at_a_time():
 SHORT = Need(10, 1, Growth(9, 10, 20, 20), 90)
 
 
-def test_requests_on_their_way_make_room_for_as_many_more():
-    slow, quick = (Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE)) for _ in range(2))
-    slow.learn_pace(1000, 1000.0)
-    quick.learn_pace(1000, 10.0)
-    for pool in (slow, quick):
-        for _ in range(40):
-            pool.acquire(SHORT, 0.0)
-    assert quick.running > 1.3 * slow.running
-
-
-def test_what_the_engine_does_not_have_yet_makes_room_when_all_looks_agree():
-    pool = Pool(PoolLimits(100, None, 100, 0.25, DEAR_RECOMPUTE))
-    pool.learn_pace(1000, 1000.0)
-    for _ in range(40):
-        pool.acquire(SHORT, 0.0)
-    before = pool.running
-    for look in range(LOOKS - 1):
-        pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * look)
+def test_an_answer_that_has_ended_by_the_engines_steps_makes_room_before_it_is_seen_to_end():
+    pool = Pool(PoolLimits(100, None, 100, 1.0))
+    tickets = [pool.acquire(SHORT, 0.0) for _ in range(12)]
+    for look in range(1, 4):
+        pool.learn_use(EngineUse(0.9, 10, 0, 10 * look), 0.1 * look)
         pool.admit_waiting(0.1 * look)
-    assert pool.running == before
-    pool.learn_use(EngineUse(0.9, before - 4, 0), 0.1 * LOOKS)
-    pool.admit_waiting(0.1 * LOOKS)
-    assert pool.running > before
+    assert [ticket.state for ticket in tickets[10:]] == [TicketState.ADMITTED] * 2
+
+
+def looked(*looks):
+    clock = StepClock()
+    for at_s, steps in looks:
+        clock.learn(steps, at_s)
+    return clock
+
+
+def test_the_engines_steps_tell_how_far_an_answer_has_come():
+    clock = looked((10.0, 500), (10.5, 550), (11.0, 650))
+    assert clock.steps_since(10.25, 11.0) == pytest.approx(125)
+    assert clock.steps_since(10.25, 11.1) == pytest.approx(125 + 20)
+    assert StepClock().steps_since(0.0, 1.0) is None
+
+
+def test_steps_count_only_once_a_look_has_confirmed_them():
+    clock = looked((10.0, 500), (10.5, 550))
+    assert clock.steps_since(10.6, 11.0) == 0
+    assert clock.steps_since(9.0, 10.5) == pytest.approx(50)
+    assert clock.steps_since(10.0, 60.0) <= 100
+
+
+def test_after_a_while_without_a_look_the_count_begins_anew():
+    clock = looked((10.0, 500), (10.5, 550), (30.0, 2000), (30.5, 2010))
+    assert clock.steps_since(29.0, 30.5) == pytest.approx(10)
+
+
+def test_an_engine_that_restarted_starts_the_count_afresh():
+    clock = looked((10.0, 500), (10.5, 550), (11.0, 3), (11.5, 43))
+    assert clock.steps_since(11.0, 11.5) == pytest.approx(40)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from legroom.guard.clients import client_of, weights_by_client
 from legroom.guard.fair_queue import FairQueue
 from legroom.guard.policy import ClientPolicy, parse_policy
-from legroom.guard.pool import CHEAP_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool import Pool, PoolLimits
 from legroom.guard.projection import Growth
 from legroom.guard.tickets import Need, Ticket, TicketState
 
@@ -98,7 +98,7 @@ def test_the_lane_is_no_larger_than_the_policy_says_so_large_work_still_gets_its
 
 def begun_beside(client):
     """Of twenty requests that grow tenfold, how many begin while the other client sends small ones."""
-    pool = Pool(PoolLimits(100, None, 100, 0.25, CHEAP_RECOMPUTE, lane_share=0.05))
+    pool = Pool(PoolLimits(100, None, 100, 0.25, 0.001, lane_share=0.05))
     pool.acquire(Need(1), 0.0, client)
     for _ in range(20):
         pool.acquire(Need(20, 1, Growth(2, 20, 100, 100)), 1.0, "large")
@@ -110,12 +110,25 @@ def test_while_small_work_is_about_large_work_must_find_room_for_all_its_life():
     assert begun_beside("small") == 1 + 4
 
 
+def test_while_small_work_is_about_large_prompts_are_not_computed_together():
+    pool = Pool(PoolLimits(100, None, 100, 1.0, 0.01, lane_share=0.05))
+    pool.learn_pace(100, 1.0)
+    pool.acquire(Need(1), 0.0, "small")
+    large = Need(20, 1, Growth(10, 20, 1000, 1000), 500)
+    first, second = (pool.acquire(large, 1.0, "large") for _ in range(2))
+    assert (first.state, second.state) == (TicketState.ADMITTED, TicketState.WAITING)
+    pool.admit_waiting(1.05)
+    assert second.state is TicketState.WAITING
+    pool.admit_waiting(1.11)
+    assert second.state is TicketState.ADMITTED
+
+
 def test_a_request_seen_by_the_clock_alone_may_stay_longer_than_it_seems():
     ticket = Ticket(Need(20, 1, Growth(2, 20, 100, 100)), 0.0)
-    assert ticket.hold(4.0, 10.0).steps_left == (60,)
-    assert ticket.hold(4.0, 10.0, doubt=0.25).steps_left == (70,)
+    assert ticket.hold(40.0).steps_left == (60,)
+    assert ticket.hold(40.0, doubt=0.25).steps_left == (70,)
     ticket.steps_seen = 40
-    assert ticket.hold(4.0, 10.0, doubt=0.25).steps_left == (60,)
+    assert ticket.hold(40.0, doubt=0.25).steps_left == (60,)
 
 
 def test_a_client_that_is_alone_has_the_whole_pool():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from legroom.live.gpu_memory import GpuMemory
 from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure
+from legroom.process_table import resident_bytes
 from legroom.units import GIB
 
 HERE = "http://127.0.0.1:8000"
@@ -28,7 +31,10 @@ class Machine:
         return (9, 10) if port == 8000 else ()
 
     def servers(self) -> LocalServers:
-        return LocalServers(self.read, self.find, lambda: self.now_s, self.stopped.__contains__)
+        def resident(pids):
+            return sum(pids) * GIB
+
+        return LocalServers(self.read, self.find, lambda: self.now_s, self.stopped.__contains__, resident)
 
 
 def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():
@@ -75,6 +81,19 @@ def test_a_stopped_process_of_a_server_is_counted_with_a_driver_and_without():
 
 def test_a_server_whose_processes_all_run_keeps_what_its_guard_says():
     assert Machine(cards=()).servers().added(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
+
+
+def test_a_server_without_a_plugin_gets_the_host_memory_of_what_is_below_its_api_server():
+    servers = Machine(cards=()).servers()
+    assert servers.added(Sample(1.0, HERE, ())).host_rss_bytes == 10 * GIB
+    assert servers.added(Sample(1.0, HERE, (), host_rss_bytes=3 * GIB)).host_rss_bytes == 3 * GIB
+
+
+def test_the_host_memory_of_a_process_is_what_is_resident_and_an_ended_one_counts_nothing():
+    own_bytes = resident_bytes((os.getpid(), 1 << 22))
+    assert own_bytes is not None
+    assert own_bytes > 1 << 20
+    assert resident_bytes((1 << 22,)) is None
 
 
 def test_after_a_failed_look_the_processes_are_looked_for_again():

@@ -50,6 +50,13 @@ def test_of_several_ranks_the_one_that_takes_the_most_counts(tmp_path: Path) -> 
     assert probe(python, ranks=3).record.vllm_non_torch_bytes == 700 * MIB
 
 
+def test_more_ranks_than_cards_are_refused_before_vllm_is_started(tmp_path: Path) -> None:
+    python = python_that_answers(tmp_path, [{**CARD, "count": 1}], [VLLM, STARTED])
+    with pytest.raises(LegroomError, match="--ranks 2 needs 2 GPUs on this machine, and torch sees 1") as refused:
+        probe(python, ranks=2)
+    assert refused.value.exit_code == 3
+
+
 def test_what_failed_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
     failed = {"finding": "copies", "error": "RuntimeError: no"}
     outcome = probe(python_that_answers(tmp_path, [CARD, failed], [{"finding": "vllm", "error": "ValueError: x"}]))

@@ -38,6 +38,8 @@ class Case:
     """The record that a worker of this run left, where one was found."""
     black_box_line: int = 1
     """The line that names it, or that it is."""
+    recorded_frames: frozenset[str] = frozenset()
+    """Which known places the record's own stack went through: a log may break its traceback, or print others first."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
@@ -129,6 +131,8 @@ class Case:
     @cached_property
     def frames(self) -> frozenset[str]:
         """Which known places the traceback of the first failure went through."""
+        if self.recorded_frames:
+            return self.recorded_frames
         return frozenset(evidence.id for evidence in self._around_failure() if evidence.role == "frame")
 
     def _around_failure(self) -> Iterator[Evidence]:

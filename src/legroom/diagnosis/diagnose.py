@@ -145,13 +145,16 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
-    text = as_log(record)
-    gathered = gather(Scanner().passages(unwrapped([text]))) if text else Gathered()
     # A record is one line of JSON: that is where a reader looks for what it says.
-    evidence = [replace(item, line=1, text=item.text.strip()) for item in gathered.evidence]
+    evidence = [replace(item, line=1, text=item.text.strip()) for item in _told_by(record).evidence]
     evidence.append(record_evidence(record, 1))
     case = with_record(_case(evidence, Startup(), source, 1), record)
-    return LogReading(source, 1, len(text), (diagnose_run(case, hints),))
+    return LogReading(source, 1, len(as_log(record)), (diagnose_run(case, hints),))
+
+
+def _told_by(record: BlackBox) -> Gathered:
+    text = as_log(record)
+    return gather(Scanner().passages(unwrapped([text]))) if text else Gathered()
 
 
 def _with_record_of(case: Case, source: str) -> Case:
@@ -164,7 +167,11 @@ def _with_record_of(case: Case, source: str) -> Case:
         failure = case.first_failure
         records = [(record, failure.line if failure else 1) for record in records_beside(Path(source), pids)]
     failed = [pair for pair in records if pair[0].trigger == "out_of_memory"]
-    return with_record(case, *min(failed, key=lambda pair: pair[0].time_s)) if failed else case
+    if not failed:
+        return case
+    record, line = min(failed, key=lambda pair: pair[0].time_s)
+    frames = frozenset(item.id for item in _told_by(record).evidence if item.role == "frame")
+    return replace(with_record(case, record, line), recorded_frames=frames)
 
 
 def in_order(readings: Sequence[LogReading]) -> tuple[LogReading, ...]:

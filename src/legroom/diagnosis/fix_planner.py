@@ -16,7 +16,7 @@ from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.log_accounting import LogAccounting, log_accounting
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, given_deployment, known_of
 from legroom.memory.deployment import Measurements
-from legroom.units import GIB
+from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ class FixPlanner:
 
     def lower_utilization(self, need_bytes: int, why: str, confidence: float = 0.65) -> Fix | None:
         """As much less of the card as the failed request needs beside the pool, with a margin."""
+        if (pool := self.known.args.kv_cache_memory_bytes) is not None:
+            return self._smaller_pool(pool, need_bytes, why, confidence)
         total = self.total_bytes
         if total is None:
             step = max(self.utilization - 0.05, _LOWEST)
@@ -248,6 +250,19 @@ class FixPlanner:
         return self.first_fitting(
             "lower_util", proposals, why, trades="a smaller KV pool", confidence=confidence
         ) or self._lower_or_shorter(value, why, confidence)
+
+    def _smaller_pool(self, pool_bytes: int, need_bytes: int, why: str, confidence: float) -> Fix | None:
+        """Where the pool is given in bytes, vLLM does not look at the utilization."""
+        most = pool_bytes - need_bytes - max(GIB // 2, need_bytes // 4)
+        sizes = [size for step in range(15) if (size := (most - step * GIB // 2) // MIB * MIB) > 0]
+        proposals = [{"kv_cache_memory_bytes": size} for size in sizes]
+        return self.first_fitting(
+            "kv_cache_memory_bytes", proposals, why, trades="a smaller KV pool", confidence=confidence
+        ) or (
+            self.change("kv_cache_memory_bytes", proposals[0], why, trades="a smaller KV pool", confidence=confidence)
+            if proposals
+            else None
+        )
 
     def _lower_or_shorter(self, share: float, why: str, confidence: float) -> Fix | None:
         """Less of the card, and a shorter request where the smaller pool no longer holds one of the full length."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from legroom.guard.log import LOG
 from legroom.guard.meters import Meters
 from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import CHEAP_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool import USUAL_RECOMPUTE, Pool, PoolLimits
 from legroom.guard.prompts import Prompt
 from legroom.guard.refusals import Refusal
 from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
@@ -39,11 +40,12 @@ MOST_WAITING_BYTES = 512 << 20
 """Bodies of waiting requests, together: images make some of them large."""
 BACKGROUND_S = 60.0
 """How long a response in the background keeps its place: its end is not seen here."""
-LOOK_AHEAD = 0.25
-"""Of its own life, for which a newcomer must find room at most where the policy is goodput: see
-bench/guard_goodput.py."""
-LOOK_AGAIN_S = 0.1
+LOOK_AHEAD = 1.0
+"""Of its own life, for which a newcomer finds room where the policy is goodput, unless it pays to begin before."""
+LOOK_AGAIN_S = 0.05
 """Those that run come nearer to their end, which alone can make room: how often to look while somebody waits."""
+USE_AGAIN_S = 0.1
+"""How often the engine is asked meanwhile."""
 
 
 class Admission:
@@ -70,6 +72,7 @@ class Admission:
         self.limits = self._engine
         self.pool = Pool(PoolLimits(), clock())
         self._look: asyncio.TimerHandle | None = None
+        self._asked_s = -math.inf
         self._refit()
 
     @property
@@ -107,7 +110,7 @@ class Admission:
         self.pool.weights = weights_by_client(self.policy.weights)
         look = LOOK_AHEAD if pool.admit == "goodput" else None
         self.pool.resize(
-            PoolLimits(blocks, seats, self.policy.queue.requests, look, CHEAP_RECOMPUTE, small_share), self.clock()
+            PoolLimits(blocks, seats, self.policy.queue.requests, look, USUAL_RECOMPUTE, small_share), self.clock()
         )
 
     def read(self, kind: Kind, body: bytes, client: str = "") -> GuardedRequest | Refusal:
@@ -266,12 +269,15 @@ class Admission:
     def _look_again(self) -> None:
         """Look for room now and then as long as somebody waits."""
         if self._look is None and self.pool.limits.look_ahead is not None:
-            self._look = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._looked)
+            delay_s = self.pool.look_in_s(self.clock(), LOOK_AGAIN_S)
+            self._look = asyncio.get_running_loop().call_later(delay_s, self._looked)
 
     def _looked(self) -> None:
         self._look = None
-        if self._engine_use is not None and (use := self._engine_use()) is not None:
-            self.pool.learn_use(use, self.clock())
+        if self._engine_use is not None and self.clock() - self._asked_s >= USE_AGAIN_S:
+            self._asked_s = self.clock()
+            if (use := self._engine_use()) is not None:
+                self.pool.learn_use(use, self._asked_s)
         self.pool.admit_waiting(self.clock())
         if self.pool.waiting:
             self._look_again()

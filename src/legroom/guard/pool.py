@@ -4,19 +4,21 @@ No clock, no event loop: callers pass the time in and are called back through `T
 
 Two rules of admission. Strict: blocks are counted at their worst, prompt and every token a request may still generate,
 so that the sum never outgrows the pool and vLLM never has to preempt. With a look ahead (`Need.growth` and
-`PoolLimits.look_ahead`): what all hold must fit for the next part of the newcomer's life, by how far each has come.
+`PoolLimits.look_ahead`): what all hold should fit for the newcomer's life, by how far each has come; who would be
+preempted begins all the same where that finishes more.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 
-from legroom.guard.engine_use import EngineUse
+from legroom.guard.early_start import Crowd, pays_to_begin
+from legroom.guard.engine_use import EngineUse, UsedShare
 from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.prefill_cost import PrefillCost
 from legroom.guard.prefixes import PrefixLedger
-from legroom.guard.projection import Growth, Outlook, hold_of
+from legroom.guard.projection import Outlook, hold_of
+from legroom.guard.step_clock import StepClock
 from legroom.guard.supply import Supply
 from legroom.guard.tickets import Need, Ticket, TicketState
 from legroom.records import dataclass
@@ -27,14 +29,11 @@ LONGEST_RETRY_S = 45
 """A forecast further ahead follows from a rate of ten seconds: who was told to come in a minute and a half because the
 server was slow just then leaves it idle (12 % of 106 s, measured). They come sooner, and are told anew."""
 LONGEST_FORECAST_S = 1e6
-CHEAP_RECOMPUTE, DEAR_RECOMPUTE = 0.001, 0.02
-"""Steps for a token of a prompt, as two rules take them: for servers where a preemption costs less than the steps that
-it made room for, and for others. The first until the engine has shown which it is: where that is wrong a few per cent
-are lost, and the other way round up to a fifth."""
+USUAL_RECOMPUTE = 0.004
+"""Steps for a token of a prompt until the engine has shown it: 0.003 for 8 billion parameters on an H200, 0.008 for a
+tiny model on two cores."""
 DEAR_FROM = 0.05
-"""Steps for a token of a prompt, as measured, from which on the second rule finishes more. In simulation
-(bench/guard_goodput.py --learn, a pool of 32 blocks) it had 0.95 of direct's goodput on mixed answers and 0.97 on
-shared prefixes at 0.027, where the first had 1.03 and 0.99, and 1.10 and 1.02 at 0.09."""
+"""Steps for a token of a prompt from which on an answer is expected to be as long as most, not as the average."""
 
 
 def _within_forecast(wait_s: float) -> float:
@@ -52,42 +51,29 @@ class PoolLimits:
     """Sequences that vLLM runs at once (max_num_seqs): more would only wait inside it."""
     queue_requests: int = 0
     look_ahead: float | None = None
-    """The largest share of its own life for which a newcomer must find room; None: strict, for all of it."""
-    recompute_steps: float = DEAR_RECOMPUTE
+    """The share of its own life for which a newcomer finds room, unless it pays to begin before; None: strict."""
+    recompute_steps: float = USUAL_RECOMPUTE
     """Steps that one token of a prompt takes to compute, until the engine has shown it: what a preemption costs."""
     lane_share: float = 0.0
     """Of the pool, kept from large requests for small ones while more than one client sends."""
 
 
-LOOK_AHEAD_A_REQUEST = 1 / 200
-"""The look ahead, as a share of a newcomer's life, for each request like it that the pool holds. To look further always
-preempts less; with few large requests it leaves the pool idle until the largest ends, with many somebody always ends.
-Chosen in simulation with a GPU's step times, where each request's progress was known: with ten in the pool 0.05 lost
-up to 1 % and 0.1 up to 3 %; with 85, 0.25 gained 2 % on two loads and lost 1 % on a third."""
-MOST_AVERAGE_SHARE = 1.15
-"""Of the pool, what all that run may hold on average over their lives, where computing a prompt again is dear: requests
-that began together grow together, and nothing but this keeps the look ahead from starting many more of them than will
-find room. 1.0 lost 6 % of tokens a second on long answers, 1.3 preempted twice as often at n 4."""
 LANE_DOUBT = 0.25
 """While small work is about: of the steps that a request has made by the clock alone, how many it may not have made. It
 then ends later than expected, and the pool overflows."""
-ROUND_TRIP_S = 0.1
-"""From an answer's last token to the first step of the request that takes its place: two hops, two event loops and the
-engine's queue. Longer than it mostly is: a place that stands empty costs more than a preemption."""
-USUAL_STEPS_PER_S = 100.0
-"""The pace until an answer has shown it."""
-MOST_IN_TRANSIT = 0.5
-"""Of those that run."""
-LEAD_S = 0.1
-"""From admission to a request's first step: two hops and the engine's own queue."""
+LEAD_S = 0.03
+"""From admission to a request's first step: two hops and the engine's own queue. Who ends before makes room for it."""
+PREFILL_GAP, MOST_GAP = 2.0, 0.8
+"""While small work is about: from one large request to the next, times its prefill, and at most of the time that such
+requests end apart."""
 OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
-"""How long the outlook stands, at least and for each that runs; those who come and go are followed at once. Making one
-takes some 6 microseconds for each: a hundredth of the time."""
+"""How long the outlook stands until somebody ends, and for each that runs at least; those who come and go are followed
+at once. Making one takes some 6 microseconds for each: a hundredth of the time."""
+SOONEST_LOOK_S = 0.005
+MOST_AHEAD = 16
+"""Times the steps that are asked about, of an outlook that is asked."""
 FEWEST_USED_SHARE = 0.25
 """Of the pool, what must be in use before it is compared with what was expected."""
-LOOKS = 4
-"""At the engine, that must agree that less is in use than expected, or that requests are on their way."""
-SURELY_LESS, LEAST_USE = 0.75, 0.1
 OTHER_CLIENT_S = 60.0
 """Clients heard within this share the pool; the lane is kept open while there are several."""
 PACE_SHARE = 0.2
@@ -106,13 +92,13 @@ class Pool:
         self.steps_per_s = 0.0
         """Tokens a second that a running sequence gets, by the answers so far."""
         self._pace_steps, self._pace_s = 0.0, 0.0
-        self._used_shares: deque[float] = deque(maxlen=LOOKS)
-        self._away_shares: deque[float] = deque(maxlen=LOOKS)
-        """Requests that were let in and are not in the engine, over those that are."""
+        self._used = UsedShare()
+        self._large_from_s = -math.inf
         self._outlook = Outlook(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
         self._prefill_cost = PrefillCost()
+        self._step_clock = StepClock()
         self._lane_blocks = 0
         self._running: dict[int, Ticket] = {}
         self._queue: FairQueue[Ticket] = FairQueue()
@@ -179,7 +165,7 @@ class Pool:
             self._blocks.rate.add(ticket.need.blocks, now_s)
             self._seats.rate.add(ticket.need.seats, now_s)
             if ticket.outlook is not None:
-                self._outlook.remove(ticket.outlook, ticket.outlook_average)
+                self._outlook.remove(ticket.outlook)
         elif state is TicketState.WAITING:
             self._queue.remove(ticket)
             self._dequeued(ticket.need)
@@ -205,39 +191,31 @@ class Pool:
         """The engine said what part of what was expected is really in use, and how far it has come."""
         blocks = self.limits.blocks
         self._prefill_cost.learn(use, now_s)
+        if use.steps:
+            self._step_clock.learn(use.steps / use.engines, now_s)
         if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
             return
-        inside = max(1.0, use.running + use.waiting)
-        # Of a request with several sequences some may have ended: these are not on their way.
-        self._away_shares.append((len(self._running) - inside) / inside if len(self._running) == self.held_seats else 0)
         if use.waiting:  # it holds nothing, and which of those let in it is nobody says
             return
         expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
         if expected > 0:
-            self._used_shares.append(use.kv_share * blocks / expected)
+            self._used.learn(use.kv_share * blocks / expected, now_s)
 
     @property
     def recompute_steps(self) -> float:
         """Steps that one token of a prompt takes to compute, as the rule in force takes it."""
         learnt = self._prefill_cost.steps_a_token
-        if learnt is None:
-            return self.limits.recompute_steps
-        return DEAR_RECOMPUTE if learnt >= DEAR_FROM else CHEAP_RECOMPUTE
+        return self.limits.recompute_steps if learnt is None else learnt
 
     @property
     def recompute_is_dear(self) -> bool:
         """Whether a preemption costs more than the steps that it made room for."""
-        return self.recompute_steps >= DEAR_RECOMPUTE
+        return self.recompute_steps >= DEAR_FROM
 
     @property
     def use_ratio(self) -> float:
-        """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than their
-        bytes. The largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who
-        followed every difference would let in ever more.
-        """
-        shares = self._used_shares
-        most = max(shares) if len(shares) == LOOKS else 1.0
-        return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
+        """Blocks in use over those expected."""
+        return self._used.ratio(self._now_s)
 
     def retry_after_s(self, need: Need, now_s: float, gave_up: bool = False) -> int:
         """When there will likely be room for this request: whole seconds, at least one.
@@ -277,6 +255,8 @@ class Pool:
         if limit.blocks is None:
             return True
         lane = self._lane_size()
+        if lane and now_s < self._large_from_s:
+            return False
         blocks = limit.blocks - (lane - self._lane_blocks)
         shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
         if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
@@ -285,60 +265,50 @@ class Pool:
         if limit.look_ahead is None or need.growth is None:
             return False
         room = blocks / self.use_ratio - self._prefixes.shared_blocks
-        if not lane:
-            room += self._in_transit(need.growth) * need.average_blocks
-        # While small work is about, for all its life: a pool that overflows preempts the newest, which is the small
-        # one, and whoever was preempted before stands in front of it in the engine's queue.
-        steps = need.growth.steps if lane else self._steps_ahead(need, need.growth, room)
-        outlook = self._outlook_at(now_s, steps)
-        average = outlook.average_blocks + need.average_blocks
-        if self.recompute_is_dear and average > room * MOST_AVERAGE_SHARE:
-            return False
-        return outlook.has_room(hold_of(need.growth, 0, counted=True), room, steps)
+        growth = need.growth
+        newcomer = hold_of(growth, 0, counted=True)
+        steps = growth.steps if lane else limit.look_ahead * growth.steps
+        outlook = self._outlook_at(now_s, 2 * growth.steps)
+        if outlook.has_room(newcomer, room, steps):
+            return True
+        # While small work is about nobody is to be preempted: the newest is, which is the small one, and whoever was
+        # preempted before stands in front of it in the engine's queue.
+        crowd = Crowd(self.held_seats, self._seats.queued)
+        return not lane and pays_to_begin(need, newcomer, outlook, room, crowd, self.recompute_steps)
 
-    def _in_transit(self, growth: Growth) -> int:
-        """Of the requests that are counted as running, how many are likely on their way to the engine, or their answers
-        on their way back: they hold nothing there.
-        """
-        pace = self.steps_per_s or USUAL_STEPS_PER_S
-        away = min(self._away_shares) if len(self._away_shares) == LOOKS else 0.0
-        share = min(MOST_IN_TRANSIT, max(ROUND_TRIP_S * pace / growth.average_steps, away))
-        return int(share * len(self._running))
+    def look_in_s(self, now_s: float, longest_s: float) -> float:
+        """When to look for room again: when somebody is about to end, by the engine's steps."""
+        until_s = self._outlook.made_s + self._outlook_stands_s() - now_s
+        return min(longest_s, max(SOONEST_LOOK_S, until_s))
 
-    def _steps_ahead(self, need: Need, growth: Growth, room: float) -> float:
-        """For how long a newcomer must find room.
-
-        Preempted after x steps it has made x tokens, a part of x steps when so many like it share them, and its prompt
-        and these tokens are to be computed again. Below the x where both are equal it should not have begun.
-        """
-        share, recompute = self.limits.look_ahead, self.recompute_steps
-        assert share is not None
-        alike = max(1.0, room / max(need.average_blocks, 1e-9))
-        gained = 1 / (alike * need.seats) - recompute
-        even = recompute * need.prompt_tokens / gained if gained > 0 else math.inf
-        if recompute < DEAR_RECOMPUTE:
-            share = min(share, alike * LOOK_AHEAD_A_REQUEST)
-        return min(growth.steps, max(share * growth.steps, even))
+    def _outlook_stands_s(self) -> float:
+        least_s = OUTLOOK_S_A_REQUEST * len(self._running)
+        pace = self._step_clock.rate
+        end_s = self._outlook.first_end / pace if pace else math.inf
+        return max(least_s, min(OUTLOOK_S, end_s))
 
     def _is_fresh(self, now_s: float) -> bool:
-        stands_s = max(OUTLOOK_S, OUTLOOK_S_A_REQUEST * len(self._running))
-        return 0 <= now_s - self._outlook.made_s <= stands_s
+        return 0 <= now_s - self._outlook.made_s < self._outlook_stands_s()
 
     def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
-        if self._is_fresh(now_s) and steps <= self._outlook.steps:
+        """For at least so many steps; for many more it would look at too few of the first."""
+        seen = self._outlook.steps
+        if self._is_fresh(now_s) and (not steps or steps <= seen <= MOST_AHEAD * steps):
             return self._outlook
-        pace, tickets = self.steps_per_s, self._running.values()
+        pace, tickets = self._step_clock.rate or self.steps_per_s, self._running.values()
         doubt = LANE_DOUBT if self._lane_size() else 0.0
-        holds = [ticket.hold(now_s, pace, doubt) for ticket in tickets]
-        outlook = Outlook(now_s, pace * LEAD_S, max(steps, self._outlook.steps), holds)
+        holds = [ticket.hold(self._steps_of(ticket, now_s), doubt) for ticket in tickets]
+        outlook = Outlook(now_s, pace * LEAD_S, steps or seen, holds)
         for ticket, hold in zip(tickets, holds, strict=True):
-            ticket.outlook, ticket.outlook_average = outlook.of(hold), ticket.own_need.average_blocks
-        outlook.start(
-            [ticket.outlook for ticket in tickets if ticket.outlook is not None],
-            sum([ticket.outlook_average for ticket in tickets]),
-        )
+            ticket.outlook = outlook.of(hold)
+        outlook.start([ticket.outlook for ticket in tickets if ticket.outlook is not None])
         self._outlook = outlook
         return outlook
+
+    def _steps_of(self, ticket: Ticket, now_s: float) -> float:
+        """Steps that a request has likely made, by the engine's count or by the pace of earlier answers."""
+        steps = self._step_clock.steps_since(ticket.admitted_s + LEAD_S, now_s)
+        return self.steps_per_s * (now_s - ticket.admitted_s) if steps is None else steps
 
     def _lane_size(self) -> int:
         """Blocks kept for small work: only while there is somebody to keep them for."""
@@ -347,6 +317,16 @@ class Pool:
     def _lane_capacity(self) -> int:
         blocks, share = self.limits.blocks, self.limits.lane_share
         return max(1, int(blocks * share)) if blocks and share else 0
+
+    def _prefill_gap_s(self, need: Need) -> float:
+        """Until the next large request after this one while small work is about: prompts that are computed in one step
+        hold up a small request that decodes beside them by all of them. No longer than requests like it end apart.
+        """
+        pace = self._step_clock.rate or self.steps_per_s
+        if need.growth is None or not pace:
+            return 0.0
+        apart = need.growth.average_steps / max(1, len(self._running))
+        return min(PREFILL_GAP * self.recompute_steps * need.prompt_tokens, MOST_GAP * apart) / pace
 
     def _enter_lane(self, ticket: Ticket) -> bool:
         need, size, seats = ticket.need, self._lane_size(), self.limits.seats
@@ -360,14 +340,15 @@ class Pool:
     def _admit(self, ticket: Ticket, now_s: float) -> None:
         ticket.state = TicketState.ADMITTED
         ticket.admitted_s = now_s
+        if not ticket.in_lane and self._lane_size():
+            self._large_from_s = now_s + self._prefill_gap_s(ticket.need)
         self._running[id(ticket)] = ticket
         self._needed_blocks += ticket.need.blocks
         self._prefixes.add(ticket)
         self.held_seats += ticket.need.seats
         if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
-            ticket.outlook = self._outlook.of_newcomer(ticket.hold(now_s, 0.0))
-            ticket.outlook_average = ticket.own_need.average_blocks
-            self._outlook.add(ticket.outlook, ticket.outlook_average)
+            ticket.outlook = self._outlook.of_newcomer(ticket.hold(0.0))
+            self._outlook.add(ticket.outlook)
         if ticket.on_admitted is not None:
             ticket.on_admitted()
 

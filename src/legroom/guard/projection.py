@@ -22,6 +22,9 @@ LAST_STEPS_SHARE = 0.02
 """An answer that must be at its end, by its pace, is given this share of its steps more."""
 MOST_MOMENTS = 12
 """At how many of the ends that are near the pool is looked at."""
+NEWCOMERS_ENDS = tuple([2 ** (-power / 2) for power in range(12)])
+"""Shares of the time ahead at which it is looked at beside. Those who come later end at moments of their own, short
+ones sooner: without these nobody would see that a hundred who begin together fill the pool together."""
 
 
 class Growth(NamedTuple):
@@ -123,19 +126,19 @@ class Outlook:
     counted from when a newcomer begins to run, `lead_steps` from now.
     """
 
-    __slots__ = ("_seen_from_now", "average_blocks", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("_seen_from_now", "first_end", "lead_steps", "made_s", "moments", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, holds: Sequence[Holding] = ()) -> None:
         self.made_s = made_s
         self.lead_steps = lead_steps
         self.steps = steps
-        self.average_blocks = 0.0
-        """Over their lives."""
         ends = sorted({life - lead_steps for hold in holds for life in hold.steps_left})
         ends = ends[bisect_right(ends, 0.0) : bisect_right(ends, steps)]
+        self.first_end = ends[0] if ends else math.inf
+        """Steps until somebody makes room for a newcomer."""
         if len(ends) > MOST_MOMENTS:
             ends = [ends[at * (len(ends) - 1) // (MOST_MOMENTS - 1)] for at in range(MOST_MOMENTS)]
-        self.moments = (0.0, *ends, steps)
+        self.moments = (0.0, *sorted({*ends, *(steps * share for share in NEWCOMERS_ENDS)}))
         self._seen_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
@@ -146,31 +149,51 @@ class Outlook:
     def of_newcomer(self, hold: Holding) -> list[float]:
         return hold.at(self.moments)
 
-    def start(self, blocks: Sequence[Sequence[float]], average: float) -> None:
+    def start(self, blocks: Sequence[Sequence[float]]) -> None:
         """The parts of all that run."""
         if blocks:
             self.totals = [sum(parts) for parts in zip(*blocks, strict=True)]
-        self.average_blocks = average
 
-    def add(self, blocks: Sequence[float], average: float) -> None:
+    def add(self, blocks: Sequence[float]) -> None:
         self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
-        self.average_blocks += average
 
-    def remove(self, blocks: Sequence[float], average: float) -> None:
+    def remove(self, blocks: Sequence[float]) -> None:
         self.totals = [total - less for total, less in zip(self.totals, blocks, strict=True)]
-        self.average_blocks -= average
 
     def has_room(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> bool:
         """Whether the pool holds all of them, and a newcomer, for so many steps."""
-        before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
-        if total_before + newcomer.blocks > most:  # mostly that decides
+        if self.totals[0] + newcomer.blocks > pool_blocks + 1e-6:  # mostly that decides
             return False
+        return self.steps_to_overflow(newcomer, pool_blocks, ahead_steps) == math.inf
+
+    def steps_to_overflow(self, newcomer: Holding, pool_blocks: float, ahead_steps: float) -> float:
+        """For how many steps the pool holds all of them and a newcomer, which would be preempted then; infinite where
+        that is for all of `ahead_steps`.
+        """
+        before, total_before, most = 0.0, self.totals[0], pool_blocks + 1e-6
+        together_before = total_before + newcomer.blocks
+        if together_before > most:
+            return 0.0
         for moment, total in zip(self.moments, self.totals, strict=True):
+            then, total_then = moment, total
             if moment > ahead_steps:
-                part = (ahead_steps - before) / (moment - before)
-                total_then = total_before + (total - total_before) * part
-                return total_then + newcomer.after(ahead_steps) <= most
-            if total + newcomer.after(moment) > most:
+                then = ahead_steps
+                total_then = total_before + (total - total_before) * (then - before) / (moment - before)
+            together = total_then + newcomer.after(then)
+            if together > most:
+                return before + (then - before) * (most - together_before) / (together - together_before)
+            if moment >= ahead_steps:
+                break
+            before, total_before, together_before = moment, total_then, together
+        return math.inf
+
+    def has_place_within(self, newcomer: Holding, pool_blocks: float, steps: float) -> bool:
+        """Whether a newcomer that begins at some end in so many steps finds room for all its life."""
+        most, life = pool_blocks + 1e-6, newcomer.steps_left[-1]
+        for at, begin in enumerate(self.moments):
+            if begin >= steps:
                 return False
-            before, total_before = moment, total
-        return True
+            later = zip(self.moments[at + 1 :], self.totals[at + 1 :], strict=True)
+            if all(total + newcomer.after(moment - begin) <= most for moment, total in later if moment - begin <= life):
+                return True
+        return False

@@ -51,7 +51,7 @@ class Need(NamedTuple):
 
 class Ticket:
     __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane",
-                 "need", "on_admitted", "outlook", "outlook_average", "shared_units", "state",
+                 "need", "on_admitted", "outlook", "shared_units", "state",
                  "steps_seen")  # fmt: skip
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
@@ -63,7 +63,6 @@ class Ticket:
         """Tokens of each sequence that passed by, where the answer is a stream."""
         self.outlook: list[float] | None = None
         """What it was taken to hold later on, while it runs."""
-        self.outlook_average = 0.0
         self.chains = need.chains
         self.blocks_a_unit = need.blocks_a_unit
         self.shared_units = 0
@@ -90,9 +89,9 @@ class Ticket:
             self._own_units, self._own_need = self.shared_units, self.need.without(self.shared_blocks)
         return self._own_need
 
-    def hold(self, now_s: float, steps_per_s: float, doubt: float = 0.0) -> Holding:
-        """What it alone holds, by the tokens that passed or by how long it runs. `doubt`: the share of the latter by
-        which it may stay longer.
+    def hold(self, likely_steps: float, doubt: float = 0.0) -> Holding:
+        """What it alone holds, by the tokens that passed or the steps that it has likely made. `doubt`: the share of
+        the latter by which it may stay longer.
         """
         growth = self.own_need.growth
         if growth is None:
@@ -100,7 +99,7 @@ class Ticket:
             return Holding(Growth(own, own, 1, 1), 0.0, (math.inf,))
         if self.steps_seen:
             return hold_of(growth, self.steps_seen, counted=True)
-        holding = hold_of(growth, steps_per_s * (now_s - self.admitted_s), counted=False)
+        holding = hold_of(growth, likely_steps, counted=False)
         if not doubt:
             return holding
         longer = doubt * holding.done_steps

@@ -9,7 +9,7 @@ from dataclasses import replace
 from legroom.live.gpu_memory import GpuMemory, devices, held_by, server_processes
 from legroom.live.metrics.address import is_loopback, port_of
 from legroom.live.metrics.sample import Look, Sample
-from legroom.process_table import is_stopped
+from legroom.process_table import is_stopped, resident_bytes
 
 _PROCESSES_KEPT_S = 60.0
 """A server's processes change when it restarts, and finding them reads the whole table of sockets."""
@@ -18,8 +18,9 @@ _READ_EVERY_S = 2.0
 
 
 class LocalServers:
-    """Adds the GPU memory that a server's processes hold, where there is a driver, and how many of them are stopped.
-    Elsewhere, and where its processes cannot be seen, it adds nothing."""
+    """Adds the GPU memory that a server's processes hold, where there is a driver, the host's memory of engine and
+    workers where no plugin in these tells it, and how many processes are stopped. Elsewhere, and where a server's
+    processes cannot be seen, it adds nothing."""
 
     def __init__(
         self,
@@ -27,15 +28,17 @@ class LocalServers:
         find: Callable[[int], tuple[int, ...]] = server_processes,
         clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[int], bool] = is_stopped,
+        resident: Callable[[tuple[int, ...]], int | None] = resident_bytes,
     ) -> None:
-        self._read, self._find, self._clock, self._is_stopped = read, find, clock, is_stopped
+        self._read, self._find, self._clock = read, find, clock
+        self._is_stopped, self._resident = is_stopped, resident
         self._cards: tuple[GpuMemory, ...] = ()
         self._read_s: float | None = None
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
     def added(self, look: Look) -> Look:
-        """The look with `memory_used_bytes` and `stopped_engines`, where these can be said."""
+        """The look with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
         if not is_loopback(look.server):
             return look
         port, now_s = port_of(look.server), self._clock()
@@ -43,15 +46,19 @@ class LocalServers:
             self._processes.pop(port, None)  # who answers next may be another
             return look
         pids = self._of(port, now_s)
-        used_bytes = held_by(frozenset(pids), self._cards_now(now_s)) if pids else None
-        stopped = sum(map(self._is_stopped, pids))
-        if used_bytes is None and not stopped:
+        if not pids:
             return look
+        used_bytes = held_by(frozenset(pids), self._cards_now(now_s))
         return replace(
             look,
             memory_used_bytes=look.memory_used_bytes if used_bytes is None else used_bytes,
-            stopped_engines=stopped or look.stopped_engines,
+            host_rss_bytes=self._below_the_api_server(pids) if look.host_rss_bytes is None else look.host_rss_bytes,
+            stopped_engines=sum(map(self._is_stopped, pids)) or look.stopped_engines,
         )
+
+    def _below_the_api_server(self, pids: tuple[int, ...]) -> int | None:
+        """Host memory of all processes but the first, which is the API server: its page shows its own."""
+        return self._resident(pids[1:]) if pids[1:] else None
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:
         if self._has_driver and (self._read_s is None or now_s - self._read_s >= _READ_EVERY_S):

@@ -20,13 +20,15 @@ from legroom.planning.plan import Plan, ready_command, try_flags
 from legroom.planning.plan_document import PlanDocument
 from legroom.planning.plan_json import replan
 from legroom.records import dataclass, field
-from legroom.units import human_bytes
+from legroom.units import GIB, human_bytes
 
 MAKE_A_PLAN = (
     "legroom plan MODEL --gpu NAME [the server's flags] --json > plan.json, then give it with --plan plan.json"
 )
 _TRAFFIC_OVER_S = 600.0
 _WEEK_H = 7 * 24.0
+_BURST_ROOM_BYTES = 2 * GIB
+"""What log-probabilities or top-p of a large batch take in one piece (1 to 2.3 GiB on an H200)."""
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
 _MOST_REMEDIES = 4
@@ -290,6 +292,37 @@ def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None
     )
 
 
+def _neighbour(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """Who it is, and the share of the card that leaves it what it took."""
+    taken = int(finding.numbers.get("taken_bytes", 0))
+    yield ProposedRemedy(
+        f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
+        "them back, or run on another card",
+        steps=("nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",),
+    )
+    yield from _more_room(taken, planned, "beside that process")
+
+
+def _memory_burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+    """More room beside the pool: how much a step lacked is not known before one fails."""
+    yield from _more_room(_BURST_ROOM_BYTES, planned, "for the largest steps")
+    yield ProposedRemedy(
+        "with the black box on, the first refused request says how much it lacked",
+        steps=("LEGROOM_WORKER_MEMORY=1 vllm serve ..., then legroom diagnose LOG",),
+    )
+
+
+def _more_room(size: int, planned: Plan | None, what_for: str) -> Iterator[ProposedRemedy]:
+    if planned is None:
+        return
+    share = int((planned.settings.gpu_memory_utilization - size / planned.layout.total_bytes) * 100) / 100
+    changed = try_flags(planned, {"gpu_memory_utilization": share}) if share > 0.1 else None
+    if changed is not None and changed.starts:
+        why = f"leaves {human_bytes(size)} more {what_for}; the pool keeps {changed.memory.kv.tokens:,} tokens"
+        flags = {"gpu_memory_utilization": share}
+        yield ProposedRemedy(why, flags, command=tuple(ready_command(changed)), trades="a smaller pool")
+
+
 def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
@@ -337,9 +370,9 @@ def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 _BY_KIND = {
     "crash_loop": _start_up, "unreachable": _start_up, "pool_pressure": _burst, "preemption_thrash": _burst,
     "queue_backlog": _burst, "long_prompt_burst": _long_prompts, "memory_creep": _creep,
-    "host_memory_creep": _host_creep,
+    "host_memory_creep": _host_creep, "gpu_neighbour": _neighbour, "memory_burst": _memory_burst,
     "fragmentation": _fragmentation, "prefix_cache_waste": _prefix_cache, "plan_drift": _drift,
     "stuck_engine": _stuck, "no_traffic": _idle,
 }  # fmt: skip
 _NEEDS_PLAN = frozenset({"crash_loop", "pool_pressure", "preemption_thrash", "queue_backlog", "long_prompt_burst",
-                         "memory_creep", "prefix_cache_waste"})  # fmt: skip
+                         "memory_creep", "prefix_cache_waste", "gpu_neighbour", "memory_burst"})  # fmt: skip

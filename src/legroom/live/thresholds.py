@@ -98,6 +98,17 @@ class Thresholds:
     fragmentation_hold: Hold = Hold(6, 300.0)
     """The allocator keeps what a burst needed for a while; what is still there after five minutes stays."""
 
+    neighbour_bytes: int = 1 << 30
+    """Twice the context of a process that does nothing, and what a step with log-probabilities or top-p may need."""
+    neighbour_calm_bytes: int = 1 << 29
+    neighbour_settled_s: float = 900.0
+    """A server that was put beside this one on purpose has loaded its weights and made its pool by then."""
+
+    memory_burst_over_s: float = 60.0
+    """A burst is of a moment; what came of it is told for a minute, and so is the next one as the same."""
+    memory_burst_growth_bytes: int = 1 << 30
+    """Above what was in use at the first look: from here on something keeps memory, and no step explains that."""
+
     long_prompt_pool_ratio: float = 0.1
     """Ten such prompts fill the pool."""
     long_prompt_least: float = 3.0

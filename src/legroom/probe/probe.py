@@ -69,6 +69,7 @@ def probe(
         )
         answers = _answers(results)
         _check_card(answers, python, output)
+        _check_ranks(answers["card"], ranks)
         if with_vllm:
             output = _run([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
             answers = _answers(results)
@@ -137,6 +138,16 @@ def _check_card(answers: Mapping[str, Mapping[str, Any]], python: str, output: s
         )
     if "error" in card:
         raise LegroomError(f"the GPU could not be asked: {card['error']}", "is another program using it?", UNREACHABLE)
+
+
+def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
+    cards = card.get("count", ranks)
+    if ranks > cards:
+        raise LegroomError(
+            f"--ranks {ranks} needs {ranks} GPUs on this machine, and torch sees {cards}",
+            "run it where they are, or leave --ranks out: what one card takes is measured without",
+            UNREACHABLE,
+        )
 
 
 def _outcome(answers: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str) -> ProbeOutcome:

@@ -49,7 +49,7 @@ class FakeServer:
                 self.totals[name[4:]] = self.totals.get(name[4:], 0.0) + value
         self.prompts += figures.get("prompts", 0)
         ttft = Histogram(BOUNDS, (0.0, self.prompts, self.prompts, self.prompts), self.prompts)
-        server = {name: gauges.pop(name) for name in list(gauges) if name.endswith("_bytes")}
+        server = {name: gauges.pop(name) for name in list(gauges) if name.endswith(("_bytes", "_retries"))}
         sample = Sample(self.time_s, SERVER, (engine(ttft=ttft, **(self.totals | gauges)),))
         return self.take(replace(sample, **server, **self.others))
 

@@ -61,6 +61,8 @@ LOOK = st.builds(
     reserved_bytes=st.none() | st.integers(0, 10**12),
     host_rss_bytes=st.none() | st.integers(0, 10**12),
     allocated_bytes=st.none() | st.integers(0, 10**12),
+    others_bytes=st.none() | st.integers(0, 10**12),
+    alloc_retries=st.none() | st.integers(0, 100),
 ) | st.builds(ScrapeFailure, TIME, st.just("s"), st.sampled_from(["refused", "timeout", "auth"]), st.just("no"))
 PLAN = PlanDocument(kv=PlannedKv(num_blocks=100, block_size=16), gpu=PlannedGpu(total_bytes=10**10, count=1))
 

@@ -15,7 +15,9 @@ from legroom.units import GIB, gib
 
 def examine(case: Case) -> Assessment | None:
     """The arithmetic of torch's own numbers; a clear place or a large non-torch share outranks it."""
-    if case.black_box is not None and (recorded := in_pieces(case.black_box, case.black_box_line)):
+    # While a graph is captured only its own pool serves, and nothing is given back: pieces elsewhere are no part of it.
+    is_captured = case.site == "graph"
+    if case.black_box is not None and not is_captured and (recorded := in_pieces(case.black_box, case.black_box_line)):
         return recorded
     oom = case.oom
     if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:

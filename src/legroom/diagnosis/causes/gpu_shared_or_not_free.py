@@ -11,6 +11,7 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.recorded_memory import held_by_others
+from legroom.diagnosis.step_needs import missing_bytes
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
@@ -157,7 +158,7 @@ def _at_device_init(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Free the card first; then start one after the other; only then take less."""
     case = planner.case
-    less = _take_less(planner)
+    less = _take_less(planner) or _leave_room(planner)
     free_it = _freed(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",
@@ -224,6 +225,16 @@ def _accounting_fix(planner: FixPlanner) -> Fix | None:
         steps=("pip install 'vllm>=0.9.1'",),
         confidence=0.6,
     )
+
+
+def _leave_room(planner: FixPlanner) -> Fix | None:
+    """A neighbour came while it served: the share that leaves it what it holds, and the step what it lacked."""
+    record = planner.case.black_box
+    if record is None or held_by_others(record, planner.case.black_box_line) is None:
+        return None
+    need = missing_bytes(planner)
+    why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
+    return planner.lower_utilization(need, why, 0.6)
 
 
 def _take_less(planner: FixPlanner) -> Fix | None:

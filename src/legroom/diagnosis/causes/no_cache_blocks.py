@@ -36,6 +36,14 @@ def examine(case: Case) -> Assessment | None:
             f"{gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
         )
         return Assessment(0.93, proof(starved), why)
+    if (pool := _given_pool_bytes(case)) is not None and case.oom is not None:
+        oom = case.oom
+        free = f" with {gib(oom.free_bytes)} free" if oom.free_bytes is not None else ""
+        why = (
+            f"--kv-cache-memory-bytes asks for a pool of {gib(pool)}, and vLLM takes such a pool as it is, without "
+            f"looking at what the card has left: {gib(oom.wanted_bytes)} of it were asked for{free}."
+        )
+        return Assessment(0.9, proof(case.first("torch_oom", "black_box")), why)
     error = case.first("no_cache_blocks")
     startup = case.startup
     negative = startup.available_kv_bytes is not None and startup.available_kv_bytes <= 0
@@ -44,6 +52,15 @@ def examine(case: Case) -> Assessment | None:
     proven = proof(case.last("profile_v0"), case.last("available_kv"), case.last("kv_sized"), error)
     known = startup.weights_bytes is not None and (startup.activation_bytes is not None or negative)
     return Assessment(0.85 if known else 0.6, proven, _why(case))
+
+
+def _given_pool_bytes(case: Case) -> int | None:
+    """Of a pool that is given in bytes and could not be allocated."""
+    if case.oom is None or case.site != "kv":
+        return None
+    recorded = case.black_box.settings.get("kv_cache_memory_bytes") if case.black_box else None
+    given = case.startup.args.kv_cache_memory_bytes or recorded
+    return int(given) if isinstance(given, int) and given > 0 else None
 
 
 def cpu_starved(case: Case) -> Evidence | None:
@@ -79,6 +96,16 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     starved = cpu_starved(planner.case)
     if starved:
         yield _more_ram_share(planner, starved)
+        return
+    if _given_pool_bytes(planner.case) is not None and (oom := planner.case.oom) is not None:
+        need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
+        yield planner.lower_utilization(need, "A pool that leaves room for weights, steps and graphs.", 0.7)
+        yield Fix(
+            "kv_cache_memory_bytes",
+            "Without the flag vLLM measures what is left and sizes the pool by it.",
+            steps=("leave --kv-cache-memory-bytes out, and say a share with --gpu-memory-utilization",),
+            confidence=0.6,
+        )
         return
     yield larger_pool(planner)
     if planner.base is not None:

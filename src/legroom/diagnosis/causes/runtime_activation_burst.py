@@ -10,6 +10,7 @@ from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import smaller_steps
 from legroom.diagnosis.recorded_memory import burst
+from legroom.diagnosis.step_needs import missing_bytes
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
@@ -79,32 +80,11 @@ def _why(case: Case) -> str:
     )
 
 
-_LOGPROB_BYTES = 10
-"""For a prompt's token and a word of the vocabulary: logits in bfloat16, log-probabilities in float32, and a copy
-while they are ranked (`_get_prompt_logprobs_dict` and `gather_logprobs` of vLLM's first model runner)."""
-
-
-def _missing_bytes(planner: FixPlanner) -> int:
-    """What the step lacked: the request that failed, or what was still to follow it where the record shows that."""
-    oom = planner.case.oom
-    if oom is None:
-        return GIB
-    short = oom.wanted_bytes - (oom.free_bytes or 0)
-    need = short if short > 0 else oom.wanted_bytes  # free, but not in one piece
-    step = planner.case.black_box.step if planner.case.black_box else None
-    if step is None or not step.prompt_logprobs or planner.base is None:
-        return need
-    # Prompts are taken one after the other, so the largest decides.
-    tokens = max((request.scheduled_tokens for request in step.largest), default=0)
-    whole = tokens * planner.base.target.model.vocab_size * _LOGPROB_BYTES
-    return max(need, whole - (oom.free_bytes or 0) - (oom.unallocated_bytes or 0))
-
-
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """More room outside the pool, or smaller steps."""
     case, args = planner.case, planner.known.args
     oom = case.oom
-    need = _missing_bytes(planner)
+    need = missing_bytes(planner)
     tokens = args.max_num_batched_tokens or 8192
     smaller = planner.change(
         "max_num_batched_tokens",

@@ -37,8 +37,11 @@ SWEEP_S = 1.0
 LEARN_AGAIN_S = 30.0
 """A server behind the guard may be restarted with another pool."""
 LEARN_SOON_S = 2.0
-USE_S = 0.5
-"""How often to ask what is in use while requests wait: a page takes the server some milliseconds."""
+USE_SOON_S, USE_S, USE_SELDOM_S = 0.05, 0.25, 0.5
+"""How soon after requests begin to wait to ask what is in use, then twice as long each time up to the second, or to the
+third where a page takes long."""
+USE_PART = 0.02
+"""Of the server's time, what its pages may take."""
 TWICE_S = 1.0
 """Signals closer together than this are one."""
 
@@ -163,12 +166,19 @@ class Proxy:
 
     async def _watch_engine(self) -> None:
         """While requests wait, ask the server what is in use: else there is nothing to decide."""
+        admission, delay_s = self.admission, USE_SOON_S
         while True:
-            await asyncio.sleep(USE_S)
-            if self.admission.pool.waiting and (page := await self._get(METRICS)) is not None:
-                use = use_of_page(page.decode("utf-8", "replace"))
-                if use is not None:
-                    self.admission.pool.learn_use(use, self.admission.clock())
+            await asyncio.sleep(delay_s)
+            if not admission.pool.waiting:
+                delay_s = USE_SOON_S
+                continue
+            asked_s = admission.clock()
+            page = await self._get(METRICS)
+            longest_s = min(USE_SELDOM_S, max(USE_S, (admission.clock() - asked_s) / USE_PART))
+            delay_s = min(longest_s, 2 * delay_s)
+            use = use_of_page(page.decode("utf-8", "replace")) if page is not None else None
+            if use is not None:
+                admission.pool.learn_use(use, admission.clock())
 
     async def _learn(self) -> None:
         """Ask the server again and again what it can hold."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector, DetectorFinding, Severity, Situation
 from legroom.live.detectors.crash_loop import CrashLoop
 from legroom.live.detectors.fragmentation import Fragmentation
+from legroom.live.detectors.gpu_neighbour import GpuNeighbour
 from legroom.live.detectors.host_memory_creep import HostMemoryCreep
 from legroom.live.detectors.long_prompt_burst import LongPromptBurst
+from legroom.live.detectors.memory_burst import MemoryBurst
 from legroom.live.detectors.memory_creep import MemoryCreep
 from legroom.live.detectors.no_traffic import NoTraffic
 from legroom.live.detectors.plan_drift import PlanDrift
@@ -32,6 +34,8 @@ DETECTORS: tuple[type[Detector], ...] = (
     PoolPressure,
     QueueBacklog,
     LongPromptBurst,
+    GpuNeighbour,
+    MemoryBurst,
     PrefixCacheWaste,
     MemoryCreep,
     HostMemoryCreep,

@@ -17,7 +17,8 @@ HISTOGRAMS = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e_
               "queue_time": "queue_time", "request_prompt_tokens": "request_prompt_tokens"}  # fmt: skip
 WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_reserved_bytes": "reserved_bytes",
           "legroom_worker_used_bytes": "memory_used_bytes",
-          "legroom_worker_host_rss_bytes": "host_rss_bytes"}  # fmt: skip
+          "legroom_worker_host_rss_bytes": "host_rss_bytes", "legroom_worker_others_bytes": "others_bytes",
+          "legroom_worker_alloc_retries": "alloc_retries"}  # fmt: skip
 """What a telemetry plugin inside vLLM's workers exposes, one series a GPU or worker."""
 API_SERVER_RSS = "process_resident_memory_bytes"
 """What prometheus_client itself shows of the process that serves the page, where that page is of one process."""

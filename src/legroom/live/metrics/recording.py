@@ -38,7 +38,8 @@ _PLAIN = {
 }  # fmt: skip
 _HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
 _SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes": "legroom_worker_reserved_bytes",
-           "host_rss_bytes": "legroom_worker_host_rss_bytes", "api_server_rss_bytes": API_SERVER_RSS,
+           "host_rss_bytes": "legroom_worker_host_rss_bytes", "others_bytes": "legroom_worker_others_bytes",
+           "alloc_retries": "legroom_worker_alloc_retries", "api_server_rss_bytes": API_SERVER_RSS,
            "stopped_engines": STOPPED_ENGINES}  # fmt: skip
 
 

@@ -149,6 +149,10 @@ class Sample:
     """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""
     host_rss_bytes: int | None = None
     """What the workers' processes hold of the host's memory, where telemetry of theirs is exposed."""
+    others_bytes: int | None = None
+    """What other processes hold of the workers' GPUs, where the driver tells the workers."""
+    alloc_retries: int | None = None
+    """How often the workers' allocators gave their caches back to serve a request."""
     api_server_rss_bytes: int | None = None
     """What the process that serves the page holds of the host's memory; not shown where several serve it."""
     stopped_engines: int | None = None

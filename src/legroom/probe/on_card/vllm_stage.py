@@ -93,7 +93,9 @@ def _start_deployment(words: list[str], results: str) -> None:
     parsed.model = parsed.model_tag
     args = engine_args.from_cli_args(parsed)
     args.load_format, args.worker_cls = "dummy", "vllm_stage_worker.ProbedWorker"
-    importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(args)
+    # Defaults of batches and sequences are those of `vllm serve`: a program's own engine has smaller ones.
+    served = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
+    importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(args, usage_context=served)
     _write(results, {"finding": "vllm_started", "vllm": vllm.__version__, "served": words})
 
 
