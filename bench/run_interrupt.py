@@ -41,6 +41,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "api": ("--api-server-count", "2"),
     "dp": ("--data-parallel-size", "2", "--api-server-count", "1"),
     "dp+api": ("--data-parallel-size", "2"),  # as many API servers as engines is vLLM's default
+    "uni": ("--distributed-executor-backend", "uni"),
     "api-uni": ("--api-server-count", "2", "--distributed-executor-backend", "uni"),
     "second": ("--api-server-count", "2"),
 }
