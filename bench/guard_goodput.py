@@ -5,10 +5,10 @@
     guard_goodput.py --card [MODEL] [--gpu H200] ...
 
 The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
-decodes and a part for each prompt token; the defaults are in the proportions of the tiny model of
-../shared/checks/goodput.py on two cores, where strict admission measured 1.06, 0.75 and 0.78 of direct. With --card a
-step takes what `legroom simulate` says of that model on that GPU, and the loads are those of guard_loads.py. --gain is
-the guard's `SEQUENCE_GAIN`: the less, the seldomer a request begins that will be preempted; 0: never.
+decodes and a part for each prompt token; the defaults are in the proportions of a tiny model on two cores, where strict
+admission measured 1.06, 0.75 and 0.78 of direct. With --card a step takes what `legroom simulate` says of that model on
+that GPU, and the loads are those of guard_loads.py. --gain is the guard's `SEQUENCE_GAIN`: the less, the seldomer a
+request begins that will be preempted; 0: never.
 """
 
 from __future__ import annotations
