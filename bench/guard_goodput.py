@@ -20,8 +20,10 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
+
+from guard_loads import CARD_LOADS, CARD_POOL, Asked
 
 from legroom.guard import early_start
 from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
@@ -70,15 +72,10 @@ POOL = BenchPool()
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request of the load: the tokens it will have, and those that the guard expects."""
+class SimulatedRequest(Asked):
+    """With what the guard expects of its answer."""
 
-    prompt: int
-    output: int
-    copies: int = 1
     expected: int = 0
-    prefix: int = 0
-    """Of its prompt, the tokens that it has in common with all others."""
 
     def token_ids(self) -> list[int]:
         return [*range(self.prefix), *islice(OWN_IDS, self.prompt - self.prefix)]
@@ -100,23 +97,23 @@ class Asked:
         return Need(most_blocks, self.copies, growth, self.prompt, (chain,) if chain else ())
 
 
-def prefixed(rnd: random.Random) -> Asked:
+def prefixed(rnd: random.Random) -> SimulatedRequest:
     prefix = rnd.choice([256, 384])
-    return Asked(prefix + 40, rnd.choice([100, 200]), prefix=prefix)
+    return SimulatedRequest(prefix + 40, rnd.choice([100, 200]), prefix=prefix)
 
 
-def open_ended(rnd: random.Random) -> Asked:
-    return Asked(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), expected=320)
+def open_ended(rnd: random.Random) -> SimulatedRequest:
+    return SimulatedRequest(rnd.choice([40, 200]), min(800, 1 + int(rnd.expovariate(1 / 200))), expected=320)
 
 
-LOADS: dict[str, Callable[[random.Random], list[Asked]]] = {
-    "short": lambda rnd: [Asked(100, 40)] * 80,
-    "long": lambda rnd: [Asked(60, 700)] * 40,
-    "mixed": lambda rnd: [Asked(rnd.choice([60, 300]), rnd.choice([30, 150, 600])) for _ in range(50)],
-    "several": lambda rnd: [Asked(50, 60, 8)] * 12,
-    "several long": lambda rnd: [Asked(50, 300, 4)] * 20,
+LOADS: dict[str, Callable[[random.Random], list[SimulatedRequest]]] = {
+    "short": lambda rnd: [SimulatedRequest(100, 40)] * 80,
+    "long": lambda rnd: [SimulatedRequest(60, 700)] * 40,
+    "mixed": lambda rnd: [SimulatedRequest(rnd.choice([60, 300]), rnd.choice([30, 150, 600])) for _ in range(50)],
+    "several": lambda rnd: [SimulatedRequest(50, 60, 8)] * 12,
+    "several long": lambda rnd: [SimulatedRequest(50, 300, 4)] * 20,
     "open-ended": lambda rnd: [open_ended(rnd) for _ in range(100)],
-    "half prompts": lambda rnd: [Asked(200, 300)] * 100,
+    "half prompts": lambda rnd: [SimulatedRequest(200, 300)] * 100,
     "prefix": lambda rnd: [prefixed(rnd) for _ in range(60)],
 }
 
@@ -155,7 +152,7 @@ def pool_of(limits: PoolLimits | None) -> Pool:
     return pool
 
 
-def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -> Run:
+def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | StepCost) -> Run:
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
         SchedulerSettings(
@@ -166,13 +163,13 @@ def run(load: list[Asked], limits: PoolLimits | None, cost: StepMs | StepCost) -
     pool, now_s, next_look_s, next_use_s = pool_of(limits), 0.0, 0.0, 0.0
     prompts = [asked.token_ids() for asked in load]
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
-    inside: dict[Request, tuple[int, Asked]] = {}
+    inside: dict[Request, tuple[int, SimulatedRequest]] = {}
     left: dict[int, int] = {}
     preemptions = tokens = number = steps = prefilled = 0
     ends_s: list[float] = []
     tickets = {}
     on_the_way: deque[tuple[float, Request]] = deque()
-    ended: deque[tuple[float, Asked, Ticket]] = deque()
+    ended: deque[tuple[float, SimulatedRequest, Ticket]] = deque()
     while waiting or inside or ended:
         admitted = [entry for entry in waiting if entry[2].state is TicketState.ADMITTED]
         waiting = [entry for entry in waiting if entry[2].state is not TicketState.ADMITTED]
@@ -229,14 +226,13 @@ def card_cost(model: str, gpu: str) -> StepCost:
 
 def use_card_loads() -> None:
     """In place of those for a small pool, with the pool of these."""
-    from guard_loads import CARD_LOADS, CARD_POOL
 
-    def loader(name: str) -> Callable[[random.Random], list[Asked]]:
+    def loader(name: str) -> Callable[[random.Random], list[SimulatedRequest]]:
         count, make = CARD_LOADS[name]
 
-        def load(rnd: random.Random) -> list[Asked]:
+        def load(rnd: random.Random) -> list[SimulatedRequest]:
             made = [make(rnd) for _ in range(count)]
-            return [Asked(a.prompt, a.output, a.copies, 200 if a.is_open else 0, a.prefix) for a in made]
+            return [SimulatedRequest(**asdict(asked), expected=200 if asked.is_open else 0) for asked in made]
 
         return load
 

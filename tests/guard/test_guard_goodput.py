@@ -1,6 +1,5 @@
 """Admission that looks ahead: it fills the pool, keeps from thrashing, and is not misled by a few short answers."""
 
-import importlib.util
 import math
 import random
 import sys
@@ -15,12 +14,9 @@ from legroom.guard.projection import Growth, Outlook, hold_of
 from legroom.guard.request import Weight, need_of
 from legroom.guard.tickets import Need, TicketState
 
-_SPEC = importlib.util.spec_from_file_location(
-    "guard_goodput", Path(__file__).parents[2] / "bench" / "guard_goodput.py"
-)
-goodput = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = goodput  # dataclasses look their module up
-_SPEC.loader.exec_module(goodput)
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+import guard_goodput as goodput
+
 STEP_MS = (10.0, 1.0, 0.15)
 
 
