@@ -1,27 +1,28 @@
 """Does a change of the code change an answer? The same calls through two versions of legroom, compared.
 
-    python bench/same_answers.py --old "python -m legroom" --old-path ../before/src [--logs FOLDER]
+    python bench/same_answers.py --path ../before/src --record before.json.gz [--cases cases.jsonl]
+    python bench/same_answers.py --against before.json.gz
 
-Every call's JSON, text, pictures and exit code are compared. Differences that are meant stand in same_answers.json
-beside this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose
-answer may differ. The exit code is 1 while a difference is left that nobody explained.
+Every call's JSON, text, pictures and exit code are compared. Intended differences stand in same_answers.json beside
+this file, each with its reason: `rewordings` are applied to the old text first, `expected` names calls whose answer
+may differ. The exit code is 1 while an unexplained difference is left. `--cases` adds failure logs (one JSON object a
+line with a `log`), which are recorded beside the answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import gzip
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -68,40 +69,33 @@ TRACE = "".join(
 )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a call gave: its exit code and everything it wrote."""
-
-    code: int
-    texts: tuple[str, ...]
+Answer = dict[str, str]
+"""What a call wrote, by stream or file name; `exit` is its exit code."""
 
 
-def calls(models: list[str], logs: list[str]) -> list[list[str]]:
+def calls(inputs: dict[str, str]) -> list[list[str]]:
     """The recorded set: every command that needs no server, over models, cards, releases, flags and files."""
-    made: list[list[str]] = []
+    sys.path.insert(0, str(ROOT / "src"))
+    from legroom.facts.bundled import bundled_names
+
+    models = sorted(bundled_names())[::3]
+    logs = [f"$IN/{name}" for name in inputs if name.endswith(".log") and not name.startswith("case-")]
+    made = [["diagnose", f"$IN/{name}", "--json"] for name in inputs if name.startswith("case-")]
     for index, model in enumerate(models):
         gpu, version = GPUS[index % len(GPUS)], RELEASES[index % len(RELEASES)]
         made.append(["plan", model, "--gpu", gpu, "--json"])
         made.append(["plan", model, "--gpu", gpu, "--vllm", version, *FLAGS[index % len(FLAGS)], "--json"])
         if index % 4 == 0:
+            wishes = ["--gpus", "2", "--want-context", "8k", "--want-concurrency", "4"]
             made.append(["plan", model, "--gpu", gpu, "--vllm", version, "--explain-math"])
             made.append(["plan", model, "--gpu", gpu, "--svg", "$OUT/plan.svg"])
-            made.append(
-                [
-                    "plan",
-                    model,
-                    "--gpu",
-                    gpu,
-                    "--gpus",
-                    "2",
-                    "--want-context",
-                    "8k",
-                    "--want-concurrency",
-                    "4",
-                    "--json",
-                ]
-            )
+            made.append(["plan", model, "--gpu", gpu, *wishes, "--json"])
             made.append(["size", model, "--context", "8k", "--concurrency", "8", "--json"])
+        if index % 8 == 0:
+            serve = ["--", "vllm", "serve", model, *FLAGS[index % len(FLAGS)]]
+            made.append(["upgrade", version, "0.32.0", "--gpu", gpu, "--json", *serve])
+            made.append(["upgrade", "0.10.2", version, "--all", "--gpu", gpu, *serve])
+            made.append(["pack", "--gpu", gpu, "--json", *serve, "--", "vllm", "serve", "qwen3-4b"])
     for version in RELEASES:
         for gpu in GPUS:
             made.append(["plan", "llama-3.1-8b", "--gpu", gpu, "--vllm", version, "--json"])
@@ -125,86 +119,147 @@ def calls(models: list[str], logs: list[str]) -> list[list[str]]:
         flags = ["--blocks", str(blocks), "--max-num-seqs", str(seqs), "--max-num-batched-tokens", str(batched)]
         made.append(["simulate", "$IN/trace.jsonl", *flags, "--json", "--timeline", "$OUT/steps.jsonl"])
         made.append(["simulate", "$IN/trace.jsonl", *flags, "--svg", "$OUT/load.svg"])
+    synthetic = ["simulate", "--synthetic", "poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)"]
+    made += [
+        [*synthetic, "--model", model, "--gpu", "l4", "--max-model-len", "8192", *extra, "--json"]
+        for model in ("qwen3-8b", "llama-3.1-8b")
+        for extra in ((), ("--choose",), ("--autoscale", "4"))
+    ]
+    made += [
+        [
+            "simulate",
+            "$IN/trace.jsonl",
+            "--model",
+            "qwen3-8b",
+            "--gpu",
+            "h100",
+            "--max-model-len",
+            "8192",
+            "--tier",
+            "cpu=20GiB@50GB/s",
+            "--json",
+        ]
+    ]
+    made += [
+        [
+            "size",
+            "llama-3.1-8b",
+            "--rate",
+            rate,
+            "--prompt",
+            "1000",
+            "--answer",
+            "300",
+            "--ttft",
+            "2",
+            "--tpot",
+            "50",
+            "--gpu",
+            "h100,l4",
+            *extra,
+        ]
+        for rate in ("1", "5")
+        for extra in ((), ("--json",))
+    ]
+    samples = ROOT / "docs/samples"
+    pickles = [str(samples / f"{name}.pickle") for name in ("leak-before", "leak-after", "pinned-segments")]
+    made += [["fragments", path, *extra] for path in pickles for extra in ((), ("--json",), ("--need", "2GiB"))]
+    made += [["fragments", *pickles[:2], "--json"], ["lint", str(samples / "crash-loop.yaml"), "--json"]]
+    made += [
+        [command, *words, "--json"] for command in ("models", "gpus") for words in ((), ("a100",), ("qwen3", "fp8"))
+    ]
+    made += [[command] for command in ("models", "gpus")]
     made += [
         ["catalog", "validate"],
         ["lint", "--rules"],
+        ["guard", "--print-policy"],
+        ["incidents", "--json"],
         ["plan", "no-such-model", "--gpu", "h100"],
         ["plan", "llama-3.1-8b"],
-    ]
-    made += [
         ["plan", "llama-3.1-8b", "--gpu", "nothing"],
         ["plan", "llama-3.1-8b", "--gpu", "h100", "--max-modle-len", "1"],
+        ["diagnose", "no-such.log"],
+        ["simulate", "no-such.jsonl", "--blocks", "9"],
+        ["export", "nothing"],
     ]
     return made
 
 
-def answer(command: list[str], path: str | None, call: list[str], texts: Path) -> Answer:
+def answer(path: str, call: list[str], inputs: Path) -> Answer:
     """Runs one call in a folder of its own, with a home of its own and no network."""
     with tempfile.TemporaryDirectory() as out:
-        words = [word.replace("$OUT", "OUT").replace("$IN", str(texts)) for word in call]
+        words = [word.replace("$OUT", "OUT").replace("$IN", str(inputs)) for word in call]
         env = {**os.environ, "LEGROOM_HOME": f"{out}/home", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "NO_COLOR": "1"}
-        if path:
-            env["PYTHONPATH"] = path
-        done = subprocess.run([*command, *words], cwd=out, env=env, capture_output=True, text=True, check=False)
-        written = sorted(Path(out, "OUT").rglob("*")) if Path(out, "OUT").exists() else []
-        files = [f"{file.relative_to(out)}\n{file.read_text('utf-8')}" for file in written if file.is_file()]
-        return Answer(done.returncode, (done.stdout, done.stderr, *files))
+        done = subprocess.run(
+            [sys.executable, "-m", "legroom", *words], cwd=out, env={**env, "PYTHONPATH": path},
+            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        files = {str(file.relative_to(out)): file.read_text("utf-8") for file in Path(out, "OUT").rglob("*.*")}
+        texts = {"stdout": done.stdout, "stderr": done.stderr, **files}
+        for place, name in ((str(inputs), "$IN"), (out, "$CWD"), (str(ROOT), "$ROOT")):
+            texts = {file: text.replace(place, name) for file, text in texts.items()}
+        return {"exit": str(done.returncode), **texts}
 
 
 def reworded(answer: Answer, rewordings: list[dict[str, str]]) -> Answer:
     """The old answer in today's words."""
-    texts = []
-    for text in answer.texts:
-        today = " ".join(text.split())
-        for rewording in rewordings:
-            today = re.sub(rewording["old"], rewording["new"], today)
-        texts.append(today)
-    return Answer(answer.code, tuple(texts))
+    texts = {name: " ".join(text.split()) for name, text in answer.items()}
+    for rewording in rewordings:
+        texts = {name: re.sub(rewording["old"], rewording["new"], text) for name, text in texts.items()}
+    return texts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--old", default=f"{sys.executable} -m legroom", help="how the old version is called")
-    parser.add_argument("--old-path", help="PYTHONPATH of the old version")
-    parser.add_argument("--new", default=f"{sys.executable} -m legroom")
-    parser.add_argument("--new-path", default=str(ROOT / "src"))
-    parser.add_argument("--logs", type=Path, action="append", default=[], help="a folder of logs to diagnose as well")
-    parser.add_argument("--only", default="", help="only calls that hold these words")
+    parser.add_argument("--path", default=str(ROOT / "src"), help="PYTHONPATH of the version that answers")
+    parser.add_argument("--record", type=Path, help="write the calls and their answers into this file")
+    parser.add_argument("--against", type=Path, help="compare with the answers in this file")
+    parser.add_argument("--cases", type=Path, help="failure logs to diagnose as well, with --record")
+    parser.add_argument("--only", default="", help="only calls in which this regular expression is found")
     parser.add_argument("--show", type=int, default=3, help="how many unexplained differences to print")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    explained = json.loads(EXPLAINED.read_text("utf-8"))
-    sys.path.insert(0, str(ROOT / "src"))
-    from legroom.facts.bundled import bundled_names
-
-    folders = [ROOT / "docs/samples", ROOT / "tests/fixtures/logs", *options.logs]
-    logs = [str(path) for folder in folders for path in sorted(folder.glob("*.log"))]
-    models = sorted(bundled_names())[::3]
     began = time.monotonic()
+    if options.against:
+        recorded = json.loads(gzip.decompress(options.against.read_bytes()))
+    else:
+        recorded = {"inputs": inputs_of(options.cases), "calls": []}
+        recorded["calls"] = [{"call": call} for call in calls(recorded["inputs"])]
     with tempfile.TemporaryDirectory() as folder:
-        texts = Path(folder)
-        for name, text in {**TEXTS, "trace.jsonl": TRACE}.items():
-            (texts / name).write_text(text, "utf-8")
-        chosen = [call for call in calls(models, logs) if options.only in " ".join(call)]
-
-        def both(call: list[str]) -> tuple[Answer, Answer]:
-            return (
-                answer(shlex.split(options.old), options.old_path, call, texts),
-                answer(shlex.split(options.new), options.new_path, call, texts),
-            )
-
+        inputs = Path(folder)
+        for name, text in recorded["inputs"].items():
+            (inputs / name).write_text(text, "utf-8")
+        chosen = [entry for entry in recorded["calls"] if re.search(options.only, " ".join(entry["call"]))]
         with ThreadPoolExecutor(options.jobs) as pool:
-            pairs = list(pool.map(both, chosen))
-    return report(chosen, pairs, explained, options.show, time.monotonic() - began)
+            answers = list(pool.map(lambda entry: answer(options.path, entry["call"], inputs), chosen))
+    if options.against:
+        pairs = [(entry["call"], entry["answer"], new) for entry, new in zip(chosen, answers, strict=True)]
+        return report(pairs, json.loads(EXPLAINED.read_text("utf-8")), options.show, time.monotonic() - began)
+    recorded["calls"] = [{**entry, "answer": new} for entry, new in zip(chosen, answers, strict=True)]
+    options.record.write_bytes(gzip.compress(json.dumps(recorded).encode()))
+    print(json.dumps({"calls": len(chosen), "wall_s": round(time.monotonic() - began)}))
+    return 0
+
+
+def inputs_of(cases: Path | None) -> dict[str, str]:
+    """The files that the calls read, by name."""
+    folders = (ROOT / "docs/samples", ROOT / "tests/fixtures/logs")
+    logs = {path.name: path.read_text("utf-8") for folder in folders for path in sorted(folder.glob("*.log"))}
+    lines = cases.read_text("utf-8").splitlines() if cases else []
+    published = {f"case-{index:03}.log": json.loads(line)["log"] for index, line in enumerate(lines) if line.strip()}
+    return {**TEXTS, "trace.jsonl": TRACE, **logs, **published}
 
 
 def report(
-    chosen: list[list[str]], pairs: list[tuple[Answer, Answer]], explained: dict, show: int, took_s: float
-) -> int:  # type: ignore[type-arg]
+    pairs: list[tuple[list[str], Answer, Answer]],
+    explained: dict,  # type: ignore[type-arg]
+    show: int,
+    took_s: float,
+) -> int:
     """The table by command, the first unexplained differences, and a line of JSON."""
     counts: dict[str, Counter[str]] = {}
     unexplained: list[str] = []
-    for call, (old, new) in zip(chosen, pairs, strict=True):
+    for call, old, new in pairs:
         words = " ".join(call)
         reason = next((entry["reason"] for entry in explained["expected"] if re.search(entry["call"], words)), None)
         if old == new:
@@ -215,9 +270,7 @@ def report(
             verdict = "explained" if reason else "different"
         counts.setdefault(call[0], Counter())[verdict] += 1
         if verdict == "different":
-            unexplained.append(
-                f"$ legroom {words}  ({old.code} -> {new.code})\n" + difference(old, new, explained["rewordings"])
-            )
+            unexplained.append(f"$ legroom {words}\n" + difference(old, new, explained["rewordings"]))
     print(f"{'command':12}{'calls':>7}" + "".join(f"{kind:>{max(10, len(kind) + 2)}}" for kind in KINDS))
     for command, count in sorted(counts.items()):
         kinds = "".join(f"{count[kind]:{max(10, len(kind) + 2)}}" for kind in KINDS)
@@ -227,15 +280,18 @@ def report(
     total = Counter[str]()
     for count in counts.values():
         total.update(count)
-    print(json.dumps({"calls": len(chosen), **total, "wall_s": round(took_s)}))
+    print(json.dumps({"calls": len(pairs), **total, "wall_s": round(took_s)}))
     return 1 if unexplained else 0
 
 
 def difference(old: Answer, new: Answer, rewordings: list[dict[str, str]]) -> str:
     """The first lines that differ once the meant rewordings are applied."""
     lines: list[str] = []
-    for before, after in zip(reworded(old, rewordings).texts, reworded(new, []).texts, strict=False):
+    old_texts, new_texts = reworded(old, rewordings), reworded(new, [])
+    for name in sorted({*old_texts, *new_texts}):
+        before, after = old_texts.get(name, ""), new_texts.get(name, "")
         if before != after:
+            lines.append(name)
             lines += difflib.unified_diff(
                 re.split(r"(?<=[,.;}]) ", before), re.split(r"(?<=[,.;}]) ", after), lineterm="", n=0
             )
