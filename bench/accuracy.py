@@ -20,10 +20,14 @@ from legroom.planning.scoring import Result, ScoreSummary, score, summary
 PEERS = {
     "weights mean": {"KV-planner": 0.005, "llm-d-planner": 0.010, "vramscout": 0.010, "kvfit": 0.021},
     "KV mean": {
-        "llm-d-planner (fitted)": 0.012, "aiconfigurator": 0.044, "vramscout": 0.050, "llm-d-planner": 0.078,
-        "kvfit": 0.080, "hf-mem": 0.097,
+        "llm-d-planner (fitted)": 0.012,
+        "aiconfigurator": 0.044,
+        "vramscout": 0.050,
+        "llm-d-planner": 0.078,
+        "kvfit": 0.080,
+        "hf-mem": 0.097,
     },
-}  # fmt: skip
+}
 
 
 def figures(whole: ScoreSummary) -> list[tuple[str, float, float, bool]]:

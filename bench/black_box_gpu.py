@@ -97,25 +97,69 @@ GRAPHS = {"compilation_config": json.dumps({"mode": 0, "cudagraph_mode": "FULL"}
 POOL = int(136.2 * GIB)
 """Of an H200: what 1,024 sequences leave of it is less, what 256 leave is too little for their graphs."""
 CASES = (
-    Case("prompt_logprobs", "runtime_activation_burst", "qwen3-0.6b", {"gpu_memory_utilization": 0.985} | PROMPTS,
-         long_prompt, V1),
-    Case("fragmentation", "allocator_fragmentation", "qwen3-0.6b", {"gpu_memory_utilization": 0.75} | PROMPTS,
-         long_prompt, V1, {"kind": "fragmentation", "seed": 1}),
-    Case("sampling", "runtime_activation_burst", "gemma-3-1b", {"gpu_memory_utilization": 0.994} | SEQUENCES,
-         many_sequences),
-    Case("neighbour", "gpu_shared_or_not_free", "gemma-3-1b", {"gpu_memory_utilization": 0.6} | SEQUENCES,
-         many_sequences, has_neighbour=True),
-    Case("pool", "no_cache_blocks", "llama-3.2-1b", {"kv_cache_memory_bytes": POOL, "max_model_len": 4096} | GRAPHS,
-         some_short),
-    Case("graphs", "cudagraph_capture_oom", "llama-3.2-1b",
-         {"kv_cache_memory_bytes": POOL, "max_model_len": 4096, "max_num_seqs": 256} | GRAPHS, some_short),
-    Case("leak", "leak_over_time", "llama-3.2-1b", {"gpu_memory_utilization": 0.9, "max_model_len": 4096} | EAGER,
-         many_short, fault={"kind": "leak", "seed": 1, "least_bytes": 100 * MIB, "most_bytes": 300 * MIB,
-                            "every_steps": 4}),
-    Case("prompt_logprobs_v2", "runtime_activation_burst", "gemma-3-1b",
-         {"gpu_memory_utilization": 0.995, "max_model_len": 8256, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
-         | EAGER, long_prompt),
-)  # fmt: skip
+    Case(
+        "prompt_logprobs",
+        "runtime_activation_burst",
+        "qwen3-0.6b",
+        {"gpu_memory_utilization": 0.985} | PROMPTS,
+        long_prompt,
+        V1,
+    ),
+    Case(
+        "fragmentation",
+        "allocator_fragmentation",
+        "qwen3-0.6b",
+        {"gpu_memory_utilization": 0.75} | PROMPTS,
+        long_prompt,
+        V1,
+        {"kind": "fragmentation", "seed": 1},
+    ),
+    Case(
+        "sampling",
+        "runtime_activation_burst",
+        "gemma-3-1b",
+        {"gpu_memory_utilization": 0.994} | SEQUENCES,
+        many_sequences,
+    ),
+    Case(
+        "neighbour",
+        "gpu_shared_or_not_free",
+        "gemma-3-1b",
+        {"gpu_memory_utilization": 0.6} | SEQUENCES,
+        many_sequences,
+        has_neighbour=True,
+    ),
+    Case(
+        "pool",
+        "no_cache_blocks",
+        "llama-3.2-1b",
+        {"kv_cache_memory_bytes": POOL, "max_model_len": 4096} | GRAPHS,
+        some_short,
+    ),
+    Case(
+        "graphs",
+        "cudagraph_capture_oom",
+        "llama-3.2-1b",
+        {"kv_cache_memory_bytes": POOL, "max_model_len": 4096, "max_num_seqs": 256} | GRAPHS,
+        some_short,
+    ),
+    Case(
+        "leak",
+        "leak_over_time",
+        "llama-3.2-1b",
+        {"gpu_memory_utilization": 0.9, "max_model_len": 4096} | EAGER,
+        many_short,
+        fault={"kind": "leak", "seed": 1, "least_bytes": 100 * MIB, "most_bytes": 300 * MIB, "every_steps": 4},
+    ),
+    Case(
+        "prompt_logprobs_v2",
+        "runtime_activation_burst",
+        "gemma-3-1b",
+        {"gpu_memory_utilization": 0.995, "max_model_len": 8256, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
+        | EAGER,
+        long_prompt,
+    ),
+)
 
 
 @dataclass

@@ -21,12 +21,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench"))
 
-from blocks_facts import model_of  # noqa: E402
+from blocks_facts import model_of
 
-from legroom.facts.gpus import Gpu  # noqa: E402
-from legroom.facts.model import Model  # noqa: E402
-from legroom.memory.kv.plan import KvPlan, kv_plan  # noqa: E402
-from legroom.vllm.args import EngineSettings, ServeArgs  # noqa: E402
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.vllm.args import EngineSettings, ServeArgs
 
 FIXTURE = ROOT / "tests" / "fixtures" / "vllm_blocks.jsonl.gz"
 H100 = Gpu("NVIDIA H100 80GB HBM3", int(79.1 * 2**30), compute_capability=(9, 0))
@@ -54,20 +54,39 @@ def settings_of(row: dict[str, Any], model: Model) -> EngineSettings:
     override = value.get("--num-gpu-blocks-override")
     block_size = value.get("--block-size")
     return EngineSettings(
-        release=row["vllm"], engine="V1", runner="V2", usage="serve", dtype=row["dtype"], quantization=None,
-        kv_cache_dtype=row["kv_cache_dtype"], max_model_len=length if length > 0 else model.max_position_embeddings,
-        auto_fit_len=length < 0, max_num_seqs=1024, max_num_batched_tokens=row["max_num_batched_tokens"],
-        gpu_memory_utilization=0.92, kv_cache_memory_bytes=None,
-        num_gpu_blocks_override=int(override) if override else None, block_size=int(block_size) if block_size else None,
-        tensor_parallel_size=row["tp"], pipeline_parallel_size=row["pp"], data_parallel_size=1,
-        decode_context_parallel_size=1, prefill_context_parallel_size=1, enable_expert_parallel=False,
-        enforce_eager=True, cudagraph_mode="NONE", cudagraph_capture_sizes=(), graph_estimate_applied=True,
-        enable_chunked_prefill=True, enable_prefix_caching=row["prefix_caching"], async_scheduling=True,
+        release=row["vllm"],
+        engine="V1",
+        runner="V2",
+        usage="serve",
+        dtype=row["dtype"],
+        quantization=None,
+        kv_cache_dtype=row["kv_cache_dtype"],
+        max_model_len=length if length > 0 else model.max_position_embeddings,
+        auto_fit_len=length < 0,
+        max_num_seqs=1024,
+        max_num_batched_tokens=row["max_num_batched_tokens"],
+        gpu_memory_utilization=0.92,
+        kv_cache_memory_bytes=None,
+        num_gpu_blocks_override=int(override) if override else None,
+        block_size=int(block_size) if block_size else None,
+        tensor_parallel_size=row["tp"],
+        pipeline_parallel_size=row["pp"],
+        data_parallel_size=1,
+        decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
+        enable_expert_parallel=False,
+        enforce_eager=True,
+        cudagraph_mode="NONE",
+        cudagraph_capture_sizes=(),
+        graph_estimate_applied=True,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=row["prefix_caching"],
+        async_scheduling=True,
         max_concurrent_batches=row["batches"],
         disable_hybrid_kv_cache_manager="--disable-hybrid-kv-cache-manager" in flags,
         num_speculative_tokens=(speculative or {}).get("num_speculative_tokens", 0),
         given=ServeArgs(speculative_config=speculative),
-    )  # fmt: skip
+    )
 
 
 def differences(row: dict[str, Any]) -> list[str]:

@@ -25,8 +25,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests/real_vllm"), str(ROOT / "tests")]
-from own_cgroup import limited_cgroup  # noqa: E402
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from own_cgroup import limited_cgroup
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 GIB = 1 << 30
 EATER = """

@@ -24,53 +24,73 @@ from legroom.simulation.outcome import Goal, ReplayOutcome
 from legroom.simulation.traces import synthetic
 
 LOADS: dict[str, tuple[str, str, dict[str, float]]] = {
-    "chat at 8/s, L4": (
-        "poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)",
-        "qwen3-8b l4 8192", {},
-    ),
+    "chat at 8/s, L4": ("poisson rate=8 prompt=lognormal(1200,0.8) output=lognormal(300,0.6)", "qwen3-8b l4 8192", {}),
     "ShareGPT-like chat, L4": (
-        "poisson rate=1 prompt=lognormal(100,1) output=lognormal(250,0.8)", "qwen3-8b l4 4096", {},
+        "poisson rate=1 prompt=lognormal(100,1) output=lognormal(250,0.8)",
+        "qwen3-8b l4 4096",
+        {},
     ),
     "ShareGPT-like chat, overloaded": (
-        "poisson rate=6 prompt=lognormal(100,1) output=lognormal(250,0.8)", "qwen3-8b l4 4096", {},
+        "poisson rate=6 prompt=lognormal(100,1) output=lognormal(250,0.8)",
+        "qwen3-8b l4 4096",
+        {},
     ),
     "Alpaca-like, A10": (
-        "poisson rate=10 prompt=lognormal(15,0.6) output=lognormal(45,0.7)", "llama-3.1-8b a10 4096", {},
+        "poisson rate=10 prompt=lognormal(15,0.6) output=lognormal(45,0.7)",
+        "llama-3.1-8b a10 4096",
+        {},
     ),
     "Azure conversation, A10": (
-        "poisson rate=1 prompt=lognormal(1020,0.8) output=lognormal(129,0.8)", "llama-3.1-8b a10 8192", {},
+        "poisson rate=1 prompt=lognormal(1020,0.8) output=lognormal(129,0.8)",
+        "llama-3.1-8b a10 8192",
+        {},
     ),
     "Azure conversation, first token within 5 s": (
         "poisson rate=1.5 prompt=lognormal(1020,0.8) output=lognormal(129,0.8)",
-        "llama-3.1-8b a10 8192", {"first_token_p99": 5.0},
+        "llama-3.1-8b a10 8192",
+        {"first_token_p99": 5.0},
     ),
     "Azure code, A100": (
-        "poisson rate=8 prompt=lognormal(1500,0.7) output=lognormal(13,0.9)", "llama-3.1-8b a100-40gb 8192", {},
+        "poisson rate=8 prompt=lognormal(1500,0.7) output=lognormal(13,0.9)",
+        "llama-3.1-8b a100-40gb 8192",
+        {},
     ),
     "Mooncake-like long prompts, H100": (
         "poisson rate=2 prompt=lognormal(6000,0.7) output=lognormal(150,0.6) prefix=10,1024",
-        "llama-3.1-8b h100 32768", {},
+        "llama-3.1-8b h100 32768",
+        {},
     ),
     "bursts of 20, L40S": (
-        "bursts burst=20 rate=3 prompt=lognormal(600,0.9) output=lognormal(150,0.7)", "qwen3-8b l40s 8192", {},
+        "bursts burst=20 rate=3 prompt=lognormal(600,0.9) output=lognormal(150,0.7)",
+        "qwen3-8b l40s 8192",
+        {},
     ),
     "retrieval with shared beginnings, L40S": (
-        "poisson rate=4 prompt=lognormal(3000,0.4) output=lognormal(200,0.5) prefix=5,2000", "qwen3-8b l40s 8192", {},
+        "poisson rate=4 prompt=lognormal(3000,0.4) output=lognormal(200,0.5) prefix=5,2000",
+        "qwen3-8b l40s 8192",
+        {},
     ),
     "reasoning, long answers, L40S": (
-        "poisson rate=0.6 prompt=lognormal(300,0.7) output=lognormal(2500,0.6)", "qwen3-8b l40s 16384", {},
+        "poisson rate=0.6 prompt=lognormal(300,0.7) output=lognormal(2500,0.6)",
+        "qwen3-8b l40s 16384",
+        {},
     ),
     "reasoning in a tight pool, RTX 4090": (
-        "poisson rate=0.5 prompt=lognormal(300,0.7) output=lognormal(2500,0.6)", "qwen3-8b rtx4090 16384", {},
+        "poisson rate=0.5 prompt=lognormal(300,0.7) output=lognormal(2500,0.6)",
+        "qwen3-8b rtx4090 16384",
+        {},
     ),
     "answers within 60 s, RTX 4090": (
         "poisson rate=1.5 prompt=lognormal(500,0.8) output=lognormal(300,0.6)",
-        "qwen3-8b rtx4090 8192", {"latency_p99": 60.0},
+        "qwen3-8b rtx4090 8192",
+        {"latency_p99": 60.0},
     ),
     "a batch, all at once, L4": (
-        "uniform rate=1e9 prompt=lognormal(500,0.8) output=lognormal(300,0.6)", "qwen3-8b l4 8192", {},
+        "uniform rate=1e9 prompt=lognormal(500,0.8) output=lognormal(300,0.6)",
+        "qwen3-8b l4 8192",
+        {},
     ),
-}  # fmt: skip
+}
 
 
 def former_choice(outcomes: list[ReplayOutcome], goal: Goal) -> ReplayOutcome | None:
@@ -101,8 +121,19 @@ def compare(name: str, requests: int) -> dict[str, Any]:
     mix, deployment, limits = LOADS[name]
     model, gpu, length = deployment.split()
     parser = add_parser(argparse.ArgumentParser().add_subparsers())
-    words = ["--synthetic", mix, "--model", model, "--gpu", gpu, "--max-model-len", length, "--choose",
-             "--enable-chunked-prefill", "--enable-prefix-caching"]  # fmt: skip
+    words = [
+        "--synthetic",
+        mix,
+        "--model",
+        model,
+        "--gpu",
+        gpu,
+        "--max-model-len",
+        length,
+        "--choose",
+        "--enable-chunked-prefill",
+        "--enable-prefix-caching",
+    ]
     args = parse(parser, words)
     trace = synthetic.read(f"{mix} requests={requests}").checked()
     if trace.arrivals[-1] < 1e-3:

@@ -78,9 +78,13 @@ def main() -> int:
         rows.append(row)
         counts = tally.setdefault(kind_of(str(path), text), Counter())
         counts.update(
-            files=1, plan=row["plan"] > 0, lint=row["lint"] > 0, servers=row["lint"], refused=bool(row["refused"]),
+            files=1,
+            plan=row["plan"] > 0,
+            lint=row["lint"] > 0,
+            servers=row["lint"],
+            refused=bool(row["refused"]),
             different=not row["same"],
-        )  # fmt: skip
+        )
     total = sum(tally.values(), Counter())
     seconds = time.perf_counter() - began
     different = [row["path"] for row in rows if not row["same"]]

@@ -43,9 +43,14 @@ ROOMY = ["--num-gpu-blocks-override", "48"]
 """Small enough that bursts of the healthy load fill it for a moment."""
 SMALL = ["--num-gpu-blocks-override", "24", "--max-num-seqs", "32"]
 ENV = {
-    "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def delta(now: Sample, before: Sample, name: str) -> float:
@@ -201,8 +206,19 @@ async def cause(trouble: Trouble, url: str, server: subprocess.Popen[bytes], rec
 
 
 def start_server(python: Path, port: int, model: Path, flags: list[str], log: Path) -> subprocess.Popen[bytes]:
-    command = [str(python.parent / "vllm"), "serve", str(model), "--served-model-name", MODEL, "--host", "127.0.0.1",
-               "--port", str(port), *FLAGS, *flags]  # fmt: skip
+    command = [
+        str(python.parent / "vllm"),
+        "serve",
+        str(model),
+        "--served-model-name",
+        MODEL,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *FLAGS,
+        *flags,
+    ]
     with log.open("wb") as output:
         return subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **ENV}, start_new_session=True
@@ -323,18 +339,38 @@ def main() -> None:
         model = arguments.model or tiny_model(folder)
         if arguments.healthy:
             result = asyncio.run(healthy_load(arguments, model, folder))
-            print(f"{result['looks']} looks at a healthy load of {result['minutes']:g} min "
-                  f"({result['answered']} requests): {len(result['findings'])} findings")  # fmt: skip
+            print(
+                f"{result['looks']} looks at a healthy load of {result['minutes']:g} min "
+                f"({result['answered']} requests): {len(result['findings'])} findings"
+            )
             print(json.dumps(result))
             sys.exit(1 if result["findings"] else 0)
         outcomes = asyncio.run(all_troubles(arguments, model, folder))
     print(f"{'trouble':14} {'found as':20} {'visible':>8} {'found':>6} {'looks':>6}  reason")
     for one in outcomes:
         print(f"{one.name:14} {one.kind:20} {one.visible_at!s:>8} {one.found_at!s:>6} {one.looks!s:>6}  {one.reason}")
-    rows = [{"name": o.name, "kind": o.kind, "visible_at": o.visible_at, "found_at": o.found_at, "looks": o.looks,
-             "in_time": o.in_time, "also": o.others} for o in outcomes]  # fmt: skip
-    print(json.dumps({"interval_s": INTERVAL_S, "within_looks": WITHIN, "all_in_time": all(o.in_time for o in outcomes),
-                      "rows": rows}))  # fmt: skip
+    rows = [
+        {
+            "name": o.name,
+            "kind": o.kind,
+            "visible_at": o.visible_at,
+            "found_at": o.found_at,
+            "looks": o.looks,
+            "in_time": o.in_time,
+            "also": o.others,
+        }
+        for o in outcomes
+    ]
+    print(
+        json.dumps(
+            {
+                "interval_s": INTERVAL_S,
+                "within_looks": WITHIN,
+                "all_in_time": all(o.in_time for o in outcomes),
+                "rows": rows,
+            }
+        )
+    )
     sys.exit(0 if all(one.in_time for one in outcomes) else 1)
 
 

@@ -57,8 +57,12 @@ class Client:
 
     async def _one(self, prompt: list[int], max_tokens: int) -> None:
         body: dict[str, Any] = {
-            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0.0,
+        }
         assert self._session
         with contextlib.suppress(aiohttp.ClientError, asyncio.TimeoutError):
             timeout = aiohttp.ClientTimeout(total=600)

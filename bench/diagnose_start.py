@@ -26,8 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests/real_vllm"), str(ROOT / "bench")]
-from run_heal import CASES  # noqa: E402
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from run_heal import CASES
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 _ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
 

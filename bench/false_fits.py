@@ -32,10 +32,17 @@ from legroom.vllm.served_model import served_model
 PLAIN, AWQ, FP8 = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-FP8"
 FAILED_STARTS = Path(__file__).with_name("failed_starts.jsonl")
 OLD_AND_NEW = ("0.6.3", "0.9.2", "0.12.0", "0.19.0", "0.27.0", "0.32.0")
-START_UP_CAUSES = frozenset({
-    "weights_too_big", "kv_too_small_for_max_len", "no_cache_blocks", "profiling_activation_peak",
-    "cudagraph_capture_oom", "hybrid_state_cache_limit", "unified_memory_or_wsl",
-})  # fmt: skip
+START_UP_CAUSES = frozenset(
+    {
+        "weights_too_big",
+        "kv_too_small_for_max_len",
+        "no_cache_blocks",
+        "profiling_activation_peak",
+        "cudagraph_capture_oom",
+        "hybrid_state_cache_limit",
+        "unified_memory_or_wsl",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -171,10 +178,16 @@ def main() -> None:
         print(f"{kind:18s} {'started' if started else 'did not start':14s} {said:13s} {number:4d}")
     failed = [verdict for verdict in verdicts if not verdict.started]
     started_ones = [verdict for verdict in verdicts if verdict.started]
-    print(json.dumps({
-        "did_not_start": len(failed), "false_fits": sum(verdict.wrong for verdict in failed),
-        "started": len(started_ones), "false_does_not_fit": sum(verdict.wrong for verdict in started_ones),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "did_not_start": len(failed),
+                "false_fits": sum(verdict.wrong for verdict in failed),
+                "started": len(started_ones),
+                "false_does_not_fit": sum(verdict.wrong for verdict in started_ones),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -52,12 +52,16 @@ WORKING_KINDS: dict[str, frozenset[str]] = {
         {"free_gpu_or_kill_orphans", "sequence_starts_or_wait", "engine_version_or_V0"}
     ),
     "profiling_activation_peak": frozenset(
-        {"max_num_seqs", "max_num_batched_tokens", "max_model_len", "limit_multimodal", "checkpoint_format",
-         "more_or_fewer_gpus_tp_pp"}
+        {
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "limit_multimodal",
+            "checkpoint_format",
+            "more_or_fewer_gpus_tp_pp",
+        }
     ),
-    "cudagraph_capture_oom": frozenset(
-        {"engine_version_or_V0", "lower_util", "eager_or_fewer_graphs", "max_num_seqs"}
-    ),
+    "cudagraph_capture_oom": frozenset({"engine_version_or_V0", "lower_util", "eager_or_fewer_graphs", "max_num_seqs"}),
     "runtime_activation_burst": frozenset(
         {"lower_util", "max_num_batched_tokens", "more_or_fewer_gpus_tp_pp", "kv_cache_memory_bytes", "request"}
     ),
@@ -82,10 +86,12 @@ WORKING_KINDS: dict[str, frozenset[str]] = {
     "wrong_flag": frozenset({"flag"}),
     "request_too_long": frozenset({"request", "max_model_len", "max_num_batched_tokens"}),
     "hybrid_state_cache_limit": frozenset({"max_num_seqs"}),
-}  # fmt: skip
+}
 _TRIED = {
-    "lower_util": re.compile(r"(?i)lower\w* (?:the )?(?:--)?(?:gpu.memory.utilization|ratio|fraction)|"
-                             r"gpu.memory.utilization[= ]0\.[1-8]|fraction chases|several values of --gpu"),
+    "lower_util": re.compile(
+        r"(?i)lower\w* (?:the )?(?:--)?(?:gpu.memory.utilization|ratio|fraction)|"
+        r"gpu.memory.utilization[= ]0\.[1-8]|fraction chases|several values of --gpu"
+    ),
     "raise_util": re.compile(r"(?i)rais\w+ (?:the )?(?:--)?(?:gpu.memory.utilization|ratio)|utilization 0\.9[5-9]"),
     "eager_or_fewer_graphs": re.compile(r"(?i)enforce.eager"),
     "allocator_conf": re.compile(r"(?i)expandable"),
@@ -95,7 +101,7 @@ _TRIED = {
     "swap_space": re.compile(r"(?i)swap"),
     "cpu_offload": re.compile(r"(?i)cpu.offload"),
     "more_or_fewer_gpus_tp_pp": re.compile(r"(?i)tensor.parallel|more gpus|\btp\b"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -148,9 +154,7 @@ def judge(case: dict[str, Any]) -> FixJudgement:
     if lost:
         doubts.append(f"drops {' '.join(lost)}")
     judged: Judged = "wrong" if wrong else "partly" if doubts else "works"
-    return FixJudgement(
-        case["id"], judged, case["cause"], first.cause, fix.kind, (*wrong, *doubts), bool(tags)
-    )  # fmt: skip
+    return FixJudgement(case["id"], judged, case["cause"], first.cause, fix.kind, (*wrong, *doubts), bool(tags))
 
 
 def _was_tried(fix: Fix, failed: Any) -> bool:
@@ -248,9 +252,14 @@ def main() -> None:
         "wrong": round(counts["wrong"] / max(len(judgements), 1), 3),
         "confirmed by a thread": len(confirmed),
         "of those, works": sum(judgement.judged == "works" for judgement in confirmed),
-        "against": dict(Counter(reason.split(" ")[0] + " " + " ".join(reason.split(" ")[1:3])
-                                for judgement in judgements for reason in judgement.against)),
-    }  # fmt: skip
+        "against": dict(
+            Counter(
+                reason.split(" ")[0] + " " + " ".join(reason.split(" ")[1:3])
+                for judgement in judgements
+                for reason in judgement.against
+            )
+        ),
+    }
     print(json.dumps(summary))
 
 

@@ -101,12 +101,16 @@ def measured_runs(folder: Path) -> list[Run]:
             )
         memory = [raw["mem_ready"]] + [raw[k]["mem"] for k in ("gen0", "gen1") if "mem" in raw.get(k, {})]
         seen = {
-            "activation_bytes": raw["peak_activation"], "weights_bytes": raw["weights_bytes"],
-            "non_torch_bytes": raw["non_torch"], "graph_estimate_bytes": raw["cudagraph_estimate"],
-            "graph_bytes": raw.get("cuda_graph_bytes", 0), "kv_cache_bytes": raw["available_kv_bytes"],
-            "budget_bytes": raw["requested_memory"], "served": len(memory) > 1,
+            "activation_bytes": raw["peak_activation"],
+            "weights_bytes": raw["weights_bytes"],
+            "non_torch_bytes": raw["non_torch"],
+            "graph_estimate_bytes": raw["cudagraph_estimate"],
+            "graph_bytes": raw.get("cuda_graph_bytes", 0),
+            "kv_cache_bytes": raw["available_kv_bytes"],
+            "budget_bytes": raw["requested_memory"],
+            "served": len(memory) > 1,
             "used_bytes": memory[0]["total"] - min(part["free"] for part in memory),
-        }  # fmt: skip
+        }
         state = "eager" if raw["cfg"]["eager"] else raw.get("compile") or "warm"
         found.append(
             Run(raw["id"], name, models[name], settings_of(models[name], raw["args"], raw["env"]), state, seen)
@@ -185,9 +189,11 @@ def fit_graphs(runs: Sequence[Run], fit: dict[str, Any]) -> None:
             rows.append((run.name, (1.0, splits, activations, share), run.seen["graph_bytes"] / MIB - nodes))
         (pool, split, activation_byte, experts_pool), errors = least_squares(rows)
         row.update(
-            pool_mib=round(pool, 1), pool_per_split_byte=round(split, 3),
-            pool_per_activation_byte=round(activation_byte, 3), pool_mib_experts=round(experts_pool, 1),
-        )  # fmt: skip
+            pool_mib=round(pool, 1),
+            pool_per_split_byte=round(split, 3),
+            pool_per_activation_byte=round(activation_byte, 3),
+            pool_mib_experts=round(experts_pool, 1),
+        )
         table(f"CUDA graphs, runner {runner}", errors)
 
 
@@ -232,8 +238,9 @@ def report(runs: Sequence[Run]) -> list[float]:
     """Errors of the figures as they stand; returns the relative errors of the activation."""
     relative, kv, peak = [], [], []
     checks: list[tuple[str, str, Callable[..., Any]]] = [
-        ("graph estimate", "graph_estimate_bytes", graph_estimate), ("CUDA graphs", "graph_bytes", graph_bytes)
-    ]  # fmt: skip
+        ("graph estimate", "graph_estimate_bytes", graph_estimate),
+        ("CUDA graphs", "graph_bytes", graph_bytes),
+    ]
     errors: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         what = (run.model, run.settings, run.gpu)

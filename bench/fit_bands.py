@@ -150,13 +150,17 @@ def start_of(result: Result) -> Start | None:
     what = (target.model, planned.settings, target.gpu)
     profile = activation_cold if layout.activation.terms[0].label == "first start" else activation
     rules = {
-        "activation": profile(*what, layout.rank), "cuda_graph": graph_estimate(*what),
-        "non_torch": non_torch(*what, layout.rank), "outside": outside(*what, layout.rank),
-    }  # fmt: skip
+        "activation": profile(*what, layout.rank),
+        "cuda_graph": graph_estimate(*what),
+        "non_torch": non_torch(*what, layout.rank),
+        "outside": outside(*what, layout.rank),
+    }
     truths = {
-        "activation": printed.activation_bytes, "cuda_graph": printed.graph_estimate_bytes,
-        "non_torch": printed.non_torch_bytes, "outside": _outside(planned, printed.peak_used_bytes),
-    }  # fmt: skip
+        "activation": printed.activation_bytes,
+        "cuda_graph": printed.graph_estimate_bytes,
+        "non_torch": printed.non_torch_bytes,
+        "outside": _outside(planned, printed.peak_used_bytes),
+    }
     misses: dict[str, Miss] = {}
     for name, value in truths.items():
         if value is not None and rules[name].kind == "estimated":

@@ -31,25 +31,48 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "fragments"))
 
-from snapshot_writer import SnapshotWriter, block, pinned_segments  # noqa: E402
+from snapshot_writer import SnapshotWriter, block, pinned_segments
 
-from legroom.api import DiagnosisReport  # noqa: E402
-from legroom.diagnosis.diagnose import read_log  # noqa: E402
-from legroom.diagnosis.starting_plan import Hints  # noqa: E402
-from legroom.drawing.terminal import Style  # noqa: E402
-from legroom.errors import LegroomError  # noqa: E402
-from legroom.fragments.read import read_content  # noqa: E402
-from legroom.fragments.report import fragment_report  # noqa: E402
-from legroom.render.fragments_svg import fragments_svg  # noqa: E402
-from legroom.render.fragments_text import fragments_text  # noqa: E402
+from legroom.api import DiagnosisReport
+from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.starting_plan import Hints
+from legroom.drawing.terminal import Style
+from legroom.errors import LegroomError
+from legroom.fragments.read import read_content
+from legroom.fragments.report import fragment_report
+from legroom.render.fragments_svg import fragments_svg
+from legroom.render.fragments_text import fragments_text
 
 WITNESS = Path(tempfile.gettempdir()) / f"legroom-fuzz-ran-{os.getpid()}"
 CALL = b"cos\nsystem\n(X" + len(f"touch {WITNESS}").to_bytes(4, "little") + f"touch {WITNESS}".encode() + b"tR"
 OPCODES = bytes(range(0x80, 0x98)) + b"(.012FGIJKLMNPQRSTUVX]abcdeghijlopqrstu})"
 VALUES: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**63 - 1, 2**63, 2**80, -(2**70), 1e308, -1.0, float("nan"), float("inf"), "", "x",
-    "\x1b[2J\n\r\u202e<script>", "A" * 5000, [], {}, [[]], [1, [2]], {"a": {"b": []}}, (), (0, 0, 0),
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63 - 1,
+    2**63,
+    2**80,
+    -(2**70),
+    1e308,
+    -1.0,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\x1b[2J\n\r\u202e<script>",
+    "A" * 5000,
+    [],
+    {},
+    [[]],
+    [1, [2]],
+    {"a": {"b": []}},
+    (),
+    (0, 0, 0),
+]
 
 
 def laughs() -> Any:

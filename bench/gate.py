@@ -27,8 +27,14 @@ from pathlib import Path
 from typing import Any
 
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-32B")
-NEW_CARDS = (("NVIDIA-L4", 22), ("NVIDIA-L40S", 44), ("NVIDIA-A100-SXM4-80GB", 79), ("NVIDIA-H100-80GB-HBM3", 79),
-             ("NVIDIA-H200", 140), ("NVIDIA-B200", 178))  # fmt: skip
+NEW_CARDS = (
+    ("NVIDIA-L4", 22),
+    ("NVIDIA-L40S", 44),
+    ("NVIDIA-A100-SXM4-80GB", 79),
+    ("NVIDIA-H100-80GB-HBM3", 79),
+    ("NVIDIA-H200", 140),
+    ("NVIDIA-B200", 178),
+)
 STORED_BYTES = {"fp8": 1.0, "w8a8": 1.0, "awq": 0.6, "gptq": 0.6, "fp4": 0.6, "int4": 0.6, "w4a16": 0.6, "4bit": 0.6}
 RELEASES = ("0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.19.0", "0.22.0", "0.28.0")
 BEING_SEARCHED = b"being searched for"
@@ -38,8 +44,14 @@ CARDS = ("NVIDIA-L4", "NVIDIA-A10G", "NVIDIA-H100-80GB-HBM3", "NVIDIA-A100-SXM4-
 def review(number: int, manifests: int) -> bytes:
     """One of so many Deployments, as an API server sends it: with what kubectl and the server add."""
     which = number % manifests
-    flags = ["--model", MODELS[which % len(MODELS)], "--max-model-len", str(2048 + 16 * (which // 16)),
-             "--gpu-memory-utilization", "0.9"]  # fmt: skip
+    flags = [
+        "--model",
+        MODELS[which % len(MODELS)],
+        "--max-model-len",
+        str(2048 + 16 * (which // 16)),
+        "--gpu-memory-utilization",
+        "0.9",
+    ]
     return _reviewed(number, flags, CARDS[which // len(MODELS) % len(CARDS)])
 
 
@@ -60,8 +72,16 @@ def new_review(number: int) -> bytes:
         gpus *= 2
     if choices.random() < 0.1:
         gpus = max(gpus // 2, 1)
-    flags = ["--model", name, "--tensor-parallel-size", str(gpus), "--seed", str(number),
-             "--gpu-memory-utilization", str(choices.choice((0.85, 0.9, 0.92, 0.95)))]  # fmt: skip
+    flags = [
+        "--model",
+        name,
+        "--tensor-parallel-size",
+        str(gpus),
+        "--seed",
+        str(number),
+        "--gpu-memory-utilization",
+        str(choices.choice((0.85, 0.9, 0.92, 0.95))),
+    ]
     flags += ["--max-model-len", str(choices.choice((2048, 4096)))] if choices.random() < 0.6 else []
     flags += ["--max-num-seqs", str(choices.choice((16, 64, 128, 256)))] if choices.random() < 0.4 else []
     flags += ["--enforce-eager"] if choices.random() < 0.2 else []
@@ -70,13 +90,16 @@ def new_review(number: int) -> bytes:
 
 def _reviewed(number: int, flags: list[str], card: str, gpus: int = 1, release: str = "0.11.0") -> bytes:
     container = {
-        "name": "vllm", "image": f"vllm/vllm-openai:v{release}", "imagePullPolicy": "IfNotPresent", "args": flags,
+        "name": "vllm",
+        "image": f"vllm/vllm-openai:v{release}",
+        "imagePullPolicy": "IfNotPresent",
+        "args": flags,
         "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
         "ports": [{"containerPort": 8000, "protocol": "TCP"}],
         "resources": {"limits": {"nvidia.com/gpu": str(gpus), "memory": "32Gi" if gpus == 1 else "400Gi"}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": 8000}, "periodSeconds": 5},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }  # fmt: skip
+    }
     pod = {
         "nodeSelector": {"nvidia.com/gpu.product": card},
         "containers": [container],
@@ -84,13 +107,23 @@ def _reviewed(number: int, flags: list[str], card: str, gpus: int = 1, release: 
     }
     managed = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {f"f:{i}": {} for i in range(60)}}]
     thing = {
-        "apiVersion": "apps/v1", "kind": "Deployment",
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
         "metadata": {"name": f"llm-{number}", "namespace": "models", "uid": str(number), "managedFields": managed},
-        "spec": {"replicas": 1 + number % 7, "selector": {"matchLabels": {"app": "llm"}},
-                 "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod}},
-    }  # fmt: skip
-    request = {"uid": f"review-{number}", "operation": "CREATE", "namespace": "models", "name": f"llm-{number}",
-               "kind": {"group": "apps", "version": "v1", "kind": "Deployment"}, "object": thing}  # fmt: skip
+        "spec": {
+            "replicas": 1 + number % 7,
+            "selector": {"matchLabels": {"app": "llm"}},
+            "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod},
+        },
+    }
+    request = {
+        "uid": f"review-{number}",
+        "operation": "CREATE",
+        "namespace": "models",
+        "name": f"llm-{number}",
+        "kind": {"group": "apps", "version": "v1", "kind": "Deployment"},
+        "object": thing,
+    }
     return json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}).encode()
 
 
@@ -116,9 +149,16 @@ class Caller:
 def summary(times_s: list[float], seconds: float, failed: int) -> dict[str, Any]:
     ordered = sorted(times_s)
     at = lambda share: round(1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)  # noqa: E731
-    return {"requests": len(ordered), "failed": failed, "per_s": round(len(ordered) / seconds, 1), "p50_ms": at(0.5),
-            "p90_ms": at(0.9), "p99_ms": at(0.99), "max_ms": round(1e3 * ordered[-1], 2),
-            "mean_ms": round(1e3 * statistics.fmean(ordered), 2)}  # fmt: skip
+    return {
+        "requests": len(ordered),
+        "failed": failed,
+        "per_s": round(len(ordered) / seconds, 1),
+        "p50_ms": at(0.5),
+        "p90_ms": at(0.9),
+        "p99_ms": at(0.99),
+        "max_ms": round(1e3 * ordered[-1], 2),
+        "mean_ms": round(1e3 * statistics.fmean(ordered), 2),
+    }
 
 
 async def timed(caller: Caller, body: bytes, times_s: list[float], failures: list[int], since_s: float) -> None:
@@ -266,8 +306,23 @@ def started(folder: str, processes: int) -> tuple[subprocess.Popen[str], int, ss
     pair = new_certificate(authority, ["localhost"])
     for name, data in (("ca.crt", authority.certificate), ("tls.crt", pair.certificate), ("tls.key", pair.key)):
         (Path(folder) / name).write_bytes(data)
-    words = [sys.executable, "-m", "legroom", "gate", "--host", "127.0.0.1", "--port", "0", "--json",
-             "--tls-dir", folder, "--processes", str(processes), "--deadline", "30"]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "legroom",
+        "gate",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--json",
+        "--tls-dir",
+        folder,
+        "--processes",
+        str(processes),
+        "--deadline",
+        "30",
+    ]
     gate = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert gate.stdout is not None
     port = int(json.loads(gate.stdout.readline())["url"].rpartition(":")[2].partition("/")[0])

@@ -287,8 +287,12 @@ def fill_rings(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
             recorder._earlier.extend(list(recorder._recent)[:1])
     gc.collect()
     took_s.sort()
-    return {"added_bytes": process.memory_info().rss - before, "reading_s": took_s[len(took_s) // 2],
-            "reading_most_s": took_s[-1], "reading_total_s": sum(took_s)}  # fmt: skip
+    return {
+        "added_bytes": process.memory_info().rss - before,
+        "reading_s": took_s[len(took_s) // 2],
+        "reading_most_s": took_s[-1],
+        "reading_total_s": sum(took_s),
+    }
 
 
 def give_back(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -302,6 +306,11 @@ def give_back(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 FAULTS: dict[str, Any] = {
-    "burst": burst, "fill": fill, "leak": begin_leak, "fragmentation": fragmentation, "request": request,
-    "give_back": give_back, "fill_rings": fill_rings,
-}  # fmt: skip
+    "burst": burst,
+    "fill": fill,
+    "leak": begin_leak,
+    "fragmentation": fragmentation,
+    "request": request,
+    "give_back": give_back,
+    "fill_rings": fill_rings,
+}

@@ -62,23 +62,41 @@ class GpuServer:
     """One server, as a context. `vllm` is the command; `folder` gets its log, its records and its faults' files."""
 
     def __init__(
-        self, vllm: str, model: Path, folder: Path, *flags: str, env: dict[str, str] | None = None,
-        limit_s: float = 90.0, legroom: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        vllm: str,
+        model: Path,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        limit_s: float = 90.0,
+        legroom: bool = True,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.limit_s = folder, free_port(), limit_s
         self.url = f"http://127.0.0.1:{self.port}"
         self.model, self.flags = model, flags
         self.log, self.records = folder / "server.log", folder / "records"
         self.words = [
-            vllm, "serve", str(model), "--served-model-name", "m", "--load-format", "dummy", "--host", "127.0.0.1",
-            "--port", str(self.port), *flags,
-        ]  # fmt: skip
+            vllm,
+            "serve",
+            str(model),
+            "--served-model-name",
+            "m",
+            "--load-format",
+            "dummy",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *flags,
+        ]
         own = {
-            "LEGROOM_WORKER_MEMORY": "1" if legroom else "0", "LEGROOM_BLACKBOX_DIR": str(self.records),
-            "LEGROOM_HOME": str(folder / "home"), "LEGROOM_FAULTS": str(folder),
+            "LEGROOM_WORKER_MEMORY": "1" if legroom else "0",
+            "LEGROOM_BLACKBOX_DIR": str(self.records),
+            "LEGROOM_HOME": str(folder / "home"),
+            "LEGROOM_FAULTS": str(folder),
             "PYTHONPATH": os.pathsep.join(filter(None, (beside_vllm(folder / "beside"), os.environ.get("PYTHONPATH")))),
-        }  # fmt: skip
+        }
         self.env = os.environ | own | (env or {})
 
     def __enter__(self) -> GpuServer:
@@ -88,8 +106,9 @@ class GpuServer:
     def start(self) -> bool:
         """Whether it serves within its time."""
         self.began_s = time.monotonic()
-        self.child = subprocess.Popen(self.words, env=self.env, stdout=self.log.open("ab"), stderr=subprocess.STDOUT,
-                                      start_new_session=True)  # fmt: skip
+        self.child = subprocess.Popen(
+            self.words, env=self.env, stdout=self.log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True
+        )
         while time.monotonic() - self.began_s < self.limit_s and self.child.poll() is None:
             if self.is_healthy():
                 self.start_s = time.monotonic() - self.began_s
@@ -125,8 +144,11 @@ class GpuServer:
 
     def ask(self, timeout_s: float = 60.0, **body: Any) -> int:
         """The status of a completion; 0 where the connection broke."""
-        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps({"model": "m", **body}).encode(),
-                                         {"content-type": "application/json"})  # fmt: skip
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps({"model": "m", **body}).encode(),
+            {"content-type": "application/json"},
+        )
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 answer.read()

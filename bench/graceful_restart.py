@@ -29,9 +29,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "real_vllm"))
-from restart_load import GuardedServer, HeldServer, Load  # noqa: E402
+from restart_load import GuardedServer, HeldServer, Load
 
-from legroom.live.journal.journal import Journal  # noqa: E402
+from legroom.live.journal.journal import Journal
 
 WARM = 40
 

@@ -29,8 +29,12 @@ async def burst(port: int, count: int, guard: bool) -> dict[str, Any]:
 
     async def one(number: int, client: Connection) -> tuple[int, dict[str, str], dict[str, Any], float]:
         # Prompts of their own: nothing is shared between requests.
-        body = {"model": "tiny", "prompt": [5 + (number * 7 + at) % 240 for at in range(PROMPT)], "max_tokens": OUTPUT,
-                "ignore_eos": True}  # fmt: skip
+        body = {
+            "model": "tiny",
+            "prompt": [5 + (number * 7 + at) % 240 for at in range(PROMPT)],
+            "max_tokens": OUTPUT,
+            "ignore_eos": True,
+        }
         began = time.perf_counter()
         status, headers, answer = await client.post("/v1/completions", body, guard)
         client.close()
@@ -43,12 +47,16 @@ async def burst(port: int, count: int, guard: bool) -> dict[str, Any]:
     refused = [answer for answer in answers if answer[0] == 429]
     whole = [answer for answer in served if answer[2]["usage"]["completion_tokens"] == OUTPUT]
     return {
-        "sent": count, "served": len(served), "served_whole": len(whole), "refused": len(refused),
+        "sent": count,
+        "served": len(served),
+        "served_whole": len(whole),
+        "refused": len(refused),
         "refused_with_retry_after": sum(int(answer[1].get("retry-after", 0)) >= 1 for answer in refused),
         "retry_after_s": sorted({int(answer[1]["retry-after"]) for answer in refused}),
-        "failed": len(answers) - len(served) - len(refused), "seconds": seconds,
+        "failed": len(answers) - len(served) - len(refused),
+        "seconds": seconds,
         "tokens_per_s": sum(answer[2]["usage"]["total_tokens"] for answer in served) / seconds,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -63,9 +71,15 @@ def main() -> None:
     count = round(args.times * (BLOCKS - 1) / blocks_each)
     found: dict[str, Any] = {"pool_tokens": (BLOCKS - 1) * BLOCK_SIZE, "times_the_pool": args.times}
     flags = (
-        "--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS),
-        "--block-size", str(BLOCK_SIZE),
-    )  # fmt: skip
+        "--max-model-len",
+        "1024",
+        "--kv-cache-memory-bytes",
+        "16M",
+        "--num-gpu-blocks-override",
+        str(BLOCKS),
+        "--block-size",
+        str(BLOCK_SIZE),
+    )
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.toml"
         policy.write_text("")
@@ -80,8 +94,17 @@ def main() -> None:
                     found[name][key] = after[series] - before[series]
                 found[name]["left_reserved_tokens"] = after["legroom_guard_reserved_tokens"]
     rows = [("burst of the same requests", "with guard", "without", f"overcommit {args.overcommit:g}")]
-    for key in ("sent", "preemptions", "served", "served_whole", "refused", "refused_with_retry_after", "failed",
-                "seconds", "tokens_per_s"):  # fmt: skip
+    for key in (
+        "sent",
+        "preemptions",
+        "served",
+        "served_whole",
+        "refused",
+        "refused_with_retry_after",
+        "failed",
+        "seconds",
+        "tokens_per_s",
+    ):
         sides = ("with", "without", "overcommitted")
         rows.append((key.replace("_", " "), *(f"{found[side][key]:,.0f}" for side in sides)))
     print_table(rows)

@@ -31,8 +31,16 @@ from typing import Any
 from guard_real import free_port
 from guard_toggle import ROOT, Connection, RealServer, read_metrics
 
-FLAGS = ("--max-model-len", "1024", "--block-size", "128", "--num-gpu-blocks-override", "33",
-         "--kv-cache-memory-bytes", "16M")  # fmt: skip
+FLAGS = (
+    "--max-model-len",
+    "1024",
+    "--block-size",
+    "128",
+    "--num-gpu-blocks-override",
+    "33",
+    "--kv-cache-memory-bytes",
+    "16M",
+)
 
 
 def body(rnd: random.Random, prompt: int, output: int) -> dict[str, Any]:
@@ -74,10 +82,14 @@ async def beside_large(port: int, tries: int, every_s: float) -> dict[str, Any]:
     await asyncio.gather(*large, return_exceptions=True)
     bound = 2 * statistics.median(alone) + statistics.median(prefill)
     return {
-        "alone_s": round(statistics.median(alone), 3), "large_prefill_s": round(statistics.median(prefill), 3),
-        "bound_s": round(bound, 3), "tries_s": sorted(round(took, 3) for took in tried),
-        "within": sum(took <= bound for took in tried), "tries": tries, "large_unfinished": unfinished,
-    }  # fmt: skip
+        "alone_s": round(statistics.median(alone), 3),
+        "large_prefill_s": round(statistics.median(prefill), 3),
+        "bound_s": round(bound, 3),
+        "tries_s": sorted(round(took, 3) for took in tried),
+        "within": sum(took <= bound for took in tried),
+        "tries": tries,
+        "large_unfinished": unfinished,
+    }
 
 
 async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
@@ -97,18 +109,31 @@ async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
     idle = [at_s for at_s, inside in running if not inside]
     page, looks = read_metrics(url), len(running)
     return {
-        "requests": requests, "seconds": round(time.perf_counter() - began, 1), "looks": looks, "idle_at_s": idle,
-        "idle_share": round(len(idle) / max(1, looks), 4), "refused": page["legroom_guard_rejected_total"],
-        "p50_s": round(statistics.median(took), 1), "worst_s": round(max(took), 1),
-    }  # fmt: skip
+        "requests": requests,
+        "seconds": round(time.perf_counter() - began, 1),
+        "looks": looks,
+        "idle_at_s": idle,
+        "idle_share": round(len(idle) / max(1, looks), 4),
+        "refused": page["legroom_guard_rejected_total"],
+        "p50_s": round(statistics.median(took), 1),
+        "worst_s": round(max(took), 1),
+    }
 
 
 async def stuck_uploads(uploads: int, mib: int) -> dict[str, Any]:
     """Bodies through the proxy to a server that takes connections and reads nothing."""
     stuck = socket.create_server(("127.0.0.1", 0), backlog=512)
     port = free_port()
-    words = [sys.executable, "-m", "legroom", "guard", "--upstream", f"http://127.0.0.1:{stuck.getsockname()[1]}",
-             "--port", str(port)]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "legroom",
+        "guard",
+        "--upstream",
+        f"http://127.0.0.1:{stuck.getsockname()[1]}",
+        "--port",
+        str(port),
+    ]
     child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.DEVNULL)
     peak, answers, began = 0, Counter[str](), time.perf_counter()
     when: dict[str, list[float]] = {}

@@ -156,10 +156,13 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
     """`limits` None: everything goes straight to the server."""
     scheduler = Scheduler(
         SchedulerSettings(
-            POOL.blocks + 1, POOL.block_size, max_num_batched_tokens=POOL.step_tokens, max_model_len=LONGEST,
+            POOL.blocks + 1,
+            POOL.block_size,
+            max_num_batched_tokens=POOL.step_tokens,
+            max_model_len=LONGEST,
             enable_prefix_caching=POOL.caching,
         )
-    )  # fmt: skip
+    )
     pool, now_s, next_look_s, next_use_s = pool_of(limits), 0.0, 0.0, 0.0
     prompts = [asked.token_ids() for asked in load]
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
@@ -270,8 +273,9 @@ def main() -> None:
         cost, POOL.hop_s, POOL.use_s = card_cost(args.card, args.gpu), (args.hop_ms or 15.0) / 1000, 0.25
     ahead = PoolLimits(POOL.blocks, None, 10_000, LOOK_AHEAD, args.recompute)
     policies: dict[str, tuple[PoolLimits | None, float]] = {
-        "direct": (None, 0.0), "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0)
-    }  # fmt: skip
+        "direct": (None, 0.0),
+        "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0),
+    }
     policies |= {f"gain {gain:g}": (ahead, gain) for gain in args.gain}
     for name in args.loads or LOADS:
         seen: dict[str, list[Run]] = {}

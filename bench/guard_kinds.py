@@ -32,8 +32,8 @@ import aiohttp
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before  # noqa: E402
-from tiny_models import write_lora, write_model  # noqa: E402
+from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before
+from tiny_models import write_lora, write_model
 
 TEXTS = ["one", "two", "three"]
 COMMON = ("--max-model-len", "512", "--kv-cache-memory-bytes", "16M")
@@ -73,12 +73,20 @@ def compare(asked: str, places: tuple[Endpoint, Endpoint], look: Callable[[Endpo
 
 def lora(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:
     wish = {"prompt": [5] * 20, "max_tokens": 8, "ignore_eos": True}
-    yield compare("an adapter by its name", (server, proxy), lambda place: str(
-        place.post(wish | {"model": "tuned"})[2]["model"]), "tuned")  # fmt: skip
+    yield compare(
+        "an adapter by its name",
+        (server, proxy),
+        lambda place: str(place.post(wish | {"model": "tuned"})[2]["model"]),
+        "tuned",
+    )
     inside, through = (len({answered_tokens(place, model) for model in ("tiny", "tuned")}) for place in (server, proxy))
     yield Row("different tokens of base model and adapter", str(inside), str(through), inside == through == 2)
-    yield compare("an adapter that is not there", (server, proxy), lambda place: str(
-        place.post(wish | {"model": "nobody"})[0]), "404")  # fmt: skip
+    yield compare(
+        "an adapter that is not there",
+        (server, proxy),
+        lambda place: str(place.post(wish | {"model": "nobody"})[0]),
+        "404",
+    )
     yield held_nothing(server)
 
 
@@ -96,11 +104,17 @@ def pooling(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:
     ]
     for path, body, look, good in asked:
         yield compare(
-            path, (server, proxy), lambda place, path=path, body=body, look=look: look(
-                place.post({"model": "tiny", **body}, path)[2]), good,
-        )  # fmt: skip
-    yield compare("an input over the context", (server, proxy), lambda place: str(
-        place.post({"model": "tiny", "input": "x" * 600}, "/v1/embeddings")[0]), "400")  # fmt: skip
+            path,
+            (server, proxy),
+            lambda place, path=path, body=body, look=look: look(place.post({"model": "tiny", **body}, path)[2]),
+            good,
+        )
+    yield compare(
+        "an input over the context",
+        (server, proxy),
+        lambda place: str(place.post({"model": "tiny", "input": "x" * 600}, "/v1/embeddings")[0]),
+        "400",
+    )
     yield held_nothing(server)
 
 
@@ -116,8 +130,10 @@ def several(server: GuardedServer, proxy: Endpoint) -> Iterator[Row]:
         server.post({"on": on}, "/-/legroom/drain", authorization=f"Bearer {TOKEN}")
 
     def statuses(place: Endpoint) -> str:
-        return ", ".join(f"{count} x {status}" for status, count in Counter(
-            place.post(body | {"max_tokens": 1})[0] for _ in range(20)).items())  # fmt: skip
+        return ", ".join(
+            f"{count} x {status}"
+            for status, count in Counter(place.post(body | {"max_tokens": 1})[0] for _ in range(20)).items()
+        )
 
     yield compare("48 at once", (server, proxy), burst, "48 whole")
     engines = [line for line in server.page().splitlines() if line.startswith("vllm:generation_tokens_total{")]

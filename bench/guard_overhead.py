@@ -91,8 +91,9 @@ async def own_time_us(
     config = SimpleNamespace(
         cache_config=SimpleNamespace(num_gpu_blocks=blocks, block_size=16, enable_prefix_caching=True),
         model_config=SimpleNamespace(max_model_len=2048),
-        scheduler_config=SimpleNamespace(max_num_seqs=128), parallel_config=SimpleNamespace(data_parallel_size=1),
-    )  # fmt: skip
+        scheduler_config=SimpleNamespace(max_num_seqs=128),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+    )
     server = SimpleNamespace(state=SimpleNamespace(vllm_config=config, args=SimpleNamespace()))
     data = json.dumps(body).encode()
 
@@ -156,23 +157,31 @@ def main() -> None:
         "api_server_cpu_ms": {side: cpu[guard] * 1e3 for side, guard in sides.items()},
         "own_time_us": asyncio.run(own_time_us()),
         "own_time_queued_us": asyncio.run(own_time_us(4000, 300, 400, LONGER, 0.001)),
-        "admitted": seen["legroom_guard_admitted_total"], "pairs": args.pairs, "rounds": args.rounds,
-    }  # fmt: skip
+        "admitted": seen["legroom_guard_admitted_total"],
+        "pairs": args.pairs,
+        "rounds": args.rounds,
+    }
 
     def row(name: str, key: str, digits: int, last: str) -> tuple[str, ...]:
         return (name, *(f"{found[key][side]:.{digits}f}" for side in sides), last)
 
-    print_table([
-        ("same vLLM, in turn", "with guard", "without", "difference"),
-        row("latency p50, ms", "latency_p50_ms", 2, f"{found['added_p50_ms']:+.2f}"),
-        row("latency p99, ms", "latency_p99_ms", 2, ""),
-        ("added, median of pairs, ms", f"{found['added_in_pairs_p50_ms']:+.2f}",
-         "95 % within", "{:+.2f} to {:+.2f}".format(*found["added_in_pairs_p50_ms_95"])),
-        row("requests/s, 32 clients", "requests_per_s", 1, f"{found['throughput_ratio']:.1%}"),
-        row("API server, CPU ms a request", "api_server_cpu_ms", 2, f"{cpu[True] / cpu[False] - 1:+.1%}"),
-        ("guard alone, CPU us a request", f"{found['own_time_us']:.0f}", "", ""),
-        ("the same with a queue", f"{found['own_time_queued_us']:.0f}", "", ""),
-    ])  # fmt: skip
+    print_table(
+        [
+            ("same vLLM, in turn", "with guard", "without", "difference"),
+            row("latency p50, ms", "latency_p50_ms", 2, f"{found['added_p50_ms']:+.2f}"),
+            row("latency p99, ms", "latency_p99_ms", 2, ""),
+            (
+                "added, median of pairs, ms",
+                f"{found['added_in_pairs_p50_ms']:+.2f}",
+                "95 % within",
+                "{:+.2f} to {:+.2f}".format(*found["added_in_pairs_p50_ms_95"]),
+            ),
+            row("requests/s, 32 clients", "requests_per_s", 1, f"{found['throughput_ratio']:.1%}"),
+            row("API server, CPU ms a request", "api_server_cpu_ms", 2, f"{cpu[True] / cpu[False] - 1:+.1%}"),
+            ("guard alone, CPU us a request", f"{found['own_time_us']:.0f}", "", ""),
+            ("the same with a queue", f"{found['own_time_queued_us']:.0f}", "", ""),
+        ]
+    )
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
 

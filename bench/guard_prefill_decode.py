@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before  # noqa: E402
-from tiny_models import write_model  # noqa: E402
+from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before
+from tiny_models import write_model
 
 FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--seed", "1")
 REQUESTS = 24
@@ -105,25 +105,31 @@ def look(pair: Pair, servers: tuple[GuardedServer, GuardedServer], first: int) -
             status if status != 200 else f"{len(answer['choices'][0]['token_ids'])} tokens"
             for status, _, answer in answers
         )
-        yield f"{REQUESTS} at once", ", ".join(f"{count} x {what}" for what, count in whole.items()), (
-            f"{REQUESTS} x {TOKENS} tokens"
-        )  # fmt: skip
+        yield (
+            f"{REQUESTS} at once",
+            ", ".join(f"{count} x {what}" for what, count in whole.items()),
+            (f"{REQUESTS} x {TOKENS} tokens"),
+        )
         admitted = [
             server.metric("legroom_guard_admitted_total") - was for server, was in zip(servers, before, strict=True)
         ]
         yield "admitted by each guard", " and ".join(f"{count:.0f}" for count in admitted), f"{REQUESTS} and {REQUESTS}"
         loaded = servers[1].metric("vllm:external_prefix_cache_hits_total") - loaded
-        yield "prompt tokens that the decode server got from the prefill server", f"{loaded:.0f}", (
-            f"{REQUESTS * (PROMPT // 128) * 128}"
-        )  # fmt: skip
+        yield (
+            "prompt tokens that the decode server got from the prefill server",
+            f"{loaded:.0f}",
+            (f"{REQUESTS * (PROMPT // 128) * 128}"),
+        )
         alone = servers[0].post(bodies[0])[2]["choices"][0]["token_ids"]
         same = answers[0][2]["choices"][0]["token_ids"] == alone
         yield "the same tokens as from one server", "yes" if same else "no", "yes"
         drain(servers[0], True)
         status, headers, _ = router.endpoint.post(wish | {"prompt": prompt(first + 120), "max_tokens": 1})
-        yield "while the prefill server drains", f"{status}{', Retry-After' if 'retry-after' in headers else ''}", (
-            "503, Retry-After"
-        )  # fmt: skip
+        yield (
+            "while the prefill server drains",
+            f"{status}{', Retry-After' if 'retry-after' in headers else ''}",
+            ("503, Retry-After"),
+        )
         drain(servers[0], False)
         yield "afterwards", str(router.endpoint.post(wish | {"prompt": prompt(first + 120), "max_tokens": 1})[0]), "200"
         reserved = [server.metric("legroom_guard_reserved_tokens") for server in servers]

@@ -28,11 +28,17 @@ from typing import Any
 from guard_toggle import print_table
 
 HERE = Path(__file__).parent
-BODY = json.dumps({
-    "model": "tiny", "max_tokens": 64, "temperature": 0.7,
-    "messages": [{"role": "system", "content": "You are a helpful assistant. " * 8},
-                 {"role": "user", "content": "Tell me a story about a fox and a hen. " * 8}],
-}).encode()  # fmt: skip
+BODY = json.dumps(
+    {
+        "model": "tiny",
+        "max_tokens": 64,
+        "temperature": 0.7,
+        "messages": [
+            {"role": "system", "content": "You are a helpful assistant. " * 8},
+            {"role": "user", "content": "Tell me a story about a fox and a hen. " * 8},
+        ],
+    }
+).encode()
 STREAM = BODY[:-1] + b', "stream": true}'
 ANSWER = (
     b'{"id":"x","choices":[{"text":"hello"}],"usage":{"prompt_tokens":150,"completion_tokens":8,"total_tokens":158}}'
@@ -149,8 +155,14 @@ async def streams(port: int, pid: int, count: int) -> dict[str, Any]:
     for transport in opened:
         transport.abort()
     await asyncio.sleep(3)
-    return {"open": len(opened), "lost": lost, "memory_mb": memory, "memory_after_12_s_mb": after,
-            "bytes_passed_in_12_s": passed, "memory_closed_mb": rss_mb(pid)}  # fmt: skip
+    return {
+        "open": len(opened),
+        "lost": lost,
+        "memory_mb": memory,
+        "memory_after_12_s_mb": after,
+        "bytes_passed_in_12_s": passed,
+        "memory_closed_mb": rss_mb(pid),
+    }
 
 
 def rss_mb(pid: int) -> float:
@@ -184,9 +196,13 @@ def measured(
         before = cpu_s(proxy.pid)
         seconds, latencies = asyncio.run(load(proxy_port, args.requests, args.clients))
         cpu = cpu_s(proxy.pid) - before
-        found = {"requests_per_s": args.requests / seconds, "requests_per_cpu_s": args.requests / cpu,
-                 "core_used": cpu / seconds, "p50_ms": latencies[len(latencies) // 2] * 1e3,
-                 "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3}  # fmt: skip
+        found = {
+            "requests_per_s": args.requests / seconds,
+            "requests_per_cpu_s": args.requests / cpu,
+            "core_used": cpu / seconds,
+            "p50_ms": latencies[len(latencies) // 2] * 1e3,
+            "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
+        }
         if args.streams and "-c" not in words:
             found["streams"] = asyncio.run(streams(proxy_port, proxy.pid, args.streams))
             page = urllib.request.urlopen(f"http://127.0.0.1:{proxy_port}/metrics").read().decode()

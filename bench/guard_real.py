@@ -45,8 +45,15 @@ POLICIES = {"strict": '[pool]\nadmit = "strict"\n'}
 LONGEST_RETRY_S = 30.0
 PREEMPTIONS, STEPS = "vllm:num_preemptions_total", "vllm:iteration_tokens_total_count"
 UNGUARDED = ("direct", "again")
-GPU_MODEL = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}  # fmt: skip
+GPU_MODEL = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+}
 """The shape of Llama 3.1 8B."""
 CPU_FLAGS = "--max-model-len 1024 --block-size 128 --num-gpu-blocks-override 33 --kv-cache-memory-bytes 16M"
 GPU_FLAGS = (
@@ -125,11 +132,17 @@ def children(pid: int) -> list[int]:
 
 
 SERIES = {
-    "running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting", "kv": "vllm:kv_cache_usage_perc",
-    "preemptions": PREEMPTIONS, "steps": STEPS, "prompt_tokens": "vllm:prompt_tokens_total",
-    "tokens": "vllm:generation_tokens_total", "guard_running": "legroom_guard_running",
-    "guard_waiting": "legroom_guard_waiting", "reserved": "legroom_guard_reserved_tokens",
-}  # fmt: skip
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv": "vllm:kv_cache_usage_perc",
+    "preemptions": PREEMPTIONS,
+    "steps": STEPS,
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "tokens": "vllm:generation_tokens_total",
+    "guard_running": "legroom_guard_running",
+    "guard_waiting": "legroom_guard_waiting",
+    "reserved": "legroom_guard_reserved_tokens",
+}
 
 
 class Looks:
@@ -161,8 +174,9 @@ class Looks:
         return {
             "kv_use": round(sum(row["kv"] for row in self.rows) / of_all, 3),
             "running": round(sum(row["running"] for row in self.rows) / of_all, 1),
-            "free_while_held_back": round(sum(idle) / of_all, 3), "held_back": round(len(idle) / of_all, 3),
-        }  # fmt: skip
+            "free_while_held_back": round(sum(idle) / of_all, 3),
+            "held_back": round(len(idle) / of_all, 3),
+        }
 
 
 class Bench:
@@ -314,8 +328,14 @@ def main() -> None:
     parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
     parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
-    parser.add_argument("--variant", nargs=2, action="append", default=[], metavar=("MODE", "CONSTANTS"),
-                        help="a further mode: a proxy with other constants, see guard_variant.py")  # fmt: skip
+    parser.add_argument(
+        "--variant",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("MODE", "CONSTANTS"),
+        help="a further mode: a proxy with other constants, see guard_variant.py",
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
     parser.add_argument("--looks", action="store_true", help="read the server's gauges five times a second")
     parser.add_argument("--json", type=Path)

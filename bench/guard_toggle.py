@@ -48,8 +48,18 @@ class RealServer:
         self.port, self.url = port, f"http://127.0.0.1:{port}"
         model = write_model(Path(self.folder.name) / "tiny")
         # float32: bfloat16 takes AMX instructions, which some virtual machines announce and do not run.
-        words = serve_words(python, model, port, "--dtype", "float32", "--served-model-name", "tiny",
-                            "--middleware", "guard_toggle.Toggle", *flags)  # fmt: skip
+        words = serve_words(
+            python,
+            model,
+            port,
+            "--dtype",
+            "float32",
+            "--served-model-name",
+            "tiny",
+            "--middleware",
+            "guard_toggle.Toggle",
+            *flags,
+        )
         self.log = Path(self.folder.name) / "log"
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT / "bench")))
         self.words, self.env = words, os.environ | SERVE_ENV | {"PYTHONPATH": paths} | (env or {})
@@ -131,7 +141,11 @@ def percentile(values: list[float], share: float) -> float:
 def print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for number, row in enumerate(rows):
-        print("  ".join(cell.ljust(width) if not at else cell.rjust(width)
-                        for at, (cell, width) in enumerate(zip(row, widths, strict=True))))  # fmt: skip
+        print(
+            "  ".join(
+                cell.ljust(width) if not at else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )
         if not number:
             print("  ".join("-" * width for width in widths))

@@ -17,13 +17,20 @@ from typing import Any
 
 # What the atlas has no word for: how a release's parser reads a value. Read from the parsers themselves.
 BOOLEAN_WITH_NO_FROM = {"EngineArgs": "0.8.5", "AsyncEngineArgs": "0.10.1", "frontend": "0.10.0"}
-PLAIN_SWITCHES = {"--headless", "--grpc", "--data-parallel-multi-port-external-lb", "--disable-log-stats",
-                  "--aggregate-engine-logging"}  # fmt: skip
+PLAIN_SWITCHES = {
+    "--headless",
+    "--grpc",
+    "--data-parallel-multi-port-external-lb",
+    "--disable-log-stats",
+    "--aggregate-engine-logging",
+}
 READ_DEFAULTS = {
     # The annotation says 8 until 0.10.0; what is read where nothing is set is 4 from 0.8.2 on.
-    "VLLM_MM_INPUT_CACHE_GIB": [{"from": "0.8.0", "to": "0.8.1", "value": 8},
-                                {"from": "0.8.2", "to": "0.12.0", "value": 4}],
-}  # fmt: skip
+    "VLLM_MM_INPUT_CACHE_GIB": [
+        {"from": "0.8.0", "to": "0.8.1", "value": 8},
+        {"from": "0.8.2", "to": "0.12.0", "value": 4},
+    ]
+}
 EXCEPTIONAL_KINDS = {
     "--enable-prefix-caching": [("0.6.5", None, "bool")],
     "--use-tqdm-on-load": [("0.8.0", None, "bool")],

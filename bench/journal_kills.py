@@ -153,11 +153,16 @@ def main() -> int:
             stop_server(lane.folder)
         restarts = len(starts(lane.folder)) - 1
     rows = [
-        ("kills (sidecar and writer, SIGKILL)", killed), ("of them in the middle of an action", lane.mid_action),
-        ("acknowledged journal entries", len(lane.told)), ("actions begun", states.total()),
-        ("done, one start each", states[DONE]), ("undone, no start", states[UNDONE]),
-        ("failed", states["failed"]), ("restarts of the server in all", restarts), ("problems", len(lane.problems)),
-    ]  # fmt: skip
+        ("kills (sidecar and writer, SIGKILL)", killed),
+        ("of them in the middle of an action", lane.mid_action),
+        ("acknowledged journal entries", len(lane.told)),
+        ("actions begun", states.total()),
+        ("done, one start each", states[DONE]),
+        ("undone, no start", states[UNDONE]),
+        ("failed", states["failed"]),
+        ("restarts of the server in all", restarts),
+        ("problems", len(lane.problems)),
+    ]
     for name, value in rows:
         print(f"{name:40} {value:>8,}")
     for problem in lane.problems[:20]:

@@ -42,11 +42,11 @@ import aiohttp
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from run_kills import MARK, is_bound, marked, stand_in  # noqa: E402
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from run_kills import MARK, is_bound, marked, stand_in
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
-from legroom.live.journal.journal import Journal  # noqa: E402
-from legroom.process_table import descendants, started, title  # noqa: E402
+from legroom.live.journal.journal import Journal
+from legroom.process_table import descendants, started, title
 
 SERVER_PARTS = ("keeper", "API server", "engine core", "worker")
 TARGETS = ("run", *SERVER_PARTS, "guard", "sidecar")
@@ -311,16 +311,22 @@ class Together:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         return {
-            "kills": len(self.kills), "requests": len(self.requests), "fates": dict(fates),
+            "kills": len(self.kills),
+            "requests": len(self.requests),
+            "fates": dict(fates),
             "lost": [asdict(request) for request in lost],
-            "launches": len(lives), "lives_hit": len(hit & set(lives)),
+            "launches": len(lives),
+            "lives_hit": len(hit & set(lives)),
             "restarts_too_many": [pid for pid in lives[:-1] if pid not in hit],
-            "sidecar_restarts": said.count("restart: "), "incidents": len(named), "journal_missing": missing,
-            "journal_problems": problems, "orphans": len(orphans),
+            "sidecar_restarts": said.count("restart: "),
+            "incidents": len(named),
+            "journal_missing": missing,
+            "journal_problems": problems,
+            "orphans": len(orphans),
             "ports_bound": [port for port in (self.port, self.guard_port, self.sidecar_port) if is_bound(port)],
             "tracebacks": said.count("This is a bug in legroom"),
             "rounds": [asdict(kill) for kill in self.kills],
-        }  # fmt: skip
+        }
 
 
 def show(result: dict[str, Any]) -> None:

@@ -44,8 +44,17 @@ JUDGEMENTS = (
     Judgement("The driver must", ("vllm-31700", "vllm-47397", "vllm-37140"), remark="which driver for which CUDA"),
     Judgement(
         "The traceback points",
-        ("vllm-13939", "vllm-14404", "vllm-5376", "vllm-7539", "vllm-6976", "vllm-19631", "vllm-28714", "vllm-6776",
-         "vllm-11366"),
+        (
+            "vllm-13939",
+            "vllm-14404",
+            "vllm-5376",
+            "vllm-7539",
+            "vllm-6976",
+            "vllm-19631",
+            "vllm-28714",
+            "vllm-6776",
+            "vllm-11366",
+        ),
         remark="no remedy is known from these lines; it says what to collect",
     ),
     Judgement("vLLM can sample without", ("vllm-20177",), remark="the kernel that crashed is left out"),
@@ -59,7 +68,9 @@ JUDGEMENTS = (
     Judgement("Another attention backend", ("flashinfer-362",), remark="has no such workspace"),
     Judgement("Make room", ("vllm-7025",), remark="the disk is full"),
     Judgement(
-        "Other kernels need less", ("vllm-12498",), ("vllm-36802",),
+        "Other kernels need less",
+        ("vllm-12498",),
+        ("vllm-36802",),
         "a limit of 64 KiB may be AMD's, where this backend does not exist; the kernel is not named",
     ),
     Judgement("Let vLLM choose", ("t4-flex",), remark="the backend that was forced does not run on the card"),
@@ -67,7 +78,8 @@ JUDGEMENTS = (
     Judgement("Install vLLM afresh", ("apollo-hiplib",), remark="names the ROCm build that is needed"),
     Judgement("Virtual GPUs", ("vllm-20226",), remark="peer access on a virtual card"),
     Judgement(
-        "Volta (7.0)", ("vllm-11485", "vllm-1936", "vllm-19185", "vllm-18835"),
+        "Volta (7.0)",
+        ("vllm-11485", "vllm-1936", "vllm-19185", "vllm-18835"),
         remark="the card is not named: the command that tells it, then the release for it",
     ),
     Judgement("The attention kernel's blocks", ("vllm-19490",), remark="smaller pages on a TPU"),
@@ -78,7 +90,7 @@ JUDGEMENTS = (
     Judgement("The rank that did not come", ("vllm-13535",), remark="where the earlier error is"),
     Judgement("A first step that compiles", ("vllm-15199",), remark="the log asks for this very variable"),
     Judgement("Without graphs nothing is captured", ("vllm-6201",), remark="NCCL cannot be recorded with this driver"),
-)  # fmt: skip
+)
 
 
 def judged(case_id: str, fix: Fix | None) -> str:

@@ -36,12 +36,17 @@ GIB, MIB = 1 << 30, 1 << 20
 CARD, CONTEXT = 80 * GIB, 600 * MIB
 CASES = ("burst", "fragmentation", "leak", "neighbour")
 CAUSES = {
-    "burst": "runtime_activation_burst", "fragmentation": "allocator_fragmentation", "leak": "leak_over_time",
+    "burst": "runtime_activation_burst",
+    "fragmentation": "allocator_fragmentation",
+    "leak": "leak_over_time",
     "neighbour": "gpu_shared_or_not_free",
-}  # fmt: skip
+}
 SEEN_BY_WATCH = {
-    "burst": "memory_burst", "fragmentation": "fragmentation", "leak": "memory_creep", "neighbour": "gpu_neighbour",
-}  # fmt: skip
+    "burst": "memory_burst",
+    "fragmentation": "fragmentation",
+    "leak": "memory_creep",
+    "neighbour": "gpu_neighbour",
+}
 LOOK_S = 5.0
 BASE_S = 1_790_000_000.0
 
@@ -124,18 +129,30 @@ class PlayedWorker:
         while block is not None:
             _, requested, place = self.live.get(block.address, (block, 0, ""))
             state = "active_allocated" if block.is_allocated else "inactive"
-            entries.append({
-                "size": block.size_bytes, "requested_size": requested, "address": block.address, "state": state,
-                "frames": [frame(place)] if place else [],
-            })  # fmt: skip
+            entries.append(
+                {
+                    "size": block.size_bytes,
+                    "requested_size": requested,
+                    "address": block.address,
+                    "state": state,
+                    "frames": [frame(place)] if place else [],
+                }
+            )
             block = block.after
         total = sum(entry["size"] for entry in entries)
         used = sum(entry["size"] for entry in entries if entry["state"] == "active_allocated")
         return {
-            "device": 0, "address": head.address, "total_size": total, "allocated_size": used, "stream": 0,
-            "segment_type": "small" if head.pool.is_small else "large", "segment_pool_id": (0, 0),
-            "is_expandable": False, "blocks": entries, "frames": [],
-        }  # fmt: skip
+            "device": 0,
+            "address": head.address,
+            "total_size": total,
+            "allocated_size": used,
+            "stream": 0,
+            "segment_type": "small" if head.pool.is_small else "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "blocks": entries,
+            "frames": [],
+        }
 
     def snapshot(self) -> bytes:
         settings = {"expandable_segments": False, "max_split_size": -1}
@@ -146,31 +163,57 @@ class PlayedWorker:
         state, used = self.allocator, CARD - self.free_bytes
         segments = [
             {
-                "size_bytes": segment["total_size"], "allocated_bytes": segment["allocated_size"],
-                "largest_free_bytes": max((b["size"] for b in segment["blocks"] if b["state"] == "inactive"),
-                                          default=0),
-                "blocks": [{"size_bytes": b["size"], "state": "free" if b["state"] == "inactive" else "allocated"}
-                           for b in segment["blocks"]],
+                "size_bytes": segment["total_size"],
+                "allocated_bytes": segment["allocated_size"],
+                "largest_free_bytes": max(
+                    (b["size"] for b in segment["blocks"] if b["state"] == "inactive"), default=0
+                ),
+                "blocks": [
+                    {"size_bytes": b["size"], "state": "free" if b["state"] == "inactive" else "allocated"}
+                    for b in segment["blocks"]
+                ],
             }
             for segment in self.segments()
-        ]  # fmt: skip
+        ]
         history = [
-            {"time_s": look.time_s, "allocated_bytes": look.allocated_bytes, "reserved_bytes": look.reserved_bytes,
-             "used_bytes": look.reserved_bytes + CONTEXT, "non_torch_bytes": CONTEXT}
+            {
+                "time_s": look.time_s,
+                "allocated_bytes": look.allocated_bytes,
+                "reserved_bytes": look.reserved_bytes,
+                "used_bytes": look.reserved_bytes + CONTEXT,
+                "non_torch_bytes": CONTEXT,
+            }
             for look in self.looks[-70:]
-        ]  # fmt: skip
+        ]
         return {
-            "legroom": "black box", "version": 1, "time_s": self.time_s, "trigger": "out_of_memory",
+            "legroom": "black box",
+            "version": 1,
+            "time_s": self.time_s,
+            "trigger": "out_of_memory",
             "worker": {"pid": 4711, "rank": 0, "vllm": "0.32.0", "torch": "2.11.0", "platform": "cuda"},
             "request": {"wanted_bytes": wanted},
-            "card": {"gpu": "0", "name": "NVIDIA H100 80GB HBM3", "total_bytes": CARD, "free_bytes": self.free_bytes,
-                     "own_bytes": used - self.others, "others_bytes": self.others},
-            "allocator": {"allocated_bytes": state.allocated_bytes, "reserved_bytes": state.reserved_bytes,
-                          "largest_free_bytes": state.largest_free_bytes, "segments": segments},
-            "step": {"requests": 3, "tokens": tokens, "new_requests": 1,
-                     "largest": [{"id": "long", "scheduled_tokens": tokens - 2}]},
+            "card": {
+                "gpu": "0",
+                "name": "NVIDIA H100 80GB HBM3",
+                "total_bytes": CARD,
+                "free_bytes": self.free_bytes,
+                "own_bytes": used - self.others,
+                "others_bytes": self.others,
+            },
+            "allocator": {
+                "allocated_bytes": state.allocated_bytes,
+                "reserved_bytes": state.reserved_bytes,
+                "largest_free_bytes": state.largest_free_bytes,
+                "segments": segments,
+            },
+            "step": {
+                "requests": 3,
+                "tokens": tokens,
+                "new_requests": 1,
+                "largest": [{"id": "long", "scheduled_tokens": tokens - 2}],
+            },
             "history": history,
-        }  # fmt: skip
+        }
 
 
 def frame(place: str) -> dict[str, Any]:
@@ -247,9 +290,10 @@ def between_pieces_and_all(worker: PlayedWorker) -> int:
     """A size that what can be given back does not serve, and all that is free would."""
     free = [[block for block in segment["blocks"] if block["state"] == "inactive"] for segment in worker.segments()]
     whole = sum(
-        segment["total_size"] for segment, blocks in zip(worker.segments(), free, strict=True)
+        segment["total_size"]
+        for segment, blocks in zip(worker.segments(), free, strict=True)
         if blocks and not segment["allocated_size"]
-    )  # fmt: skip
+    )
     all_free = sum(block["size"] for blocks in free for block in blocks) + worker.free_bytes
     least = whole + worker.free_bytes
     return least + int(worker.chance.uniform(0.2, 0.7) * (all_free - least))

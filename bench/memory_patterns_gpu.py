@@ -35,11 +35,17 @@ from gpu_server import GpuServer, legroom_json, write_line
 
 GIB, MIB = 1 << 30, 1 << 20
 CAUSES = {
-    "burst": "runtime_activation_burst", "fragmentation": "allocator_fragmentation", "leak": "leak_over_time",
+    "burst": "runtime_activation_burst",
+    "fragmentation": "allocator_fragmentation",
+    "leak": "leak_over_time",
     "neighbour": "gpu_shared_or_not_free",
-}  # fmt: skip
-WATCHED = {"burst": "memory_burst", "fragmentation": "fragmentation", "leak": "memory_creep",
-           "neighbour": "gpu_neighbour"}  # fmt: skip
+}
+WATCHED = {
+    "burst": "memory_burst",
+    "fragmentation": "fragmentation",
+    "leak": "memory_creep",
+    "neighbour": "gpu_neighbour",
+}
 SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 TORCH_SETTINGS = ("", "expandable_segments:True", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
 TORCH_LIMIT = 6 * GIB
@@ -47,8 +53,11 @@ SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 36
 """What stands for a second of a fault: a look every 0.2 s is one every five, and what lasts here for seconds lasts for
 hours in a server."""
 LOOK_S = 0.2
-KEPT_LINES = re.compile(rb"^(legroom_worker_|vllm:(num_requests|kv_cache|cache_config|prompt_tokens_total|"
-                        rb"generation_tokens_total)|process_)[^\n]*$", re.MULTILINE)  # fmt: skip
+KEPT_LINES = re.compile(
+    rb"^(legroom_worker_|vllm:(num_requests|kv_cache|cache_config|prompt_tokens_total|"
+    rb"generation_tokens_total)|process_)[^\n]*$",
+    re.MULTILINE,
+)
 FLAGS = ("--gpu-memory-utilization", "0.55", "--max-model-len", "4096", "--enforce-eager", "--no-enable-prefix-caching")
 
 
@@ -162,8 +171,9 @@ class FaultRun:
         if records:
             self._ask(row, "diagnose", "diagnose", str(records[0]))
             self._ask(row, "fragments_box", "fragments", str(records[0]))
-        snapshots = [str(path) for end in ("-before", "")
-                     if (path := self.server.folder / f"{name}{end}.pickle").exists()]  # fmt: skip
+        snapshots = [
+            str(path) for end in ("-before", "") if (path := self.server.folder / f"{name}{end}.pickle").exists()
+        ]
         if snapshots:
             self._ask(row, "fragments_snapshot", "fragments", *snapshots)
 
@@ -183,10 +193,14 @@ def brief(key: str, answer: dict[str, Any]) -> dict[str, Any]:
         return answer
     if key == "diagnose":
         findings = answer["findings"]
-        return {"causes": [[finding["cause"], finding["confidence"]] for finding in findings],
-                "why": findings[0]["why"] if findings else "",
-                "fixes": [{name: fix[name] for name in ("flags", "env", "steps")}
-                          for fix in (findings[0]["fixes"] if findings else [])]}  # fmt: skip
+        return {
+            "causes": [[finding["cause"], finding["confidence"]] for finding in findings],
+            "why": findings[0]["why"] if findings else "",
+            "fixes": [
+                {name: fix[name] for name in ("flags", "env", "steps")}
+                for fix in (findings[0]["fixes"] if findings else [])
+            ],
+        }
     parts = {part["part"]: {name: part[name] for name in part if name != "part"} for part in answer["parts"]}
     return {name: value for name, value in answer.items() if name != "parts"} | {"parts": parts}
 
@@ -221,8 +235,12 @@ def settings(vllm: str, model: Path, out: Path) -> None:
                 continue
             with Load(server):
                 for row in rows:
-                    fault = {"kind": "fragmentation", "seed": row["seed"], "contained": True,
-                             "requests": row["result"]["requests"]}  # fmt: skip
+                    fault = {
+                        "kind": "fragmentation",
+                        "seed": row["seed"],
+                        "contained": True,
+                        "requests": row["result"]["requests"],
+                    }
                     result = order(server, fault)
                     order(server, {"kind": "give_back"})
                     row_out = {"fault": row["fault"], "settings": conf, "outcome": result["outcome"]}
@@ -247,8 +265,16 @@ def torch_case(task: tuple[str, int, str, str | None]) -> dict[str, Any]:
     if folder:
         os.environ["LEGROOM_FAULTS_HISTORY"] = "1"
         gpu_faults.record_history()
-    fault = {"kind": kind, "seed": seed, "name": f"torch-{kind}-{seed}", "contained": True, "scale": 0.25,
-             "leave_bytes": 100 * MIB, "least_bytes": 2 * MIB, "most_bytes": 40 * MIB}  # fmt: skip
+    fault = {
+        "kind": kind,
+        "seed": seed,
+        "name": f"torch-{kind}-{seed}",
+        "contained": True,
+        "scale": 0.25,
+        "leave_bytes": 100 * MIB,
+        "least_bytes": 2 * MIB,
+        "most_bytes": 40 * MIB,
+    }
     place = Path(folder or "/nonexistent")
     if kind == "fragmentation":
         requests = json.loads(os.environ[f"REQUESTS_{seed}"]) if not folder else None
@@ -271,8 +297,9 @@ def torch_alone(out: Path, seeds: int) -> None:
     __import__("torch")  # once, before CUDA is there
     fork = multiprocessing.get_context("fork")
     with fork.Pool(6, maxtasksperchild=1) as pool:
-        first = [("", seed, kind, str(folder)) for kind in ("fragmentation", "burst", "leak")
-                 for seed in range(1, seeds + 1)]  # fmt: skip
+        first = [
+            ("", seed, kind, str(folder)) for kind in ("fragmentation", "burst", "leak") for seed in range(1, seeds + 1)
+        ]
         rows = pool.map(torch_case, first, chunksize=1)
     for row in rows:
         if row["kind"] == "fragmentation":
@@ -326,8 +353,11 @@ def named(row: dict[str, Any], pages: list[dict[str, Any]]) -> dict[str, bool]:
         "neighbour": others is not None and box.get("would_expandable_segments_help") is False,
     }
     mine = [page for page in pages if page["label"] == row["fault"]]
-    return {"diagnose": bool(causes) and causes[0][0] == CAUSES[kind], "fragments": seen[kind],
-            "watch": bool(mine) and watched(mine, SECONDS[kind]) == {WATCHED[kind]}}  # fmt: skip
+    return {
+        "diagnose": bool(causes) and causes[0][0] == CAUSES[kind],
+        "fragments": seen[kind],
+        "watch": bool(mine) and watched(mine, SECONDS[kind]) == {WATCHED[kind]},
+    }
 
 
 def judge(out: Path) -> None:

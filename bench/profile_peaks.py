@@ -56,8 +56,11 @@ def pinned(segments: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for segment in segments:
         free = segment["total_size"] - segment["allocated_size"]
         if segment["allocated_size"] and free > 8 * MIB:
-            blocks = [[block["size"], place(block.get("frames", []), 2)] for block in segment["blocks"]
-                      if block["state"] == "active_allocated"]  # fmt: skip
+            blocks = [
+                [block["size"], place(block.get("frames", []), 2)]
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            ]
             yield {"size": segment["total_size"], "free": free, "blocks": sorted(blocks, reverse=True)[:4]}
 
 
@@ -71,8 +74,15 @@ def main() -> None:
         else:
             commands[-1].append(word)
     for number, (model, *flags) in enumerate(commands):
-        server = GpuServer(vllm, models / model, out / f"{number}-{model}", *flags, legroom=False, limit_s=45.0,
-                           env={"LEGROOM_FAULTS_PROFILE": "1"})  # fmt: skip
+        server = GpuServer(
+            vllm,
+            models / model,
+            out / f"{number}-{model}",
+            *flags,
+            legroom=False,
+            limit_s=45.0,
+            env={"LEGROOM_FAULTS_PROFILE": "1"},
+        )
         row: dict[str, Any] = {"model": model, "flags": flags}
         try:
             server.start()
@@ -83,8 +93,11 @@ def main() -> None:
             if path.exists():
                 snapshot = pickle.loads(path.read_bytes())
                 peak, sites = at_peak(snapshot["device_traces"][0])
-                row |= {"peak_bytes": peak, "sites": sites.most_common(MOST_SITES),
-                        "pinned": list(pinned(snapshot["segments"]))}  # fmt: skip
+                row |= {
+                    "peak_bytes": peak,
+                    "sites": sites.most_common(MOST_SITES),
+                    "pinned": list(pinned(snapshot["segments"])),
+                }
         finally:
             server.stop(4.0)
         write_line(out / "peaks.jsonl", row)

@@ -98,14 +98,25 @@ PHASES = (
     Phase("healthy", healthy, frozenset()),
     Phase("pressure", _pressure, frozenset({"VllmKvPressure", "VllmKvPressureCritical"})),
     # Whether as many wait as run changes with every preemption, so the critical one may come and go.
-    Phase("thrash", _thrash, frozenset({"VllmKvPressure", "VllmPreemptionThrash"}),
-          frozenset({"VllmKvPressureCritical"})),
+    Phase(
+        "thrash", _thrash, frozenset({"VllmKvPressure", "VllmPreemptionThrash"}), frozenset({"VllmKvPressureCritical"})
+    ),
     Phase("backlog", _backlog, frozenset({"VllmQueueBacklog"})),
-    Phase("stuck", _steady, frozenset({"VllmEngineStuck"}), hurt=lambda stage: stage.engine().suspend(),
-          heal=lambda stage: stage.engine().resume()),
-    Phase("down", _steady, frozenset({"VllmDown"}), hurt=lambda stage: stage.stop_server(),
-          heal=lambda stage: stage.start_server()),
-)  # fmt: skip
+    Phase(
+        "stuck",
+        _steady,
+        frozenset({"VllmEngineStuck"}),
+        hurt=lambda stage: stage.engine().suspend(),
+        heal=lambda stage: stage.engine().resume(),
+    ),
+    Phase(
+        "down",
+        _steady,
+        frozenset({"VllmDown"}),
+        hurt=lambda stage: stage.stop_server(),
+        heal=lambda stage: stage.start_server(),
+    ),
+)
 
 
 def tiny_models() -> Any:
@@ -147,10 +158,24 @@ class Stage:
 
     def start_server(self) -> None:
         words = tiny_models().serve_words(
-            self.python, self.model, self.vllm_port, "--dtype", "float32", "--served-model-name", "tiny",
-            "--max-model-len", "1024", "--kv-cache-memory-bytes", "16M", "--num-gpu-blocks-override", str(BLOCKS),
-            "--block-size", str(BLOCK_SIZE), "--max-num-seqs", str(SEATS),
-        )  # fmt: skip
+            self.python,
+            self.model,
+            self.vllm_port,
+            "--dtype",
+            "float32",
+            "--served-model-name",
+            "tiny",
+            "--max-model-len",
+            "1024",
+            "--kv-cache-memory-bytes",
+            "16M",
+            "--num-gpu-blocks-override",
+            str(BLOCKS),
+            "--block-size",
+            str(BLOCK_SIZE),
+            "--max-num-seqs",
+            str(SEATS),
+        )
         inside = {"PYTHONPATH": self.beside_vllm, "LEGROOM_WORKER_MEMORY": "1"}
         self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV, **inside)
         self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 600, "vLLM to serve")
@@ -183,19 +208,26 @@ class Stage:
 
     def start_prometheus(self) -> None:
         options = {
-            "speed_up": str(SPEED_UP), "target": [f"127.0.0.1:{self.vllm_port}"],
-            "guard": [f"127.0.0.1:{self.guard_port}"], "watch": [f"127.0.0.1:{self.watch_port}"],
-        }  # fmt: skip
+            "speed_up": str(SPEED_UP),
+            "target": [f"127.0.0.1:{self.vllm_port}"],
+            "guard": [f"127.0.0.1:{self.guard_port}"],
+            "watch": [f"127.0.0.1:{self.watch_port}"],
+        }
         for file in rules.files(ExportRequest(release("0.32.0"), None, options)):
             path = self.folder / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(file.text)
         address = f"127.0.0.1:{next(self.ports)}"
         self.prometheus_url = f"http://{address}"
-        self.launch("prometheus", [
-            self.prometheus, f"--config.file={self.folder / rules.CONFIG_FILE}",
-            f"--storage.tsdb.path={self.folder / 'tsdb'}", f"--web.listen-address={address}",
-        ])  # fmt: skip
+        self.launch(
+            "prometheus",
+            [
+                self.prometheus,
+                f"--config.file={self.folder / rules.CONFIG_FILE}",
+                f"--storage.tsdb.path={self.folder / 'tsdb'}",
+                f"--web.listen-address={address}",
+            ],
+        )
         self.wait_until(lambda: _answers(f"{self.prometheus_url}/-/ready"), 60, "Prometheus")
         self.began_s = time.time()
 

@@ -147,9 +147,12 @@ def predictions(plan: Plan, run: dict[str, Any], link: LinkEfficiency | None = N
     settings = plan.settings
     for clients, prompt, answer, ttft_ms, tpot_ms in run["rows"]:
         loop = ClosedLoop(
-            cost, plan.memory.kv.tokens, settings.max_num_batched_tokens, settings.max_num_seqs,
+            cost,
+            plan.memory.kv.tokens,
+            settings.max_num_batched_tokens,
+            settings.max_num_seqs,
             lengths(prompt, answer, run.get("spread", 0.0)),
-        )  # fmt: skip
+        )
         loop.run(clients)
         ttft, tpot, whole = (statistics.fmean(column) for column in zip(*loop.done, strict=True))
         mean_answer = answer * (1 - run.get("spread", 0.0) / 2)
@@ -167,12 +170,18 @@ def _row(
 ) -> dict[str, Any]:
     errors = [guess / truth - 1 for guess, truth in zip(predicted, measured, strict=True)]
     return {
-        "model": plan.target.model.name, "gpu": run["gpu"], "tensor_parallel_size": plan.settings.tensor_parallel_size,
-        "load": load, "measured": measured, "predicted": predicted,
-        "ttft_error": errors[0], "tpot_error": errors[1], "end_to_end_error": errors[2],
+        "model": plan.target.model.name,
+        "gpu": run["gpu"],
+        "tensor_parallel_size": plan.settings.tensor_parallel_size,
+        "load": load,
+        "measured": measured,
+        "predicted": predicted,
+        "ttft_error": errors[0],
+        "tpot_error": errors[1],
+        "end_to_end_error": errors[2],
         "in_band": band.low * predicted[2] <= measured[2] <= band.high * predicted[2],
         "factor": measured[2] / predicted[2],
-    }  # fmt: skip
+    }
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

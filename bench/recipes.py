@@ -29,11 +29,23 @@ from legroom.units import human_bytes
 from legroom.vllm.parse import parse_flags
 
 CARDS = {
-    "h100": "h100", "h200": "h200", "b200": "b200", "b300": "b300", "gb200": "gb200", "gb300": "gb300",
-    "mi300x": "mi300x", "mi325x": "mi325x", "mi355x": "mi355x", "a100": "a100-80gb", "l40s": "l40s",
-    "rtx_pro_6000": "rtx pro 6000", "rtx_pro_6000_2x": "rtx pro 6000", "rtx_pro_6000_8x": "rtx pro 6000",
-    "dgx_spark_gb10": "gb10", "dgx_station_gb300": "gb300",
-}  # fmt: skip
+    "h100": "h100",
+    "h200": "h200",
+    "b200": "b200",
+    "b300": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "mi300x": "mi300x",
+    "mi325x": "mi325x",
+    "mi355x": "mi355x",
+    "a100": "a100-80gb",
+    "l40s": "l40s",
+    "rtx_pro_6000": "rtx pro 6000",
+    "rtx_pro_6000_2x": "rtx pro 6000",
+    "rtx_pro_6000_8x": "rtx pro 6000",
+    "dgx_spark_gb10": "gb10",
+    "dgx_station_gb300": "gb300",
+}
 _COMMAND = re.compile(r"^[ \t]*(?:\w+=\S+[ \t]+)*vllm serve .*(?:\\\n.*)*", re.MULTILINE)
 _HARDWARE = re.compile(
     r"\b(\d+)\s*[x×]\s*(?:NVIDIA\s+|AMD\s+)?(H100|H200|B200|B300|GB200|A100|L40S|MI300X|MI325X|MI355X)", re.I
@@ -139,8 +151,13 @@ def _of_markdown(path: Path, folder: Path) -> Iterator[Entry]:
             words = tuple(shlex.split(match.group().replace("\\\n", " "), comments=True))
         except ValueError:
             continue
-        yield Entry(str(path.relative_to(folder)), f"command {number} on {above[-1].group()}", words,
-                    CARDS.get(above[-1].group(2).lower(), above[-1].group(2)), int(above[-1].group(1)))  # fmt: skip
+        yield Entry(
+            str(path.relative_to(folder)),
+            f"command {number} on {above[-1].group()}",
+            words,
+            CARDS.get(above[-1].group(2).lower(), above[-1].group(2)),
+            int(above[-1].group(1)),
+        )
 
 
 def judge(entry: Entry) -> Outcome:

@@ -27,9 +27,13 @@ import torch
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 4 * GIB
 SETTINGS = (
-    "", "expandable_segments:True", "max_split_size_mb:64", "max_split_size_mb:20", "roundup_power2_divisions:4",
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:64",
+    "max_split_size_mb:20",
+    "roundup_power2_divisions:4",
     "expandable_segments:True,roundup_power2_divisions:8",
-)  # fmt: skip
+)
 SEEDS = (1, 2)
 FAULT_SEEDS = (11, 12, 13, 14, 15)
 

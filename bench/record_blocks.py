@@ -30,17 +30,21 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
-from blocks_facts import facts_of  # noqa: E402
+from blocks_facts import facts_of
 
-from legroom.facts.bundled import bundled_names, expanded, find  # noqa: E402
-from legroom.facts.config.reading import model_from_config  # noqa: E402
+from legroom.facts.bundled import bundled_names, expanded, find
+from legroom.facts.config.reading import model_from_config
 
 GIB = 2**30
 AVAILABLE = (40 * GIB, 3 * GIB, 200 * 2**20)
 QUIET = {
-    "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
-}  # fmt: skip
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,14 +16,22 @@ import sys
 from pathlib import Path
 
 RELEASES = ("0.8.0", "0.9.0", "0.11.0", "0.16.0", "0.20.0", "0.26.0")
-CONFIG = ("vllm/config.py", "vllm/config/__init__.py", "vllm/config/model.py", "vllm/config/cache.py",
-          "vllm/config/scheduler.py", "vllm/config/parallel.py")  # fmt: skip
+CONFIG = (
+    "vllm/config.py",
+    "vllm/config/__init__.py",
+    "vllm/config/model.py",
+    "vllm/config/cache.py",
+    "vllm/config/scheduler.py",
+    "vllm/config/parallel.py",
+)
 OUTPUT = ("vllm/v1/core/sched/output.py", "vllm/v1/core/scheduler_output.py")
 RUNNER, RUNNER_V2 = ("vllm/v1/worker/gpu_model_runner.py",), ("vllm/v1/worker/gpu/model_runner.py",)
 STATES, PROMPTS = ("vllm/v1/worker/gpu/states.py",), ("vllm/v1/worker/gpu/sample/prompt_logprob.py",)
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "load_general_plugins": (r"load_general_plugins\(\)", ("vllm/v1/worker/worker_base.py",
-                                                            "vllm/worker/worker_base.py")),
+    "load_general_plugins": (
+        r"load_general_plugins\(\)",
+        ("vllm/v1/worker/worker_base.py", "vllm/worker/worker_base.py"),
+    ),
     "_WORLD": (r"_WORLD\b.*= None", ("vllm/distributed/parallel_state.py",)),
     "determine_available_memory": (r"def determine_available_memory", ("vllm/v1/worker/gpu_worker.py",)),
     "determine_num_available_blocks": (r"def determine_num_available_blocks", ("vllm/worker/worker.py",)),
@@ -44,11 +52,25 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "num_prompt_logprobs": (r"self\.num_prompt_logprobs = ", PROMPTS),
 } | {
     name: (rf"^    {name}: |^        self\.{name}\b.* = ", CONFIG)
-    for name in ("model", "max_model_len", "dtype", "quantization", "enforce_eager", "gpu_memory_utilization",
-                 "block_size", "cache_dtype", "num_gpu_blocks", "kv_cache_memory_bytes", "enable_prefix_caching",
-                 "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size",
-                 "data_parallel_size")
-}  # fmt: skip
+    for name in (
+        "model",
+        "max_model_len",
+        "dtype",
+        "quantization",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "block_size",
+        "cache_dtype",
+        "num_gpu_blocks",
+        "kv_cache_memory_bytes",
+        "enable_prefix_caching",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+    )
+}
 
 
 def source(git_dir: str, release: str, path: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 POOL = ["--kv-cache-memory-bytes", "16M"]
 LENGTH = ["--max-model-len", "2048"]
@@ -53,7 +53,8 @@ CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "a bad block size": ("llama", ["--block-size", "24", *POOL], {}),
     "a step below the length": (
         "llama",
-        ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "512", "--max-model-len", "2048", *POOL], {},
+        ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "512", "--max-model-len", "2048", *POOL],
+        {},
     ),
     "more sequences than tokens": ("llama", ["--max-num-seqs", "512", "--max-num-batched-tokens", "256", *POOL], {}),
     "no sequences": ("llama", ["--max-num-seqs", "0", *POOL], {}),
@@ -62,13 +63,23 @@ CASES: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "a value that is missing": ("llama", [*POOL, "--max-model-len"], {}),
     "ranks that do not divide the heads": ("llama", ["--tensor-parallel-size", "3", *POOL], {}),
     "a mode this platform lacks": ("llama", ["--enable-sleep-mode", *POOL], {}),
-}  # fmt: skip
+}
 QUICK = (
-    "KV too small", "KV too small, sliding windows", "KV too small, latent attention", "KV too small, linear attention",
-    "KV too small, state space", "no cache blocks: share too small", "no cache blocks: one byte", "too few blocks",
-    "pool larger than RAM", "length over the model's own", "a removed flag", "a misspelt flag", "a bad block size",
+    "KV too small",
+    "KV too small, sliding windows",
+    "KV too small, latent attention",
+    "KV too small, linear attention",
+    "KV too small, state space",
+    "no cache blocks: share too small",
+    "no cache blocks: one byte",
+    "too few blocks",
+    "pool larger than RAM",
+    "length over the model's own",
+    "a removed flag",
+    "a misspelt flag",
+    "a bad block size",
     "a step below the length",
-)  # fmt: skip
+)
 
 
 def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> dict[str, Any]:
@@ -77,9 +88,23 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
     model = write_model(models / kind, kind)
     with tempfile.TemporaryDirectory() as home:
         words = [
-            sys.executable, "-m", "legroom", "run", "--ready-timeout", str(patience_s), "--", vllm, "serve", str(model),
-            "--host", "127.0.0.1", "--port", str(port), *SERVE_FLAGS, *flags,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "legroom",
+            "run",
+            "--ready-timeout",
+            str(patience_s),
+            "--",
+            vllm,
+            "serve",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            *SERVE_FLAGS,
+            *flags,
+        ]
         began = time.monotonic()
         with tempfile.TemporaryFile("w+b") as said:
             environ = {**os.environ, **SERVE_ENV, **env, "LEGROOM_HOME": home}
@@ -88,8 +113,11 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
             while run.poll() is None and time.monotonic() - began < 3 * patience_s:
                 time.sleep(0.5)
                 said.seek(0)
-                lines = [line[9:] for line in said.read().decode("utf-8", "replace").splitlines()
-                         if line.startswith("legroom: ")]  # fmt: skip
+                lines = [
+                    line[9:]
+                    for line in said.read().decode("utf-8", "replace").splitlines()
+                    if line.startswith("legroom: ")
+                ]
                 if any(line.startswith(("serving at", "NOT verified")) for line in lines):
                     break
             if run.poll() is None:
@@ -98,12 +126,17 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
     tries = [line for line in lines if line.startswith("try ")]
     changed = [found[1] for line in tries if (found := re.search(r"Changed: (.*?)\. Expected now", line))]
     return {
-        "case": name, "model": kind, "healed": any(line.startswith("serving at") for line in lines),
-        "verified": any(line.startswith("verified") for line in lines), "retries": len(tries), "changed": changed,
+        "case": name,
+        "model": kind,
+        "healed": any(line.startswith("serving at") for line in lines),
+        "verified": any(line.startswith("verified") for line in lines),
+        "retries": len(tries),
+        "changed": changed,
         "as_planned": next((line for line in lines if line.startswith("vLLM says")), ""),
-        "seconds": round(time.monotonic() - began), "exit_code": code,
+        "seconds": round(time.monotonic() - began),
+        "exit_code": code,
         "said": [] if any(line.startswith("serving at") for line in lines) else lines[-4:],
-    }  # fmt: skip
+    }
 
 
 def replay(log: Path, gpu: str) -> dict[str, Any]:
@@ -117,10 +150,14 @@ def replay(log: Path, gpu: str) -> dict[str, Any]:
     fix = next(computed_fixes(findings), None)
     planned = fix.plan.verdict if fix is not None and fix.plan is not None else None
     return {
-        "case": log.stem, "cause": findings[0].cause if findings else None, "failed": bool(findings),
-        "flags": dict(fix.flags) if fix else None, "env": dict(fix.env) if fix else None, "verdict": planned,
+        "case": log.stem,
+        "cause": findings[0].cause if findings else None,
+        "failed": bool(findings),
+        "flags": dict(fix.flags) if fix else None,
+        "env": dict(fix.env) if fix else None,
+        "verdict": planned,
         "healed": planned in ("fits", "tight"),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ import aiohttp
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
-from legroom.process_table import descendants, started  # noqa: E402
+from legroom.process_table import descendants, started
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -93,11 +93,15 @@ class Interrupted:
         orphans = [pid for pid in pids if started(pid)]
         fates = await asyncio.gather(*clients)
         return {
-            "shape": self.shape, "exit_s": round(ended_s, 2), "exit_code": code, "orphans": len(orphans),
+            "shape": self.shape,
+            "exit_s": round(ended_s, 2),
+            "exit_code": code,
+            "orphans": len(orphans),
             "fates": dict(collections.Counter(fate for fate, _ in fates)),
-            "last_answer_s": round(max(at_s for _, at_s in fates) - asked_s, 2), "cpu_wait_s": round(waited_s, 2),
+            "last_answer_s": round(max(at_s for _, at_s in fates) - asked_s, 2),
+            "cpu_wait_s": round(waited_s, 2),
             "log": self.said.read_bytes()[printed:].decode("utf-8", "replace").splitlines(),
-        }  # fmt: skip
+        }
 
     def _ended(self, waited_before_s: float) -> tuple[int, float]:
         """Its exit code, and how long it waited for a CPU until then."""
@@ -171,8 +175,9 @@ def main() -> None:
             print(
                 f"{shape:15} {result['exit_s']:10.2f} s {result['last_answer_s']:10.2f} s "
                 f"{result['cpu_wait_s']:8.2f} s {result['exit_code']:5} "
-                f"{result['orphans']:8}  {fates}", flush=True,
-            )  # fmt: skip
+                f"{result['orphans']:8}  {fates}",
+                flush=True,
+            )
             if args.json:
                 args.json.write_text(json.dumps(results, indent=1))
 

@@ -32,10 +32,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
-from legroom.live.journal.journal import Journal  # noqa: E402
-from legroom.process_table import descendants  # noqa: E402
+from legroom.live.journal.journal import Journal
+from legroom.process_table import descendants
 
 TARGETS = ("legroom", "keeper", "API server", "engine core", "worker")
 MOMENTS = ("start-up", "serving", "drain")
@@ -166,11 +166,19 @@ class Round:
             problems = journal.problems()
         crashed = "nobody had asked" in own or "the server died" in own
         result = {
-            "target": hit, "signal": self.number.name, "moment": self.moment, "orphans": len(orphans),
-            "port_bound": is_bound(self.port), "lost": lost, "journal": list(problems), "incidents": len(named),
-            "unjournalled": crashed and not named, "hung": hung, "exit_code": self.run.poll(),
+            "target": hit,
+            "signal": self.number.name,
+            "moment": self.moment,
+            "orphans": len(orphans),
+            "port_bound": is_bound(self.port),
+            "lost": lost,
+            "journal": list(problems),
+            "incidents": len(named),
+            "unjournalled": crashed and not named,
+            "hung": hung,
+            "exit_code": self.run.poll(),
             "traceback": "Traceback" in own or "This is a bug in legroom" in said,
-        }  # fmt: skip
+        }
         result["clean"] = not (
             orphans or result["port_bound"] or lost or problems or hung or result["unjournalled"] or result["traceback"]
         )

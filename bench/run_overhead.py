@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model  # noqa: E402
+from tiny_models import SERVE_ENV, SERVE_FLAGS, write_model
 
 MOST_CPU, MOST_BYTES = 0.01, 60_000_000
 
@@ -88,9 +88,24 @@ def main() -> None:
         model = write_model(Path(folder) / "llama")
         home = Path(folder) / "home"
         words = [
-            sys.executable, "-m", "legroom", "run", "--", args.vllm, "serve", str(model), "--host", "127.0.0.1",
-            "--port", str(args.port), *SERVE_FLAGS, "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "legroom",
+            "run",
+            "--",
+            args.vllm,
+            "serve",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(args.port),
+            *SERVE_FLAGS,
+            "--max-model-len",
+            "2048",
+            "--kv-cache-memory-bytes",
+            "16M",
+        ]
         said = Path(folder) / "said"
         with said.open("wb") as err:
             environ = {**os.environ, **SERVE_ENV, "LEGROOM_HOME": str(home)}

@@ -191,9 +191,14 @@ def answer(path: str, call: list[str], inputs: Path) -> Answer:
         words = [word.replace("$OUT", "OUT").replace("$IN", str(inputs)) for word in call]
         env = {**os.environ, "LEGROOM_HOME": f"{out}/home", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "NO_COLOR": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "legroom", *words], cwd=out, env={**env, "PYTHONPATH": path},
-            capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-m", "legroom", *words],
+            cwd=out,
+            env={**env, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         files = {str(file.relative_to(out)): file.read_text("utf-8") for file in Path(out, "OUT").rglob("*.*")}
         texts = {"stdout": done.stdout, "stderr": done.stderr, **files}
         for place, name in ((str(inputs), "$IN"), (out, "$CWD"), (str(ROOT), "$ROOT")):

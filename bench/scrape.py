@@ -124,12 +124,15 @@ def watch(count: int, rounds: int, port: int) -> dict[str, Any]:
     asyncio.run(scrape_fleet(targets, INTERVAL_S, take, rounds=rounds + 1))
     (wall_0, cpu_0, failed_0), (wall_1, cpu_1, failed_1) = marks
     return {
-        "endpoints": count, "rounds": rounds, "failures": failed_1 - failed_0, "failures_in_first_round": failed_0,
+        "endpoints": count,
+        "rounds": rounds,
+        "failures": failed_1 - failed_0,
+        "failures_in_first_round": failed_0,
         "core_share": round((cpu_1 - cpu_0) / (wall_1 - wall_0), 3),
         "round_s": round((wall_1 - wall_0) / rounds, 2),
         "cpu_ms_per_look": round((cpu_1 - cpu_0) / (count * rounds) * 1000, 2),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-    }  # fmt: skip
+    }
 
 
 def timed(call: Any, times: int) -> float:
@@ -151,8 +154,13 @@ def parse_speed() -> dict[str, Any]:
     text = body.decode()
     ours = timed(lambda: parse_sample(body, 1.0, "x"), 100)
     theirs = timed(lambda: list(text_string_to_metric_families(text)), 8)
-    return {"bytes": len(body), "legroom_ms": round(ours * 1000, 2), "prometheus_client_ms": round(theirs * 1000, 2),
-            "times": round(theirs / ours, 1), "legroom_mb_per_s": round(len(body) / ours / 1e6, 1)}  # fmt: skip
+    return {
+        "bytes": len(body),
+        "legroom_ms": round(ours * 1000, 2),
+        "prometheus_client_ms": round(theirs * 1000, 2),
+        "times": round(theirs / ours, 1),
+        "legroom_mb_per_s": round(len(body) / ours / 1e6, 1),
+    }
 
 
 def main() -> None:
@@ -178,8 +186,15 @@ def main() -> None:
     titles = ("endpoints", "interval", "one core", "ms a look", "peak MB", "failed", "would fit")
     print(" ".join(f"{title:>10}" for title in titles))
     share = f"{result['core_share']:.0%}"
-    row = (result["endpoints"], f"{result['round_s']:.2f} s", share, result["cpu_ms_per_look"], result["peak_mb"],
-           result["failures"], result["on_one_core"])  # fmt: skip
+    row = (
+        result["endpoints"],
+        f"{result['round_s']:.2f} s",
+        share,
+        result["cpu_ms_per_look"],
+        result["peak_mb"],
+        result["failures"],
+        result["on_one_core"],
+    )
     print(" ".join(f"{value:>10}" for value in row))
     limits = {"mb": MOST_MB, "endpoints": LEAST_ENDPOINTS}
     print(json.dumps({"parse": speed, "watch": result, "limits": limits, "ok": ok}))

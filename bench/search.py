@@ -38,10 +38,14 @@ def main() -> None:
         spent = time.process_time() - start
         rows.append(
             {
-                "model": name, "gpu": card, "considered": found.considered, "cpu_s": round(spent, 3),
-                "s_per_50k": round(spent / found.considered * PER, 3), "granted": found.best is not None,
+                "model": name,
+                "gpu": card,
+                "considered": found.considered,
+                "cpu_s": round(spent, 3),
+                "s_per_50k": round(spent / found.considered * PER, 3),
+                "granted": found.best is not None,
             }
-        )  # fmt: skip
+        )
     print(f"{'model':16} {'gpu':10} {'settings':>9} {'CPU s':>7} {'s / 50,000':>11} {'of limit':>9}")
     for row in rows:
         name = f"{row['model']:16} {row['gpu']:10} {row['considered']:9,}"

@@ -55,16 +55,22 @@ def workload(rng: random.Random, kind: str = "plain") -> dict[str, Any]:
         )
     return {
         "settings": {
-            "num_blocks": blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": tokens, "max_model_len": max_model_len, "enable_prefix_caching": caching,
-            "enable_chunked_prefill": chunked, "scheduling_policy": policy,
+            "num_blocks": blocks,
+            "block_size": block_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": tokens,
+            "max_model_len": max_model_len,
+            "enable_prefix_caching": caching,
+            "enable_chunked_prefill": chunked,
+            "scheduling_policy": policy,
             "long_prefill_token_threshold": min(rng.choice([0, 0, 0, 16, 64, 100]), max_model_len),
-            "watermark": rng.choice([0.0, 0.0, 0.0, 0.01, 0.1]), "reserve_full_isl": rng.random() < 0.8,
+            "watermark": rng.choice([0.0, 0.0, 0.0, 0.01, 0.1]),
+            "reserve_full_isl": rng.random() < 0.8,
             **({"windows": windows} if kind == "hybrid" else {}),
             **({"async_scheduling": True} if kind == "async" else {}),
         },
         "requests": requests,
-    }  # fmt: skip
+    }
 
 
 def request(

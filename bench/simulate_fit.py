@@ -128,10 +128,14 @@ def residuals(steps: list[Step], machine: dict[str, Hardware], reached: Efficien
         ]
         if errors:
             yield {
-                "model": model, "kind": kind, "is_held_out": held_out, "steps": len(errors),
-                "median_error": round(statistics.median(errors), 4), "worst_error": round(max(errors), 4),
+                "model": model,
+                "kind": kind,
+                "is_held_out": held_out,
+                "steps": len(errors),
+                "median_error": round(statistics.median(errors), 4),
+                "worst_error": round(max(errors), 4),
                 "over_20_percent": sum(error > 0.2 for error in errors),
-            }  # fmt: skip
+            }
 
 
 def by_decider(steps: Iterable[Step], machine: dict[str, Hardware], reached: Efficiency) -> dict[str, dict[str, Any]]:
@@ -199,9 +203,11 @@ def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[st
 
 def _row(what: str, measured: float, predicted: float) -> dict[str, Any]:
     return {
-        "what": what, "measured_s": round(measured, 3), "predicted_s": round(predicted, 3),
+        "what": what,
+        "measured_s": round(measured, 3),
+        "predicted_s": round(predicted, 3),
         "error": round(predicted / measured - 1, 3),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

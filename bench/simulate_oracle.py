@@ -20,17 +20,30 @@ from pathlib import Path
 from typing import Any
 
 for key, value in {
-    "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_HOST_IP": "127.0.0.1",
-}.items():  # fmt: skip
+}.items():
     os.environ.setdefault(key, value)
 
 TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2048, "hidden_size": 128,
-    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5, "bos_token_id": 0, "eos_token_id": 1,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1 << 20,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
     "torch_dtype": "bfloat16",
-}  # fmt: skip
+}
 
 
 def tokens(name: str, count: int) -> list[int]:
@@ -52,8 +65,18 @@ class Oracle:
 
         folder = tempfile.mkdtemp(prefix="legroom-oracle-")
         Path(folder, "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
-        flags = ["--model", folder, "--skip-tokenizer-init", "--load-format", "dummy", "--enforce-eager",
-                 "--block-size", "16", "--max-model-len", "8192"]  # fmt: skip
+        flags = [
+            "--model",
+            folder,
+            "--skip-tokenizer-init",
+            "--load-format",
+            "dummy",
+            "--enforce-eager",
+            "--block-size",
+            "16",
+            "--max-model-len",
+            "8192",
+        ]
         parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(flags)
         self.config = EngineArgs.from_cli_args(parsed).create_engine_config()
 
@@ -64,12 +87,7 @@ class Oracle:
         from vllm.v1.core import kv_cache_utils
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.kv_cache_interface import (
-            FullAttentionSpec,
-            KVCacheConfig,
-            KVCacheGroupSpec,
-            SlidingWindowSpec,
-        )
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
         config, block_size = self.config, settings["block_size"]
@@ -104,9 +122,13 @@ class Oracle:
             hasher = kv_cache_utils.get_request_block_hasher(block_size, hash_function)
         kind = AsyncScheduler if scheduler.async_scheduling else Scheduler
         built = kind(
-            vllm_config=config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(config),
-            log_stats=True, block_size=block_size, hash_block_size=block_size,
-        )  # fmt: skip
+            vllm_config=config,
+            kv_cache_config=kv,
+            structured_output_manager=StructuredOutputManager(config),
+            log_stats=True,
+            block_size=block_size,
+            hash_block_size=block_size,
+        )
         return built, hasher
 
 
@@ -152,9 +174,13 @@ class Drive:
         self.making_prompts_s += time.process_time() - began
         sampling = SamplingParams(max_tokens=row["output_len"], ignore_eos=True, temperature=0.0)
         request = Request(
-            request_id=row["id"], prompt_token_ids=prompt_token_ids, sampling_params=sampling, pooling_params=None,
-            priority=row.get("priority", 0), block_hasher=self.hasher,
-        )  # fmt: skip
+            request_id=row["id"],
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=sampling,
+            pooling_params=None,
+            priority=row.get("priority", 0),
+            block_hasher=self.hasher,
+        )
         self.live[row["id"]] = request
         self.scheduler.add_request(request)
 

@@ -31,10 +31,18 @@ from legroom.simulation.traces.reading import read_trace
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
-    "num_blocks": 20000, "block_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192,
-    "enable_prefix_caching": True, "enable_chunked_prefill": True, "long_prefill_token_threshold": 0,
-    "scheduling_policy": "fcfs", "watermark": 0.0, "reserve_full_isl": True,
-}  # fmt: skip
+    "num_blocks": 20000,
+    "block_size": 16,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 8192,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "scheduling_policy": "fcfs",
+    "watermark": 0.0,
+    "reserve_full_isl": True,
+}
 MIXES: dict[str, dict[str, Any]] = {
     "chat": {"rate": 0.9, "prompt": 400, "output": 150},
     "chat with shared prefixes": {"rate": 0.9, "prompt": 400, "output": 150, "prefixes": 50},
@@ -49,10 +57,11 @@ def write_trace(path: Path, count: int, mix: dict[str, Any]) -> list[dict[str, A
     for i in range(count):
         at += rng.expovariate(mix["rate"])
         row: dict[str, Any] = {
-            "id": f"r{i}", "arrival_step": int(at),
+            "id": f"r{i}",
+            "arrival_step": int(at),
             "prompt_len": max(4, min(6000, int(rng.lognormvariate(0, 0.8) * mix["prompt"]))),
             "output_len": max(1, min(1500, int(rng.lognormvariate(0, 0.8) * mix["output"]))),
-        }  # fmt: skip
+        }
         if mix.get("prefixes") and rng.random() < 0.7:
             row |= {"prefix_id": f"p{rng.randrange(mix['prefixes'])}", "prefix_len": min(row["prompt_len"], 512)}
         rows.append(row)
@@ -61,8 +70,19 @@ def write_trace(path: Path, count: int, mix: dict[str, Any]) -> list[dict[str, A
 
 
 def command(path: Path, settings: dict[str, Any], *more: str) -> dict[str, Any]:
-    words = [sys.executable, "-m", "legroom", "simulate", str(path), "--blocks", str(settings["num_blocks"]),
-             "--max-model-len", str(settings["max_model_len"]), "--json", *more]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "legroom",
+        "simulate",
+        str(path),
+        "--blocks",
+        str(settings["num_blocks"]),
+        "--max-model-len",
+        str(settings["max_model_len"]),
+        "--json",
+        *more,
+    ]
     if "--choose" not in more:
         words += ["--max-num-seqs", str(settings["max_num_seqs"])]
         words += ["--max-num-batched-tokens", str(settings["max_num_batched_tokens"])]
@@ -76,9 +96,11 @@ def command(path: Path, settings: dict[str, Any], *more: str) -> dict[str, Any]:
         out.seek(0)
         answer = json.loads(out.read())
     return {
-        "seconds": round(seconds, 2), "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
-        "peak_mib": round(usage.ru_maxrss / 1024), "answer": answer,
-    }  # fmt: skip
+        "seconds": round(seconds, 2),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "peak_mib": round(usage.ru_maxrss / 1024),
+        "answer": answer,
+    }
 
 
 def replay_seconds(path: Path, settings: dict[str, Any]) -> float:
@@ -112,11 +134,15 @@ def compare(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         ours = command(path, settings)
         replay_s = replay_seconds(path, settings)
         row: dict[str, Any] = {
-            "mix": name, "requests": args.requests, "replay_s": round(replay_s, 3), "whole_s": ours["seconds"],
+            "mix": name,
+            "requests": args.requests,
+            "replay_s": round(replay_s, 3),
+            "whole_s": ours["seconds"],
             "whole_cpu_s": ours["cpu_s"],
-            "replay_requests_s": round(args.requests / replay_s), "peak_mib": ours["peak_mib"],
+            "replay_requests_s": round(args.requests / replay_s),
+            "peak_mib": ours["peak_mib"],
             "preemptions": ours["answer"]["preemptions"],
-        }  # fmt: skip
+        }
         if args.vllm_python:
             part = rows[: args.vllm_requests]
             theirs = vllm(args.vllm_python, part, settings)

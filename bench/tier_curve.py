@@ -19,9 +19,21 @@ GIB = 1 << 30
 
 def curve(trace: str, limit: int, model: str, gpu: str, tier: str) -> dict[str, object]:
     words = [
-        "simulate", trace, "--limit", str(limit), "--model", model, "--gpu", gpu, "--max-model-len", "40960",
-        "--tier", tier, "--tier-curve", "--json",
-    ]  # fmt: skip
+        "simulate",
+        trace,
+        "--limit",
+        str(limit),
+        "--model",
+        model,
+        "--gpu",
+        gpu,
+        "--max-model-len",
+        "40960",
+        "--tier",
+        tier,
+        "--tier-curve",
+        "--json",
+    ]
     command = [sys.executable, "-m", "legroom", *words]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(answer)["tier"]  # type: ignore[no-any-return]

@@ -102,18 +102,20 @@ def replay(item: dict[str, Any]) -> list[list[Any]]:
         ]
         loads = [[job.request.id, names.of(job.keys), job.num_blocks] for job in plan.loads]
         transfers[step] = [
-            loads, stores, names.of(offload.evicted), len(plan.flushes), len(offload.tier.readers),
+            loads,
+            stores,
+            names.of(offload.evicted),
+            len(plan.flushes),
+            len(offload.tier.readers),
             offload.tier.num_idle,
-        ]  # fmt: skip
+        ]
         if "disk_s_per_chunk" in item["tier"]:
             # Nothing is read back that was not stored before, so every chunk has its name.
             promoted = [names.of(job.keys) for job in offload.tier.submitted_loads]
             transfers[step].append([promoted, len(offload.tier.jobs)])
 
     def keep(s: Any) -> None:
-        steps[s.step] = [
-            s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks
-        ]  # fmt: skip
+        steps[s.step] = [s.scheduled, sorted(s.preempted), sorted(s.finished), s.running, s.waiting, s.free_blocks]
 
     trace = jsonl.read((json.dumps(row) for row in item["requests"]), "random").checked()
     simulate_with_tier(
@@ -213,17 +215,22 @@ def connect(config: Any, settings: dict[str, Any], tier: dict[str, Any]) -> None
     chunk_bytes = settings["block_size"] * 2 * 2 * 32 * 2 * tier["blocks_per_chunk"]
     aligned = -(-chunk_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     config.kv_transfer_config = KVTransferConfig(
-        kv_connector="OffloadingConnector", kv_role="kv_both",
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
         kv_connector_extra_config={
-            "cpu_bytes_to_use": tier["num_chunks"] * aligned, "blocks_per_chunk": tier["blocks_per_chunk"],
-            "eviction_policy": tier["policy"], "store_threshold": tier["store_threshold"],
-            "max_tracker_size": tier["max_tracker_size"], "offload_prompt_only": tier["prompt_only"],
+            "cpu_bytes_to_use": tier["num_chunks"] * aligned,
+            "blocks_per_chunk": tier["blocks_per_chunk"],
+            "eviction_policy": tier["policy"],
+            "store_threshold": tier["store_threshold"],
+            "max_tracker_size": tier["max_tracker_size"],
+            "offload_prompt_only": tier["prompt_only"],
         },
-    )  # fmt: skip
+    )
     if "disk_s_per_chunk" in tier:
         config.kv_transfer_config.kv_connector_extra_config |= {
-            "spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "fs", "root_dir": tempfile.mkdtemp()}],
-        }  # fmt: skip
+            "spec_name": "TieringOffloadingSpec",
+            "secondary_tiers": [{"type": "fs", "root_dir": tempfile.mkdtemp()}],
+        }
 
 
 def make_up_files(manager: Any, copies: MadeUpCopies, tier: dict[str, Any]) -> list[Any]:
@@ -328,8 +335,13 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
             ]
             chunks = manager._num_allocated_chunks - len(manager._free_list)
             transfers = [
-                loads, stores, names.of(evicted), len(meta.jobs_to_flush), chunks, manager._num_evictable_cache_chunks
-            ]  # fmt: skip
+                loads,
+                stores,
+                names.of(evicted),
+                len(meta.jobs_to_flush),
+                chunks,
+                manager._num_evictable_cache_chunks,
+            ]
             if manager is not whole:
                 transfers.append([[names.of(keys) for keys in promotions], len(whole._jobs)])
             worker.handle_preemptions(meta)
@@ -343,9 +355,11 @@ def drive(oracle: Any, item: dict[str, Any]) -> list[list[Any]]:
                 finished_recving=received, kv_connector_worker_meta=worker.build_connector_worker_meta()
             )
             output = ModelRunnerOutput(
-                req_ids=ids, req_id_to_index={name: i for i, name in enumerate(ids)}, sampled_token_ids=sampled,
+                req_ids=ids,
+                req_id_to_index={name: i for i, name in enumerate(ids)},
+                sampled_token_ids=sampled,
                 kv_connector_output=done,
-            )  # fmt: skip
+            )
             thrown_out = self.newly_preempted()
             finished = []
             self.pending.append((decided, output))

@@ -99,9 +99,22 @@ def schemathesis(port: int, examples: int) -> bool:
     settings.write_text(SCHEMATHESIS)
     url = f"http://127.0.0.1:{port}"
     words = [
-        program, "--config-file", str(settings), "run", f"{url}/openapi.json", "--url", url, "--max-examples",
-        str(examples), "--exclude-path", "/api/live", "--exclude-path", "/api/hub", "--seed", "1",
-    ]  # fmt: skip
+        program,
+        "--config-file",
+        str(settings),
+        "run",
+        f"{url}/openapi.json",
+        "--url",
+        url,
+        "--max-examples",
+        str(examples),
+        "--exclude-path",
+        "/api/live",
+        "--exclude-path",
+        "/api/hub",
+        "--seed",
+        "1",
+    ]
     try:
         return subprocess.run(words, check=False).returncode == 0
     finally:

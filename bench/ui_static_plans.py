@@ -59,9 +59,12 @@ def random_plan(rng: random.Random) -> dict[str, object]:
         if rng.random() < 0.3:
             flags[name] = rng.choice(values)
     request: dict[str, object] = {
-        "model": rng.choice(bundled_names()), "gpu": rng.choice(all_gpus()).name, "vllm": rng.choice(known_releases()),
-        "flags": flags, "advice": False,
-    }  # fmt: skip
+        "model": rng.choice(bundled_names()),
+        "gpu": rng.choice(all_gpus()).name,
+        "vllm": rng.choice(known_releases()),
+        "flags": flags,
+        "advice": False,
+    }
     if rng.random() < 0.3:
         request["gpus"] = rng.choice((1, 2, 4, 8))
     return request | ({"cold": True} if rng.random() < 0.1 else {})

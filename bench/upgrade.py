@@ -127,10 +127,16 @@ def main() -> int:
         marks = f"{wanted or '-'}/{told} {mark}, in band {sum(bands)} of {len(bands)}"
         print(f"{pair['id']:26} {kv:26} {marks:32} {verdicts}")
     summary = {
-        "pairs": len(pairs), "not_planned": errors, "directions": len(right), "direction_right": sum(right),
-        "known_misses": missed, "figures": len(inside),
-        "in_band": sum(inside), "ends_known": len(ended), "ends_right": sum(ended),
-    }  # fmt: skip
+        "pairs": len(pairs),
+        "not_planned": errors,
+        "directions": len(right),
+        "direction_right": sum(right),
+        "known_misses": missed,
+        "figures": len(inside),
+        "in_band": sum(inside),
+        "ends_known": len(ended),
+        "ends_right": sum(ended),
+    }
     print(json.dumps(summary))
     return 0 if all(right) and not errors and sum(inside) >= 0.9 * len(inside) else 1
 

@@ -67,10 +67,14 @@ def values(servers: int, number: int) -> list[list[dict[str, Any]]]:
     asked, each = list(names()), []
     for server in range(servers):
         labels = {
-            "cluster": f"c{server % 4}", "namespace": f"team-{server % 10}", "pod": f"vllm-{server}", "job": "vllm",
-            "instance": f"10.0.{server // 250}.{server % 250}:8000", "model_name": f"model-{server % 20}",
+            "cluster": f"c{server % 4}",
+            "namespace": f"team-{server % 10}",
+            "pod": f"vllm-{server}",
+            "job": "vllm",
+            "instance": f"10.0.{server // 250}.{server % 250}:8000",
+            "model_name": f"model-{server % 20}",
             "engine": "0",
-        }  # fmt: skip
+        }
         rows: list[dict[str, Any]] = []
         for name, split in asked:
             value = _value(name, server, number)
@@ -171,9 +175,12 @@ class Measured:
 
 
 async def measured_look(
-    source: PrometheusSource, session: WatchSession, connections: Any, time_s: float,
+    source: PrometheusSource,
+    session: WatchSession,
+    connections: Any,
+    time_s: float,
     prometheus: psutil.Process | None = None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     before_s = sum(prometheus.cpu_times()[:2]) if prometheus else 0.0
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     looks = await source.looks(connections, time_s)
@@ -250,8 +257,13 @@ def scraping(program: str, target: int, folder: str, every_s: float) -> Iterator
     every = {"scrape_interval": f"{every_s:g}s", "scrape_timeout": f"{every_s:g}s"}
     config = Path(folder) / "prometheus.yml"
     config.write_text(json.dumps({"global": every, "scrape_configs": [jobs]}))
-    words = [program, f"--config.file={config}", f"--storage.tsdb.path={folder}/data", "--log.level=error",
-             f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
+    words = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder}/data",
+        "--log.level=error",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     process = subprocess.Popen(words)
     try:
         yield port, psutil.Process(process.pid)

@@ -24,13 +24,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "memory"))
 
-from weight_cases import H100, settings  # noqa: E402
+from weight_cases import H100, settings
 
-from legroom.errors import LegroomError  # noqa: E402
-from legroom.facts.config.reading import model_from_config  # noqa: E402
-from legroom.facts.gpus import Gpu  # noqa: E402
-from legroom.facts.gpus import gpu as find_gpu  # noqa: E402
-from legroom.memory.weights.loaded import parameter_bytes, weights  # noqa: E402
+from legroom.errors import LegroomError
+from legroom.facts.config.reading import model_from_config
+from legroom.facts.gpus import Gpu
+from legroom.facts.gpus import gpu as find_gpu
+from legroom.memory.weights.loaded import parameter_bytes, weights
 
 GIB = 2**30
 CLASSES = ROOT / "tests" / "fixtures" / "vllm_weights.jsonl"
@@ -42,16 +42,49 @@ SCHEMES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("nf4", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     ("nvfp4", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}),
     ("mxfp4", {"quant_method": "mxfp4"}),
-    ("fp8 per-channel", {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": {
-        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
-        "input_activations": {"dynamic": True}}}}),
+    (
+        "fp8 per-channel",
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                    "input_activations": {"dynamic": True},
+                }
+            },
+        },
+    ),
     ("fp8", {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
-    ("int8 w8a8", {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": {
-        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-        "input_activations": {"dynamic": True}}}}),
-    ("int4", {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": {
-        "targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}}}),
-)  # fmt: skip
+    (
+        "int8 w8a8",
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                    "input_activations": {"dynamic": True},
+                }
+            },
+        },
+    ),
+    (
+        "int4",
+        {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
+                }
+            },
+        },
+    ),
+)
 """What a one-line description of a quantization means as a config section."""
 
 

@@ -137,8 +137,9 @@ def summary(starts: list[Rounds]) -> dict[str, Any]:
         "cpu_ms_a_request": {side: seconds / requests * 1e3 for side, seconds in cpu.items()},
         "cpu_ratio": cpu["without"] / cpu["with"],
         "cpu_ratio_of_each_start": [start.cpu_s["without"] / start.cpu_s["with"] for start in starts],
-        "rounds": len(ratios), "requests_a_side": requests,
-    }  # fmt: skip
+        "rounds": len(ratios),
+        "requests_a_side": requests,
+    }
 
 
 def plugin_alone(python: Path, paths: str) -> dict[str, float]:
@@ -173,25 +174,34 @@ def main() -> None:
         paths = os.pathsep.join((beside, str(Path(__file__).parent)))
         env = {"PYTHONPATH": paths, "LEGROOM_HOME": folder, "TMPDIR": folder}
         alone = plugin_alone(args.python, beside)
-        print(f"{alone['added_bytes'] / 1e6:.1f} MB a worker, {alone['reading_s'] * 1e3:.2f} ms of processor time "
-              f"a reading: {alone['reading_s'] / EVERY_S:.3%} of one core", flush=True)  # fmt: skip
+        print(
+            f"{alone['added_bytes'] / 1e6:.1f} MB a worker, {alone['reading_s'] * 1e3:.2f} ms of processor time "
+            f"a reading: {alone['reading_s'] / EVERY_S:.3%} of one core",
+            flush=True,
+        )
         for number in range(args.starts):
             starts.append(one_start(args.python, args.port, args.rounds, number % 2 == 0, env))
             measured = summary(starts) | alone
             low, high = measured["throughput_ratio_95"]
-            print(f"{number + 1} starts: throughput {measured['throughput_ratio']:.2%} ({low:.2%} to {high:.2%}), by "
-                  f"processor time {measured['cpu_ratio']:.2%}", flush=True)  # fmt: skip
+            print(
+                f"{number + 1} starts: throughput {measured['throughput_ratio']:.2%} ({low:.2%} to {high:.2%}), by "
+                f"processor time {measured['cpu_ratio']:.2%}",
+                flush=True,
+            )
             if args.amplified > 1:
-                ratio, low, high = (1 - (1 - value) / args.amplified
-                                    for value in (measured["throughput_ratio"], low, high))  # fmt: skip
+                ratio, low, high = (
+                    1 - (1 - value) / args.amplified for value in (measured["throughput_ratio"], low, high)
+                )
                 print(f"  of a plugin that is not amplified: {ratio:.3%} ({low:.3%} to {high:.3%})", flush=True)
             if args.json:
                 args.json.write_text(json.dumps(measured, indent=1))
-    print_table([
-        ("", "with", "without"),
-        ("requests a second", *(f"{measured['requests_per_s'][side]:.1f}" for side in ("with", "without"))),
-        ("CPU a request, ms", *(f"{measured['cpu_ms_a_request'][side]:.2f}" for side in ("with", "without"))),
-    ])  # fmt: skip
+    print_table(
+        [
+            ("", "with", "without"),
+            ("requests a second", *(f"{measured['requests_per_s'][side]:.1f}" for side in ("with", "without"))),
+            ("CPU a request, ms", *(f"{measured['cpu_ms_a_request'][side]:.2f}" for side in ("with", "without"))),
+        ]
+    )
     print("throughput of each start:", *(f"{ratio:.2%}" for ratio in measured["throughput_ratio_of_each_start"]))
 
 

@@ -79,11 +79,14 @@ def summary(pairs: list[dict[str, float]], amplified: float) -> dict[str, Any]:
         raise SystemExit("no window had all sequences decoding: make the waves longer")
     mean, low, high = interval([pair["on"] / pair["off"] for pair in pairs])
     return {
-        "pairs": len(pairs), "amplified": amplified, "tokens_per_s": statistics.mean(pair["off"] for pair in pairs),
-        "ratio": mean, "ratio_95": [low, high],
+        "pairs": len(pairs),
+        "amplified": amplified,
+        "tokens_per_s": statistics.mean(pair["off"] for pair in pairs),
+        "ratio": mean,
+        "ratio_95": [low, high],
         "ratio_not_amplified": 1 - (1 - mean) / amplified,
         "ratio_not_amplified_95": [1 - (1 - value) / amplified for value in (low, high)],
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -100,8 +103,14 @@ def main() -> None:
     args = parser.parse_args()
     words = args.flags.split(" ", 1) if args.flags else []
     common = ("--gpu-memory-utilization", "0.3", "--max-model-len", "2048", "--max-num-seqs", str(args.sequences))
-    server = GpuServer(args.vllm, args.model, args.out / "overhead", *common, *words,
-                       env={"LEGROOM_FAULTS_EVERY_S": str(EVERY_S / args.amplified)})  # fmt: skip
+    server = GpuServer(
+        args.vllm,
+        args.model,
+        args.out / "overhead",
+        *common,
+        *words,
+        env={"LEGROOM_FAULTS_EVERY_S": str(EVERY_S / args.amplified)},
+    )
     off, dice, pairs = server.folder / "off", random.Random(2), list[dict[str, float]]()
     try:
         if not server.start():

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 LIMIT_BYTES = 96 << 20
-_PLACES = (
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
-    (Path("/sys/fs/cgroup"), "memory.max"),
-)
+_PLACES = ((Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"), (Path("/sys/fs/cgroup"), "memory.max"))
 
 
 @contextlib.contextmanager

@@ -55,9 +55,15 @@ def _message(entry: dict[str, Any], releases: tuple[str, ...]) -> ReleaseMessage
     )
     spans = tuple((releases[first], releases[last]) for first, last in entry["in"])
     return ReleaseMessage(
-        entry["id"], entry["level"], entry["template"], entry["regex"], spans, fields, tuple(entry.get("family", ())),
+        entry["id"],
+        entry["level"],
+        entry["template"],
+        entry["regex"],
+        spans,
+        fields,
+        tuple(entry.get("family", ())),
         tuple(entry.get("topics", ())),
-    )  # fmt: skip
+    )
 
 
 @cache

@@ -10,12 +10,23 @@ from legroom.masking import masked
 @pytest.mark.parametrize(
     "text",
     [
-        "VLLM_API_KEY=hush vllm serve m", "OPENAI_KEY='hush'", "--api-key hush", "--api_key=hush",
-        "http://u:hush@host:1/x", "Authorization: Bearer hush", "my_secret: hush", "OPENAI_KEY_PROD=hush",
-        "DB_PASSWD='hush'", "PGPASSWORD=hush", "--guard-token hush", "--kafka-password=hush", "--api-key 'hush'",
-        "http://h/x?api_key=hush&n=1", "http://h/x?n=1&X-Amz-Signature=hush",
+        "VLLM_API_KEY=hush vllm serve m",
+        "OPENAI_KEY='hush'",
+        "--api-key hush",
+        "--api_key=hush",
+        "http://u:hush@host:1/x",
+        "Authorization: Bearer hush",
+        "my_secret: hush",
+        "OPENAI_KEY_PROD=hush",
+        "DB_PASSWD='hush'",
+        "PGPASSWORD=hush",
+        "--guard-token hush",
+        "--kafka-password=hush",
+        "--api-key 'hush'",
+        "http://h/x?api_key=hush&n=1",
+        "http://h/x?n=1&X-Amz-Signature=hush",
     ],
-)  # fmt: skip
+)
 def test_a_secret_is_masked_wherever_it_stands(text):
     assert "hush" not in masked(text)
 
@@ -23,10 +34,17 @@ def test_a_secret_is_masked_wherever_it_stands(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "eos_token=</s>", "max_tokens=128", "the monkey=brown", "KEYS are 3", "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=9",
-        "--tokenizer org/m", "--max-num-batched-tokens 8192", "http://h/x?max_tokens=7", "--ssl-keyfile k.pem",
+        "eos_token=</s>",
+        "max_tokens=128",
+        "the monkey=brown",
+        "KEYS are 3",
+        "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE=9",
+        "--tokenizer org/m",
+        "--max-num-batched-tokens 8192",
+        "http://h/x?max_tokens=7",
+        "--ssl-keyfile k.pem",
     ],
-)  # fmt: skip
+)
 def test_what_only_looks_like_one_is_left(text):
     assert masked(text) == text
 

@@ -74,9 +74,20 @@ def test_slots_leave_no_room_for_other_attributes():
 @pytest.mark.parametrize("made", [Base(1), Derived(1, "y", (2,)), Plain(4)])
 def test_it_is_what_the_standard_library_would_have_made(made):
     kind = type(made)
-    fields = [(one.name, one.type, dataclasses.field(default=one.default, default_factory=one.default_factory,
-                                                     compare=one.compare, repr=one.repr, hash=one.hash))
-              for one in dataclasses.fields(kind)]  # fmt: skip
+    fields = [
+        (
+            one.name,
+            one.type,
+            dataclasses.field(
+                default=one.default,
+                default_factory=one.default_factory,
+                compare=one.compare,
+                repr=one.repr,
+                hash=one.hash,
+            ),
+        )
+        for one in dataclasses.fields(kind)
+    ]
     namespace = {"__post_init__": kind.__post_init__} if hasattr(kind, "__post_init__") else {}
     standard = dataclasses.make_dataclass(kind.__name__, fields, frozen=True, namespace=namespace)
     twin = standard(**{one.name: getattr(made, one.name) for one in dataclasses.fields(made)})

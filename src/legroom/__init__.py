@@ -27,20 +27,37 @@ if TYPE_CHECKING:
     from legroom.api import watch as watch
 
 _PUBLIC = (
-    "DiagnosisReport", "PlanReport", "SizeReport", "WatchReport", "diagnose", "layout", "plan", "simulate", "size",
+    "DiagnosisReport",
+    "PlanReport",
+    "SizeReport",
+    "WatchReport",
+    "diagnose",
+    "layout",
+    "plan",
+    "simulate",
+    "size",
     "watch",
-)  # fmt: skip
+)
 
 __all__ = [
-    "DiagnosisReport", "PlanReport", "SizeReport", "WatchReport", "__version__", "diagnose", "layout", "plan",
-    "simulate", "size", "watch",
-]  # fmt: skip
+    "DiagnosisReport",
+    "PlanReport",
+    "SizeReport",
+    "WatchReport",
+    "__version__",
+    "diagnose",
+    "layout",
+    "plan",
+    "simulate",
+    "size",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import the API only when it is used: the command line should not pay for it."""
     if name in _PUBLIC:
-        from legroom import api  # noqa: PLC0415
+        from legroom import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'legroom' has no attribute {name!r}")

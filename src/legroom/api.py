@@ -54,26 +54,26 @@ class PlanReport:
     @property
     def command(self) -> list[str]:
         """The command line that was planned, ready to run."""
-        from legroom.planning.plan import ready_command  # noqa: PLC0415
+        from legroom.planning.plan import ready_command
 
         return ready_command(self.plan)
 
     def text(self, style: Style | None = None, explain_math: bool = False) -> str:
         """The picture, as the terminal shows it."""
-        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
-        from legroom.render.plan_text import plan_text  # noqa: PLC0415
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.plan_text import plan_text
 
         return plan_text(self.plan, style or PLAIN, explain_math)
 
     def svg(self) -> str:
         """The picture, as an SVG document."""
-        from legroom.render.plan_svg import plan_svg  # noqa: PLC0415
+        from legroom.render.plan_svg import plan_svg
 
         return plan_svg(self.plan)
 
     def json(self, explain_math: bool = False) -> dict[str, Any]:
         """The document that `legroom plan --json` prints."""
-        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+        from legroom.planning.plan_json import plan_json
 
         return plan_json(self.plan, explain_math)
 
@@ -94,14 +94,14 @@ class DiagnosisReport:
 
     def text(self, style: Style | None = None, language: Language = "en") -> str:
         """The answer, as the terminal shows it."""
-        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
-        from legroom.render.diagnosis_text import readings_text  # noqa: PLC0415
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.diagnosis_text import readings_text
 
         return readings_text([self.reading], style or PLAIN, language)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom diagnose --json` prints."""
-        from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
+        from legroom.diagnosis.diagnosis_json import readings_json
 
         return readings_json([self.reading])
 
@@ -123,9 +123,9 @@ def diagnose(
     A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
     The other arguments tell what the log does not show.
     """
-    from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-    from legroom.diagnosis.reader import names_a_file, pieces_of_file  # noqa: PLC0415
-    from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
+    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.reader import names_a_file, pieces_of_file
+    from legroom.diagnosis.starting_plan import Hints
 
     hints = Hints(command, model, gpu, gpus, vllm)
     if not isinstance(log, str) or names_a_file(log):
@@ -177,13 +177,13 @@ def _serve_args(
 
 def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
     """End with the first argument that the release does not have, as its command line would."""
-    from legroom.facts.flags import flags_of  # noqa: PLC0415
+    from legroom.facts.flags import flags_of
 
     had = {flag.dest for flag in flags_of(release).values()}
     if "speculative_model" in had:
         had.add("speculative_config")  # flags of their own until 0.8.2
     for name in (name for name, value in flags.items() if value is not None and name not in had):
-        from legroom.vllm.problems import explain_unknown  # noqa: PLC0415
+        from legroom.vllm.problems import explain_unknown
 
         problem = explain_unknown(f"--{name.replace('_', '-')}", release)
         raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
@@ -204,8 +204,8 @@ class SizeReport:
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The table, as the terminal shows it; with `matrix` models by GPUs."""
-        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
-        from legroom.render.size_text import matrix_text, size_text  # noqa: PLC0415
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.size_text import matrix_text, size_text
 
         requests = f"{self.wish.concurrency:g} request{'' if self.wish.concurrency == 1 else 's'}"
         title = (
@@ -217,7 +217,7 @@ class SizeReport:
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""
-        from legroom.planning.sizing import size_json  # noqa: PLC0415
+        from legroom.planning.sizing import size_json
 
         return size_json(self.rows, self.wish, self.release)
 
@@ -242,8 +242,8 @@ def size(
     `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
     vLLM's engine arguments as in `plan`.
     """
-    from legroom.planning.sizing import named_gpus, size_models  # noqa: PLC0415
-    from legroom.planning.wish import Wish, counts_up_to  # noqa: PLC0415
+    from legroom.planning.sizing import named_gpus, size_models
+    from legroom.planning.wish import Wish, counts_up_to
 
     tokens = parse_length(context, "context") if isinstance(context, str) else context
     if tokens < 1 or concurrency < 1 or max_gpus < 1:
@@ -262,8 +262,8 @@ def layout(model: str, gpu: str, **options: Any) -> Layout:
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
     """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
-    from legroom.simulation import replay  # noqa: PLC0415
-    from legroom.simulation.traces.reading import read_trace  # noqa: PLC0415
+    from legroom.simulation import replay
+    from legroom.simulation.traces.reading import read_trace
 
     return replay.simulate(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
 
@@ -281,8 +281,8 @@ class WatchReport:
 
     def text(self, style: Style | None = None) -> str:
         """The look, as the terminal shows it."""
-        from legroom.drawing.terminal import PLAIN  # noqa: PLC0415
-        from legroom.render.watch_text import look_text  # noqa: PLC0415
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.watch_text import look_text
 
         return look_text([self.view], style or PLAIN)
 
@@ -299,8 +299,8 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
 
     Nothing is written and nothing is acted on. Close the iterator to stop looking.
     """
-    from legroom.sidecar.config import simple_config, with_interval  # noqa: PLC0415
-    from legroom.sidecar.watch import WatchSession, look_once, watching  # noqa: PLC0415
+    from legroom.sidecar.config import simple_config, with_interval
+    from legroom.sidecar.watch import WatchSession, look_once, watching
 
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
@@ -312,7 +312,7 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
 
 
 def _near(name: str) -> str:
-    import difflib  # noqa: PLC0415
+    import difflib
 
     close = difflib.get_close_matches(name, _FLAGS, n=3)
     return f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"

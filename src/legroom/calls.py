@@ -31,8 +31,8 @@ def deployment(
     model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, local_files: bool
 ) -> Deployment:
     """The flags of `command`, or those of `model` and `flags`; refused where vLLM would refuse them."""
-    from legroom.facts.releases import latest  # noqa: PLC0415
-    from legroom.facts.releases import release as known_release  # noqa: PLC0415
+    from legroom.facts.releases import latest
+    from legroom.facts.releases import release as known_release
 
     asked = known_release(vllm) if vllm else None
     if (model is None) == (command is None):
@@ -40,14 +40,14 @@ def deployment(
     if command is not None:
         if flags:
             raise LegroomError("`flags` belong to `model`", "write them into `command`")
-        from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
+        from legroom.deployments.deployment import deployment_from_command
 
         written = deployment_from_command(command, asked)
         _refuse(written.problems, written.release)
         refuse_local(written.args.model, local_files)
         return replace(written, notes=(*written.notes, *(problem.message for problem in written.problems)))
-    from legroom.deployments.deployment import Deployment  # noqa: PLC0415
-    from legroom.vllm.parse import parse_flags  # noqa: PLC0415
+    from legroom.deployments.deployment import Deployment
+    from legroom.vllm.parse import parse_flags
 
     release = asked or latest()
     assert model is not None
@@ -59,7 +59,7 @@ def deployment(
 
 def planned(what: Deployment, where: Machine, *, advice: bool) -> Plan:
     """The plan of a call; a command may say how many GPUs it uses where the call does not."""
-    from legroom.planning.machine import make_plan  # noqa: PLC0415
+    from legroom.planning.machine import make_plan
 
     machine = where if where.gpus is not None else replace(where, gpus=what.gpu_count)
     return make_plan(what.args, what.release, machine, advice=advice)
@@ -70,11 +70,11 @@ def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> T
     if (requests is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `requests` or `mix`")
     if mix is not None:
-        from legroom.simulation.traces import synthetic  # noqa: PLC0415
+        from legroom.simulation.traces import synthetic
 
         trace = synthetic.read(mix)
     else:
-        from legroom.simulation.traces import jsonl  # noqa: PLC0415
+        from legroom.simulation.traces import jsonl
 
         assert requests is not None
         trace = jsonl.read((json.dumps(request) for request in requests[: MOST_REQUESTS + 1]), "requests")
@@ -88,8 +88,8 @@ def replayed(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
     """What became of the load, and how the GPU's name was read where it leaves that open."""
-    from legroom.simulation.replay import simulate  # noqa: PLC0415
-    from legroom.simulation.steptime import fixed  # noqa: PLC0415
+    from legroom.simulation.replay import simulate
+    from legroom.simulation.steptime import fixed
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
@@ -101,14 +101,16 @@ def replayed(
 
 def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """What was given, the plan's settings where there is one, vLLM's usual values for the rest."""
-    from legroom.simulation.settings import SchedulerSettings  # noqa: PLC0415
+    from legroom.simulation.settings import SchedulerSettings
 
     values: dict[str, Any] = {}
     if plan is not None:
         if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
-            raise LegroomError(f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
-                               "call plan for the flags that fix it, or give num_blocks")  # fmt: skip
-        from legroom.simulation.deployment import deployed  # noqa: PLC0415
+            raise LegroomError(
+                f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
+                "call plan for the flags that fix it, or give num_blocks",
+            )
+        from legroom.simulation.deployment import deployed
 
         values = dict(deployed(plan).flags)
         if len(trace) > MOST_ASYNC:

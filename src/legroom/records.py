@@ -42,10 +42,14 @@ _PLAIN_FIELD = dataclasses.fields(_Sample)[0]._field_type  # type: ignore[attr-d
 def _define(cls: type, slots: bool) -> type:
     fields = _fields(cls)
     methods: dict[str, Any] = {
-        "__init__": _Init(cls, fields), "__dataclass_fields__": fields, "__match_args__": tuple(fields),
-        "__setattr__": _refuse, "__delattr__": _refuse, "__dataclass_params__": _Sample.__dataclass_params__,  # type: ignore[attr-defined]
+        "__init__": _Init(cls, fields),
+        "__dataclass_fields__": fields,
+        "__match_args__": tuple(fields),
+        "__setattr__": _refuse,
+        "__delattr__": _refuse,
+        "__dataclass_params__": _Sample.__dataclass_params__,  # type: ignore[attr-defined]
         **_shared(fields),
-    }  # fmt: skip
+    }
     own = {name for name in ("__repr__", "__eq__", "__hash__") if cls.__dict__.get(name) is not None}
     methods = {name: value for name, value in methods.items() if name not in own}
     if slots:

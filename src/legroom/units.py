@@ -9,12 +9,25 @@ from legroom.errors import LegroomError
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _BYTES = {
-    "": 1, "b": 1,
-    "k": 10**3, "kb": 10**3, "kib": KIB, "ki": KIB,
-    "m": 10**6, "mb": 10**6, "mib": MIB, "mi": MIB,
-    "g": 10**9, "gb": 10**9, "gib": GIB, "gi": GIB,
-    "t": 10**12, "tb": 10**12, "tib": 2**40, "ti": 2**40,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "kib": KIB,
+    "ki": KIB,
+    "m": 10**6,
+    "mb": 10**6,
+    "mib": MIB,
+    "mi": MIB,
+    "g": 10**9,
+    "gb": 10**9,
+    "gib": GIB,
+    "gi": GIB,
+    "t": 10**12,
+    "tb": 10**12,
+    "tib": 2**40,
+    "ti": 2**40,
+}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -40,9 +53,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
 def parse_count(text: str, what: str = "number") -> int:
     """`4096`, `32k` or `32K`, as vLLM reads them: a small letter counts thousands, a capital 1024s."""
     found = _NUMBER.fullmatch(text)
-    scale = {
-        "": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40,
-    }  # fmt: skip
+    scale = {"": 1, "k": 10**3, "K": KIB, "m": 10**6, "M": MIB, "g": 10**9, "G": GIB, "t": 10**12, "T": 2**40}
     if not found or found.group(2) not in scale:
         raise LegroomError(f"{what} {text!r} is not a number", "write it like 4096, 32k (32,000) or 32K (32,768)")
     return int(float(found.group(1)) * scale[found.group(2)])

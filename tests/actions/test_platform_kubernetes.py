@@ -79,24 +79,33 @@ def api(tmp_path, monkeypatch):
     server.patches = []
     server.objects = {
         DEPLOYMENT: {
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm", "generation": 1},
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "vllm", "generation": 1},
             "spec": {
-                "replicas": 2, "selector": {"matchLabels": {"a": "b"}},
+                "replicas": 2,
+                "selector": {"matchLabels": {"a": "b"}},
                 "template": {
                     "metadata": {"annotations": {"kept": "yes"}},
-                    "spec": {"containers": [
-                        {"name": "main", "image": "v", "args": ["--model", "m", "--max-model-len", "32768"]}]},
+                    "spec": {
+                        "containers": [
+                            {"name": "main", "image": "v", "args": ["--model", "m", "--max-model-len", "32768"]}
+                        ]
+                    },
                 },
             },
             "status": {"observedGeneration": 1, "updatedReplicas": 2, "readyReplicas": 2},
         }
-    }  # fmt: skip
+    }
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "users": [{"name": "u", "user": {}}],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
         "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-    }  # fmt: skip
+    }
     (tmp_path / "kube").write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kube"))
     # The client remembers the variable from its import.

@@ -13,15 +13,37 @@ from legroom.explain.catalog_files import record_schema
 from legroom.explain.deadends import RECORD_KEYS, entry_of_record, record_problems, records_of, user_folder
 
 SHAPE = {
-    "id": str, "signature": str, "signature_zh": str, "regex": str, "domain": str, "category": str,
-    "subcategory": (str, type(None)), "root_cause": str, "root_cause_type": str, "root_cause_zh": str,
-    "versions": list, "os_specific": dict, "dead_ends": list, "workarounds": list, "workarounds_zh": list,
-    "transition_graph": dict, "official_doc_url": (str, type(None)), "official_doc_section": (str, type(None)),
-    "error_code": (str, type(None)), "verification_tier": str, "confidence": (float, type(None)),
-    "fix_success_rate": (float, type(None)), "resolvable": str, "first_seen": (str, type(None)),
-    "last_confirmed": (str, type(None)), "last_updated": (str, type(None)), "evidence_count": int, "tags": list,
-    "locale": str, "aliases": list,
-}  # fmt: skip
+    "id": str,
+    "signature": str,
+    "signature_zh": str,
+    "regex": str,
+    "domain": str,
+    "category": str,
+    "subcategory": (str, type(None)),
+    "root_cause": str,
+    "root_cause_type": str,
+    "root_cause_zh": str,
+    "versions": list,
+    "os_specific": dict,
+    "dead_ends": list,
+    "workarounds": list,
+    "workarounds_zh": list,
+    "transition_graph": dict,
+    "official_doc_url": (str, type(None)),
+    "official_doc_section": (str, type(None)),
+    "error_code": (str, type(None)),
+    "verification_tier": str,
+    "confidence": (float, type(None)),
+    "fix_success_rate": (float, type(None)),
+    "resolvable": str,
+    "first_seen": (str, type(None)),
+    "last_confirmed": (str, type(None)),
+    "last_updated": (str, type(None)),
+    "evidence_count": int,
+    "tags": list,
+    "locale": str,
+    "aliases": list,
+}
 PARTS = {
     "versions": ["version", "introduced", "deprecated", "removed", "behavior_change", "status"],
     "dead_ends": ["action", "why_fails", "fail_rate", "condition", "sources"],
@@ -84,8 +106,14 @@ def test_export_of_one_entry_is_one_record(capsys):
 
 
 def test_an_imported_record_is_found_and_exported_as_it_came(tmp_path, capsys):
-    record = {**exported()["LR203"], "id": "llm/my-own-story", "signature": "the flux capacitor overflowed",
-              "regex": "flux capacitor", "aliases": ["flux"], "confidence": 0.5}  # fmt: skip
+    record = {
+        **exported()["LR203"],
+        "id": "llm/my-own-story",
+        "signature": "the flux capacitor overflowed",
+        "regex": "flux capacitor",
+        "aliases": ["flux"],
+        "confidence": 0.5,
+    }
     (tmp_path / "record.json").write_text(json.dumps(record), "utf-8")
     assert main(["catalog", "import", str(tmp_path / "record.json")]) == 0
     assert main(["explain", "--search", "flux"]) == 0
@@ -104,8 +132,10 @@ def test_a_record_cannot_leave_the_folder_of_the_catalog(tmp_path):
     assert [path.parent for path in user_folder().glob("*.json")] == [user_folder()]
 
 
-@pytest.mark.parametrize("change", [{"regex": r"(a)\1"}, {"regex": ""}, {"confidence": 2}, {"id": "../x"},
-                                    {"dead_ends": [{}]}, {"resolvable": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [{"regex": r"(a)\1"}, {"regex": ""}, {"confidence": 2}, {"id": "../x"}, {"dead_ends": [{}]}, {"resolvable": True}],
+)
 def test_a_record_that_is_wrong_is_refused_and_nothing_is_kept(tmp_path, capsys, change):
     (tmp_path / "record.json").write_text(json.dumps({**exported()["LR203"], **change}), "utf-8")
     assert main(["catalog", "import", str(tmp_path / "record.json")]) == 2
@@ -140,13 +170,27 @@ def test_validate_names_a_stored_file_that_is_damaged(capsys):
 TEXTS = st.text(max_size=20)
 
 
-@given(st.fixed_dictionaries({
-    "signature": st.text(min_size=1, max_size=200), "root_cause": st.text(min_size=1), "tags": st.lists(TEXTS),
-    "workarounds": st.lists(st.fixed_dictionaries({
-        "action": TEXTS, "success_rate": st.none() | st.floats(0, 1), "how": TEXTS, "condition": TEXTS,
-        "sources": st.lists(TEXTS)})),
-    "workarounds_zh": st.lists(TEXTS),
-}))  # fmt: skip
+@given(
+    st.fixed_dictionaries(
+        {
+            "signature": st.text(min_size=1, max_size=200),
+            "root_cause": st.text(min_size=1),
+            "tags": st.lists(TEXTS),
+            "workarounds": st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "action": TEXTS,
+                        "success_rate": st.none() | st.floats(0, 1),
+                        "how": TEXTS,
+                        "condition": TEXTS,
+                        "sources": st.lists(TEXTS),
+                    }
+                )
+            ),
+            "workarounds_zh": st.lists(TEXTS),
+        }
+    )
+)
 def test_any_record_of_the_shape_becomes_an_entry_and_comes_back(changes):
     record = {**exported()["LR101"], **changes}
     assert record_problems(record) == []

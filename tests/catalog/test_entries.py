@@ -26,17 +26,50 @@ from legroom.facts.evidence import message_patterns
 from legroom.facts.flags import all_flag_names
 
 MYTHS = {
-    "more-sequences-exhaust-kv", "hidden-size-sets-kv", "quantized-weights-shrink-kv", "lower-utilization-by-habit",
-    "restart-to-defragment", "driver-update-mends-oom", "kv-grows-until-oom", "prefix-caching-saves-memory",
-    "external-fragmentation", "block-size-by-taste", "startup-oom-lower-utilization", "batched-tokens-by-gpu-table",
-    "fragmentation-script", "prefix-cache-oom", "prefix-cache-metrics", "prefix-cache-limit-by-seqs",
-    "underscore-metric-names", "full-pool-is-a-fault", "restart-on-full-pool", "no-requests-alert",
-    "max-num-on-the-fly-batches", "flags-of-other-servers", "swap-space", "disable-log-requests",
-    "attention-backend-variable", "gc-threshold", "enable-chunked-prefill", "kill-by-pattern", "gpu-reset",
-    "empty-cache-elsewhere", "shorter-context-shrinks-the-pool", "raise-to-095", "four-bit-8b-is-4gb",
-    "tp-shards-everything", "sizing-table", "gpu-blocks-line", "utilization-adds-to-weights", "ninth-request-error",
-    "size-divided-by-gpus", "more-gpus-always-help", "idle-nvidia-smi", "free-covers-request", "posted-downloads",
-}  # fmt: skip
+    "more-sequences-exhaust-kv",
+    "hidden-size-sets-kv",
+    "quantized-weights-shrink-kv",
+    "lower-utilization-by-habit",
+    "restart-to-defragment",
+    "driver-update-mends-oom",
+    "kv-grows-until-oom",
+    "prefix-caching-saves-memory",
+    "external-fragmentation",
+    "block-size-by-taste",
+    "startup-oom-lower-utilization",
+    "batched-tokens-by-gpu-table",
+    "fragmentation-script",
+    "prefix-cache-oom",
+    "prefix-cache-metrics",
+    "prefix-cache-limit-by-seqs",
+    "underscore-metric-names",
+    "full-pool-is-a-fault",
+    "restart-on-full-pool",
+    "no-requests-alert",
+    "max-num-on-the-fly-batches",
+    "flags-of-other-servers",
+    "swap-space",
+    "disable-log-requests",
+    "attention-backend-variable",
+    "gc-threshold",
+    "enable-chunked-prefill",
+    "kill-by-pattern",
+    "gpu-reset",
+    "empty-cache-elsewhere",
+    "shorter-context-shrinks-the-pool",
+    "raise-to-095",
+    "four-bit-8b-is-4gb",
+    "tp-shards-everything",
+    "sizing-table",
+    "gpu-blocks-line",
+    "utilization-adds-to-weights",
+    "ninth-request-error",
+    "size-divided-by-gpus",
+    "more-gpus-always-help",
+    "idle-nvidia-smi",
+    "free-covers-request",
+    "posted-downloads",
+}
 ENTRIES = {entry.id: entry for entry in bundled()}
 each = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 CHINESE = re.compile("[一-鿿]")
@@ -135,9 +168,18 @@ def test_names_of_people_are_nowhere():
 
 
 OTHER_TOOLS = {
-    "--query-compute-apps", "--format", "--gpus", "--gpu-used", "--context", "--vllm", "--ipc", "--shm-size",
-    "--memory", "--ulimit", "--shutdown",
-}  # fmt: skip
+    "--query-compute-apps",
+    "--format",
+    "--gpus",
+    "--gpu-used",
+    "--context",
+    "--vllm",
+    "--ipc",
+    "--shm-size",
+    "--memory",
+    "--ulimit",
+    "--shutdown",
+}
 """Options of legroom, Docker, nvidia-smi and wsl."""
 
 
@@ -151,9 +193,12 @@ def test_every_flag_that_helps_is_one_that_vllm_has(entry):
 
 
 OPERATIONS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
-}  # fmt: skip
+}
 
 
 def arithmetic(text):

@@ -25,8 +25,17 @@ def told(capsys, *words, code=0):
 
 def test_a_story_has_all_its_parts(capsys):
     text = told(capsys, "LR203")
-    for heading in ("What the log says", "Why vLLM does it", "The arithmetic", "For example", "What helps",
-                    "What not to try", "Releases", "How to verify", "When it is something else"):  # fmt: skip
+    for heading in (
+        "What the log says",
+        "Why vLLM does it",
+        "The arithmetic",
+        "For example",
+        "What helps",
+        "What not to try",
+        "Releases",
+        "How to verify",
+        "When it is something else",
+    ):
         assert f"\n{heading}\n" in text
     assert "16.00 GiB" in text
     assert "[tried in 6: worked 6, failed 0]" in " ".join(text.split())
@@ -70,17 +79,34 @@ def test_one_thing_is_asked_at_a_time(capsys, words):
 @pytest.mark.parametrize(
     ("query", "entry_id"),
     [
-        ("cumem", "LR407"), ("kv_too_small_for_max_len", "LR203"), ("LR302", "LR302"), ("capture_model", "LR302"),
-        ("上下文太长", "LR203"), ("碎片", "LR406"), ("内存泄漏", "LR405"), ("抢占", "LR403"),
-        ("OOMKilled", "LR501"), ("/dev/shm", "LR503"), ("illegal memory access", "LR901"), ("swap space", "LR411"),
-        ("prompt_logprobs", "LR409"), ("WSL", "LR505"), ("orphan", "LR104"), ("unrecognized arguments", "LR903"),
-        ("hybrid_state_cache_limit", "LR202"), ("GB10", "LR502"), ("EngineDeadError", "LR908"),
+        ("cumem", "LR407"),
+        ("kv_too_small_for_max_len", "LR203"),
+        ("LR302", "LR302"),
+        ("capture_model", "LR302"),
+        ("上下文太长", "LR203"),
+        ("碎片", "LR406"),
+        ("内存泄漏", "LR405"),
+        ("抢占", "LR403"),
+        ("OOMKilled", "LR501"),
+        ("/dev/shm", "LR503"),
+        ("illegal memory access", "LR901"),
+        ("swap space", "LR411"),
+        ("prompt_logprobs", "LR409"),
+        ("WSL", "LR505"),
+        ("orphan", "LR104"),
+        ("unrecognized arguments", "LR903"),
+        ("hybrid_state_cache_limit", "LR202"),
+        ("GB10", "LR502"),
+        ("EngineDeadError", "LR908"),
         ("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", "LR201"),
-        ("Free memory on device (22.41/23.99 GiB) on startup is less than desired GPU memory utilization "
-         "(0.95, 22.79 GiB).", "LR103"),
+        (
+            "Free memory on device (22.41/23.99 GiB) on startup is less than desired GPU memory utilization "
+            "(0.95, 22.79 GiB).",
+            "LR103",
+        ),
         ("RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.", "LR305"),
     ],
-)  # fmt: skip
+)
 def test_a_search_puts_the_right_entry_first(query, entry_id):
     assert search(query, bundled())[0].entry.id == entry_id
 

@@ -9,10 +9,21 @@ SERVER = "http://gpu1:8000"
 
 def sample(number: int, kv_use=0.4, running=8.0, waiting=0.0, preemptions=0.0, server=SERVER) -> Sample:
     engine = EngineSample(
-        "tiny", "0", kv_use=kv_use, running=running, waiting=waiting, waiting_for_capacity=waiting,
-        preemptions=preemptions, prompt_tokens=5000.0 * number, generation_tokens=1000.0 * number,
-        finished=10.0 * number, num_blocks=1001, block_size=16, prefix_queries=5000.0 * number, prefix_hits=100.0,
-    )  # fmt: skip
+        "tiny",
+        "0",
+        kv_use=kv_use,
+        running=running,
+        waiting=waiting,
+        waiting_for_capacity=waiting,
+        preemptions=preemptions,
+        prompt_tokens=5000.0 * number,
+        generation_tokens=1000.0 * number,
+        finished=10.0 * number,
+        num_blocks=1001,
+        block_size=16,
+        prefix_queries=5000.0 * number,
+        prefix_hits=100.0,
+    )
     return Sample(1_700_000_000.0 + 5 * number, server, (engine,))
 
 

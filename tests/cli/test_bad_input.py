@@ -7,10 +7,17 @@ import pytest
 from legroom.cli.main import main
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
 
 
 def complaint(capsys, *words, code=2):
@@ -89,13 +96,21 @@ def test_a_config_that_is_no_config_is_refused(capsys, tmp_path, text, code):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_hidden_layers": 0}, {"num_hidden_layers": -3}, {"num_hidden_layers": 10**9}, {"hidden_size": 0},
-        {"hidden_size": 10**12}, {"num_attention_heads": 0}, {"vocab_size": -1}, {"hidden_size": "big"},
-        {"num_hidden_layers": None}, {"hidden_size": None}, {"num_attention_heads": 3.7},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": -3},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 0},
+        {"hidden_size": 10**12},
+        {"num_attention_heads": 0},
+        {"vocab_size": -1},
+        {"hidden_size": "big"},
+        {"num_hidden_layers": None},
+        {"hidden_size": None},
+        {"num_attention_heads": 3.7},
         {"max_position_embeddings": -5},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_absurd_sizes_are_refused(capsys, tmp_path, changes):
     complaint(capsys, "plan", folder(tmp_path, **changes), "--gpu", "h100")
 
@@ -127,18 +142,40 @@ def test_more_gpus_than_given_is_refused(capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--gpus", "0"), ("--gpus", "-1"), ("--gpus", "two"), ("--gpu-memory", "lots"), ("--gpu-memory", "0GiB"),
-        ("--gpu-memory", "-3GiB"), ("--gpu-used", "900GiB"), ("--gpu-memory-utilization", "1.5"),
-        ("--gpu-memory-utilization", "-0.1"), ("--gpu-memory-utilization", "nine"), ("--max-model-len", "-5"),
-        ("--max-model-len", "0"), ("--max-model-len", "x"), ("--max-num-seqs", "0"), ("--max-num-seqs", "-1"),
-        ("--max-num-batched-tokens", "0"), ("--tensor-parallel-size", "0"), ("--pipeline-parallel-size", "-2"),
-        ("--block-size", "7"), ("--kv-cache-dtype", "fp3"), ("--max-model-len", "999999999999"), ("--vllm",),
-        ("--compilation-config", "{"), ("--cpu-offload-gb", "-4"), ("--dtype", "float7"),
-        ("--want-context", "long"), ("--want-concurrency", "0"), ("--want-context", "8k", "--want-gpus", "0"),
-        ("--policy", "brave"), ("--kv-cache-memory-bytes", "-1"), ("--pipeline-parallel-size", "999"),
+        ("--gpus", "0"),
+        ("--gpus", "-1"),
+        ("--gpus", "two"),
+        ("--gpu-memory", "lots"),
+        ("--gpu-memory", "0GiB"),
+        ("--gpu-memory", "-3GiB"),
+        ("--gpu-used", "900GiB"),
+        ("--gpu-memory-utilization", "1.5"),
+        ("--gpu-memory-utilization", "-0.1"),
+        ("--gpu-memory-utilization", "nine"),
+        ("--max-model-len", "-5"),
+        ("--max-model-len", "0"),
+        ("--max-model-len", "x"),
+        ("--max-num-seqs", "0"),
+        ("--max-num-seqs", "-1"),
+        ("--max-num-batched-tokens", "0"),
+        ("--tensor-parallel-size", "0"),
+        ("--pipeline-parallel-size", "-2"),
+        ("--block-size", "7"),
+        ("--kv-cache-dtype", "fp3"),
+        ("--max-model-len", "999999999999"),
+        ("--vllm",),
+        ("--compilation-config", "{"),
+        ("--cpu-offload-gb", "-4"),
+        ("--dtype", "float7"),
+        ("--want-context", "long"),
+        ("--want-concurrency", "0"),
+        ("--want-context", "8k", "--want-gpus", "0"),
+        ("--policy", "brave"),
+        ("--kv-cache-memory-bytes", "-1"),
+        ("--pipeline-parallel-size", "999"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_bad_value_is_refused(capsys, words):
     complaint(capsys, "plan", "llama-3.1-8b", "--gpu", "h100", *words)
 
@@ -146,11 +183,16 @@ def test_a_bad_value_is_refused(capsys, words):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--file", "no-such-file.yaml"), ("--command", "ls -l"), ("--command", "'"), ("--python", "LLM("),
-        ("--python", "1 + 1"), ("--", "echo", "hello"), ("--command", "vllm serve x", "--file", "y"),
+        ("--file", "no-such-file.yaml"),
+        ("--command", "ls -l"),
+        ("--command", "'"),
+        ("--python", "LLM("),
+        ("--python", "1 + 1"),
+        ("--", "echo", "hello"),
+        ("--command", "vllm serve x", "--file", "y"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_source_that_says_nothing_is_refused(capsys, words):
     complaint(capsys, "plan", "--gpu", "h100", *words)
 
@@ -178,10 +220,15 @@ def test_an_unknown_architecture_is_said_to_be_unknown(capsys, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        (), ("llama-3.1-8b", "--context", "x"), ("llama-3.1-8b", "--concurrency", "-1"), ("llama-3.1-8b", "--gpu", ","),
-        ("llama-3.1-8b", "--gpu", "h101"), ("llama-3.1-8b", "--max-gpus", "0"), ("nothing-like-it", "--gpu", "l4"),
+        (),
+        ("llama-3.1-8b", "--context", "x"),
+        ("llama-3.1-8b", "--concurrency", "-1"),
+        ("llama-3.1-8b", "--gpu", ","),
+        ("llama-3.1-8b", "--gpu", "h101"),
+        ("llama-3.1-8b", "--max-gpus", "0"),
+        ("nothing-like-it", "--gpu", "l4"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_size_refuses_the_same_way(capsys, words):
     complaint(capsys, "size", *words)

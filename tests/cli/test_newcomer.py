@@ -27,9 +27,19 @@ from legroom.cli.main import main
 sys.exit(main())
 """
 PACKAGES = {
-    "re2", "_re2", "hyperscan", "yaml", "huggingface_hub", "zstandard", "aiohttp", "prometheus_client", "psutil",
-    "pynvml", "httptools", "numpy",
-}  # fmt: skip
+    "re2",
+    "_re2",
+    "hyperscan",
+    "yaml",
+    "huggingface_hub",
+    "zstandard",
+    "aiohttp",
+    "prometheus_client",
+    "psutil",
+    "pynvml",
+    "httptools",
+    "numpy",
+}
 
 
 def without_dependencies(*words: str) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,20 @@ import pytest
 
 from legroom.cli.main import main
 
-TWO = ("--", "vllm", "serve", "llama-3.1-8b", "--max-model-len", "16384", "--",
-       "vllm", "serve", "qwen3-0.6b", "--max-model-len", "8192")  # fmt: skip
+TWO = (
+    "--",
+    "vllm",
+    "serve",
+    "llama-3.1-8b",
+    "--max-model-len",
+    "16384",
+    "--",
+    "vllm",
+    "serve",
+    "qwen3-0.6b",
+    "--max-model-len",
+    "8192",
+)
 
 
 def answer(capsys, *words, code=0):

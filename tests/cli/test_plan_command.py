@@ -8,13 +8,27 @@ import pytest
 from legroom.cli.main import main
 
 LAYOUT = {
-    "total_bytes", "budget_bytes", "weights_bytes", "activation_bytes", "cuda_graph_bytes", "non_torch_bytes",
-    "kv_cache_bytes", "outside_bytes", "peak_used_bytes", "headroom_bytes",
-}  # fmt: skip
+    "total_bytes",
+    "budget_bytes",
+    "weights_bytes",
+    "activation_bytes",
+    "cuda_graph_bytes",
+    "non_torch_bytes",
+    "kv_cache_bytes",
+    "outside_bytes",
+    "peak_used_bytes",
+    "headroom_bytes",
+}
 ARGS = {
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size",
-    "kv_cache_dtype", "tensor_parallel_size", "pipeline_parallel_size",
-}  # fmt: skip
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "block_size",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+}
 TOP = {"model", "vllm", "gpu", "args", "layout", "kv", "verdict", "failure", "advice", "command", "confidence"}
 KV = {"block_size", "num_blocks", "tokens", "bytes_per_token", "max_concurrency", "longest_len"}
 

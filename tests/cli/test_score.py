@@ -11,23 +11,51 @@ import pytest
 from legroom.cli.main import main
 
 MODEL = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 128256, "tie_word_embeddings": False, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
 RECORD = {
-    "id": "R1", "url": "https://example.org/who/what", "vllm_version": "0.10.2", "model": "org/eight",
-    "model_family": "llama3", "gpu": "NVIDIA H100 80GB HBM3", "flags_known": True, "good": True,
-    "total_gpu_memory_gib": 79.1, "weights_gib": 14.99, "available_kv_gib": 54.5, "kv_tokens": 446464,
-    "max_model_len": 8192, "outcome": "started",
-}  # fmt: skip
+    "id": "R1",
+    "url": "https://example.org/who/what",
+    "vllm_version": "0.10.2",
+    "model": "org/eight",
+    "model_family": "llama3",
+    "gpu": "NVIDIA H100 80GB HBM3",
+    "flags_known": True,
+    "good": True,
+    "total_gpu_memory_gib": 79.1,
+    "weights_gib": 14.99,
+    "available_kv_gib": 54.5,
+    "kv_tokens": 446464,
+    "max_model_len": 8192,
+    "outcome": "started",
+}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     (tmp_path / "models.json").write_text(json.dumps({"org/eight": {**MODEL, "source": "config.json"}}))
-    records: list[Any] = [RECORD, {**RECORD, "id": "R2", "gpu": "NVIDIA L4", "total_gpu_memory_gib": 22.05,
-                                   "available_kv_gib": 4.0, "kv_tokens": 32768}]  # fmt: skip
+    records: list[Any] = [
+        RECORD,
+        {
+            **RECORD,
+            "id": "R2",
+            "gpu": "NVIDIA L4",
+            "total_gpu_memory_gib": 22.05,
+            "available_kv_gib": 4.0,
+            "kv_tokens": 32768,
+        },
+    ]
     path = tmp_path / "startups.jsonl"
     path.write_text("\n".join(json.dumps(record) for record in records) + "\n{ half\n")
     return path
@@ -61,10 +89,17 @@ def test_an_instrumented_run_is_scored_to_its_peak(tmp_path: Path, capsys: pytes
     (tmp_path / "configs" / "eight" / "config.json").write_text(json.dumps(MODEL))
     total = 150_109_880_320
     run = {
-        "id": "A", "model": "eight", "ok": True, "args": {"max_num_batched_tokens": 8192}, "env": None,
-        "weights_bytes": 16_100_000_000, "peak_activation": 940_000_000, "available_kv_bytes": 120_000_000_000,
-        "init_snapshot": {"total_memory": total}, "mem_ready": {"free": 8_000_000_000},
-    }  # fmt: skip
+        "id": "A",
+        "model": "eight",
+        "ok": True,
+        "args": {"max_num_batched_tokens": 8192},
+        "env": None,
+        "weights_bytes": 16_100_000_000,
+        "peak_activation": 940_000_000,
+        "available_kv_bytes": 120_000_000_000,
+        "init_snapshot": {"total_memory": total},
+        "mem_ready": {"free": 8_000_000_000},
+    }
     path = tmp_path / "measured.jsonl"
     path.write_text(json.dumps(run) + "\n" + json.dumps({**run, "id": "B", "ok": False}))
     assert main(["score", str(path), "--configs", str(tmp_path / "configs"), "--json"]) == 0

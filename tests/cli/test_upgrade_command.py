@@ -134,9 +134,11 @@ INFO = {
 def vllm_server(version="0.19.1", info=None, cache_config=CACHE_CONFIG):
     served = {"data": [{"id": "chat", "root": "meta-llama/Llama-3.1-8B", "max_model_len": 32768}]}
     answers = {
-        "/version": {"version": version}, "/v1/models": served, "/server_info": info,
+        "/version": {"version": version},
+        "/v1/models": served,
+        "/server_info": info,
         "/metrics": 'vllm:num_requests_running{engine="0",model_name="chat"} 0\n' + cache_config,
-    }  # fmt: skip
+    }
 
     class Handler(Answering):
         def do_GET(self):
@@ -153,9 +155,17 @@ def test_a_running_server_tells_its_release_model_and_flags(capsys):
     start = told["from"]
     assert (start["vllm"], start["model"]) == ("0.19.1", "meta-llama/Llama-3.1-8B")
     assert start["command"] == [
-        "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "32768", "--max-num-seqs", "64",
-        "--gpu-memory-utilization", "0.85", "--enforce-eager",
-    ]  # fmt: skip
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B",
+        "--max-model-len",
+        "32768",
+        "--max-num-seqs",
+        "64",
+        "--gpu-memory-utilization",
+        "0.85",
+        "--enforce-eager",
+    ]
 
 
 def test_a_server_that_does_not_tell_all_says_which_flags_to_give(capsys):

@@ -162,12 +162,20 @@ def test_a_name_that_the_terminal_has_no_letters_for_is_shown_with_numbers(tmp_p
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["http://h:1", "--interval", "0"], ["http://h:1", "--interval", "301"],
-     ["http://h:1", "--act", "restart"], ["--replay", "/no/file"],
-     ["http://h:1", "--plan", "/no/plan"], ["http://h:1", "--token-file", "/no/token"], ["ftp://h"],
-     ["--daemon", "--config", "/no/watch.toml"], ["http://h:1", "--daemon", "--act", "explode"]],
+    [
+        [],
+        ["http://h:1", "--interval", "0"],
+        ["http://h:1", "--interval", "301"],
+        ["http://h:1", "--act", "restart"],
+        ["--replay", "/no/file"],
+        ["http://h:1", "--plan", "/no/plan"],
+        ["http://h:1", "--token-file", "/no/token"],
+        ["ftp://h"],
+        ["--daemon", "--config", "/no/watch.toml"],
+        ["http://h:1", "--daemon", "--act", "explode"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_wrong_call_says_so(words, capsys):
     assert main(["watch", *words]) in (2, 3)
     assert capsys.readouterr().err.startswith("error:")

@@ -99,8 +99,13 @@ SEVERAL_NODES = LLM_INFERENCE_SERVICE + "  worker: {containers: [{name: main}]}\
 def test_an_llm_inference_service_is_read_as_the_command_kserve_makes_of_it(service, passed_on):
     service = server(service)
     assert [word.text for word in service.words] == [
-        "vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct", *passed_on, "--max-model-len", "8192",
-    ]  # fmt: skip
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        *passed_on,
+        "--max-model-len",
+        "8192",
+    ]
     assert (service.gpus, service.gpu_names, service.memory_limit_bytes) == (4, ("NVIDIA-L40S",), 64 << 30)
 
 

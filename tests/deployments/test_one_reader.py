@@ -343,8 +343,12 @@ def test_every_word_knows_its_place():
     text = "MODEL=org/m\nvllm serve $MODEL \\\n  --max-model-len 8192 \\\n  --port 1\n"
     (server,) = linted_servers("start.sh", text)
     assert [(word.text, server.place_of(word).line, server.place_of(word).column) for word in server.words[2:]] == [
-        ("org/m", 2, 12), ("--max-model-len", 3, 3), ("8192", 3, 19), ("--port", 4, 3), ("1", 4, 10),
-    ]  # fmt: skip
+        ("org/m", 2, 12),
+        ("--max-model-len", 3, 3),
+        ("8192", 3, 19),
+        ("--port", 4, 3),
+        ("1", 4, 10),
+    ]
 
 
 def test_plan_reads_a_file_of_every_kind(tmp_path, capsys):

@@ -168,10 +168,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "with length 9216, which exceeds the pre-allocated encoder "
         "cache size 8192. Please reduce the input size or increase the encoder cache size.",
     ),
-    "attention over every patch": (
-        "multimodal_inputs",
-        IN_A_STEP.replace("300.00 MiB", "410.00 GiB"),
-    ),
+    "attention over every patch": ("multimodal_inputs", IN_A_STEP.replace("300.00 MiB", "410.00 GiB")),
     "preemption": (
         "kv_preemption_thrash",
         "WARNING 01-02 03:04:05 scheduler.py:1483] Sequence group cmpl-1 is preempted by PreemptionMode.RECOMPUTE mode "
@@ -238,10 +235,7 @@ CAUSES: dict[str, tuple[str, str]] = {
         "driver_or_cuda_mismatch",
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
     ),
-    "a flag that is not there": (
-        "wrong_flag",
-        "vllm: error: unrecognized arguments: --max-num-on-the-fly-batches 4",
-    ),
+    "a flag that is not there": ("wrong_flag", "vllm: error: unrecognized arguments: --max-num-on-the-fly-batches 4"),
     "an illegal address": (
         "not_memory",
         READY + "\n" + CORE + "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",

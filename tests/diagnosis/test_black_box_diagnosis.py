@@ -34,9 +34,14 @@ FRAMES = (
     StackFrame("vllm/v1/worker/gpu_model_runner.py", 4300, "execute_model"),
 )
 SETTINGS = {
-    "model": "Qwen/Qwen3-0.6B", "max_model_len": 8256, "gpu_memory_utilization": 0.98, "max_num_seqs": 64,
-    "max_num_batched_tokens": 8192, "block_size": 16, "enforce_eager": True,
-}  # fmt: skip
+    "model": "Qwen/Qwen3-0.6B",
+    "max_model_len": 8256,
+    "gpu_memory_utilization": 0.98,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 8192,
+    "block_size": 16,
+    "enforce_eager": True,
+}
 
 
 def readings(allocated: list[int], reserved: list[int], used: list[int]) -> tuple[MemoryReading, ...]:
@@ -47,30 +52,53 @@ def readings(allocated: list[int], reserved: list[int], used: list[int]) -> tupl
 
 
 def record(
-    wanted: int = 4 * GIB, free: int = GIB, allocated: int = 136 * GIB, reserved: int = 137 * GIB,
-    largest: int = 100 * MIB, others: int | None = None, prompt_logprobs: int = 0,
+    wanted: int = 4 * GIB,
+    free: int = GIB,
+    allocated: int = 136 * GIB,
+    reserved: int = 137 * GIB,
+    largest: int = 100 * MIB,
+    others: int | None = None,
+    prompt_logprobs: int = 0,
     history: tuple[MemoryReading, ...] = (),
-) -> BlackBox:  # fmt: skip
+) -> BlackBox:
     return BlackBox(
-        NOW_S, "out_of_memory", WorkerProcess(7, 0, "0.32.0", "2.11.0", "cuda"), FailedRequest(wanted, frames=FRAMES),
+        NOW_S,
+        "out_of_memory",
+        WorkerProcess(7, 0, "0.32.0", "2.11.0", "cuda"),
+        FailedRequest(wanted, frames=FRAMES),
         CardMemory("0", "NVIDIA H200", 150_110_011_392, free, None if others is None else 84 * GIB, others),
         AllocatorState(allocated, reserved, largest_free_bytes=largest, private_free_bytes=0, private_pool_bytes=0),
         WorkerHostMemory(5 * GIB),
-        RecordedStep(1, 8192, 1, (ScheduledRequest("r1", 8192, 0, 8192, None, 1 if prompt_logprobs else None),),
-                     prompt_logprobs),
-        dict(SETTINGS), history,
-    )  # fmt: skip
+        RecordedStep(
+            1, 8192, 1, (ScheduledRequest("r1", 8192, 0, 8192, None, 1 if prompt_logprobs else None),), prompt_logprobs
+        ),
+        dict(SETTINGS),
+        history,
+    )
 
 
 STEADY = readings([136 * GIB] * 12, [137 * GIB] * 12, [137 * GIB + 600 * MIB] * 12)
 BURST = record(history=STEADY, prompt_logprobs=1)
 PIECES = record(2 * GIB, GIB // 2, 127 * GIB, 138 * GIB, 600 * MIB)
-TAKEN = record(2 * GIB, 300 * MIB, 82 * GIB, 83 * GIB,
-               history=readings([82 * GIB] * 12, [83 * GIB] * 12, [83 * GIB + 600 * MIB] * 12))  # fmt: skip
+TAKEN = record(
+    2 * GIB,
+    300 * MIB,
+    82 * GIB,
+    83 * GIB,
+    history=readings([82 * GIB] * 12, [83 * GIB] * 12, [83 * GIB + 600 * MIB] * 12),
+)
 NAMED_NEIGHBOUR = record(2 * GIB, 300 * MIB, 82 * GIB, 83 * GIB, others=55 * GIB)
-LEAK = record(GIB, 100 * MIB, 138 * GIB, 138 * GIB + 200 * MIB,
-              history=readings([(126 + n) * GIB for n in range(13)], [(127 + n) * GIB for n in range(13)],
-                               [(127 + n) * GIB + 600 * MIB for n in range(13)]))  # fmt: skip
+LEAK = record(
+    GIB,
+    100 * MIB,
+    138 * GIB,
+    138 * GIB + 200 * MIB,
+    history=readings(
+        [(126 + n) * GIB for n in range(13)],
+        [(127 + n) * GIB for n in range(13)],
+        [(127 + n) * GIB + 600 * MIB for n in range(13)],
+    ),
+)
 
 
 def diagnosed(box: BlackBox) -> LogReading:
@@ -225,10 +253,11 @@ CAPTURE = (
     StackFrame("vllm/v1/worker/gpu/model_runner.py", 800, "capture_model"),
 )
 CAPTURED = replace(
-    record(200 * MIB, 90 * MIB, 138 * GIB, 138 * GIB + 200 * MIB), step=None,
+    record(200 * MIB, 90 * MIB, 138 * GIB, 138 * GIB + 200 * MIB),
+    step=None,
     request=FailedRequest(200 * MIB, frames=CAPTURE),
     settings={"model": "Qwen/Qwen3-0.6B", "max_model_len": 4096, "kv_cache_memory_bytes": 137 * GIB},
-)  # fmt: skip
+)
 
 
 def test_free_pieces_are_not_why_a_graph_finds_no_room() -> None:

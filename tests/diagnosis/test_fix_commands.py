@@ -20,9 +20,13 @@ GIVEN = (
     "'model': 'org/own', 'trust_remote_code': True, 'max_model_len': 32768, 'served_model_name': ['chat'], "
     "'tool_call_parser': 'hermes', 'enable_auto_tool_choice': True}\n"
 )
-STEP = trace("load_model", "create_weights", error=TORCH.format(
-    wanted="1.00 GiB", total="79.14 GiB", free="0.40 GiB", own="78.70 GiB", torch="78.20 GiB", unused="20.00 MiB"
-))  # fmt: skip
+STEP = trace(
+    "load_model",
+    "create_weights",
+    error=TORCH.format(
+        wanted="1.00 GiB", total="79.14 GiB", free="0.40 GiB", own="78.70 GiB", torch="78.20 GiB", unused="20.00 MiB"
+    ),
+)
 
 
 def first(log: str, hints: Hints | None = None) -> Finding:
@@ -32,9 +36,20 @@ def first(log: str, hints: Hints | None = None) -> Finding:
 def test_a_fix_keeps_every_flag_that_the_log_prints() -> None:
     fix = first(GIVEN + SHORT).fixes[0]
     assert fix.command == (
-        "vllm", "serve", "org/own", "--max-model-len", "15360", "--port", "8102", "--trust-remote-code",
-        "--served-model-name", "chat", "--tool-call-parser", "hermes", "--enable-auto-tool-choice",
-    )  # fmt: skip
+        "vllm",
+        "serve",
+        "org/own",
+        "--max-model-len",
+        "15360",
+        "--port",
+        "8102",
+        "--trust-remote-code",
+        "--served-model-name",
+        "chat",
+        "--tool-call-parser",
+        "hermes",
+        "--enable-auto-tool-choice",
+    )
     assert fix.comment == ""
 
 
@@ -101,10 +116,18 @@ def test_weights_above_the_budget_are_answered_by_hardware_not_by_batches() -> N
     log = (
         GIVEN.replace("'max_model_len'", "'gpu_memory_utilization': 0.7, 'max_model_len'")
         + "(EngineCore_DP0 pid=7) INFO 01-02 03:04:05 [gpu_model_runner.py:9] Model loading took 14.20 GiB\n"
-        + trace("profile_run", error=TORCH.format(
-            wanted="1.00 GiB", total="15.50 GiB", free="0.40 GiB", own="15.00 GiB", torch="14.60 GiB", unused="9.00 MiB"
-        ))
-    )  # fmt: skip
+        + trace(
+            "profile_run",
+            error=TORCH.format(
+                wanted="1.00 GiB",
+                total="15.50 GiB",
+                free="0.40 GiB",
+                own="15.00 GiB",
+                torch="14.60 GiB",
+                unused="9.00 MiB",
+            ),
+        )
+    )
     fixes = first(log).fixes
     assert not any({"max_num_seqs", "max_num_batched_tokens"} & fix.flags.keys() for fix in fixes)
     assert "14.20 GiB" in fixes[0].why

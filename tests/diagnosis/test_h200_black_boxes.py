@@ -18,9 +18,7 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/h200_black_boxes.jsonl"
 ROWS: dict[str, dict[str, Any]] = {
     row["case"]: row for row in map(json.loads, FIXTURE.read_text("utf-8").splitlines()[1:])
 }
-CAUSES = {
-    "burst": "runtime_activation_burst", "leak": "leak_over_time", "neighbour": "gpu_shared_or_not_free",
-}  # fmt: skip
+CAUSES = {"burst": "runtime_activation_burst", "leak": "leak_over_time", "neighbour": "gpu_shared_or_not_free"}
 WATCHED = {"burst": set(), "leak": {"memory_creep"}, "neighbour": set()}
 READING_S = 900.0
 """What stands for the 0.4 seconds between two readings: a detector wants hours."""
@@ -68,8 +66,12 @@ def test_the_detectors_see_what_lasts_in_the_readings_before_it(case: str, kinds
     for number, reading in enumerate(readings):
         engine = EngineSample("m", "0", running=1, finished=float(number))
         sample = Sample(
-            1_700_000_000.0 + READING_S * number, "s", (engine,), memory_used_bytes=reading.used_bytes,
-            allocated_bytes=reading.allocated_bytes, reserved_bytes=reading.reserved_bytes,
-        )  # fmt: skip
+            1_700_000_000.0 + READING_S * number,
+            "s",
+            (engine,),
+            memory_used_bytes=reading.used_bytes,
+            allocated_bytes=reading.allocated_bytes,
+            reserved_bytes=reading.reserved_bytes,
+        )
         seen |= {finding.kind for finding in watcher.take(sample)}
     assert seen & {"memory_creep", "host_memory_creep", "fragmentation"} == kinds

@@ -22,11 +22,17 @@ ROWS: dict[str, dict[str, Any]] = {
     row["fault"]: row for row in map(json.loads, gzip.decompress(FIXTURE.read_bytes()).decode().splitlines()[1:])
 }
 CAUSES = {
-    "burst": "runtime_activation_burst", "fragmentation": "allocator_fragmentation", "leak": "leak_over_time",
+    "burst": "runtime_activation_burst",
+    "fragmentation": "allocator_fragmentation",
+    "leak": "leak_over_time",
     "neighbour": "gpu_shared_or_not_free",
-}  # fmt: skip
-WATCHED = {"burst": "memory_burst", "fragmentation": "fragmentation", "leak": "memory_creep",
-           "neighbour": "gpu_neighbour"}  # fmt: skip
+}
+WATCHED = {
+    "burst": "memory_burst",
+    "fragmentation": "fragmentation",
+    "leak": "memory_creep",
+    "neighbour": "gpu_neighbour",
+}
 SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 3600.0}
 """What stands for a second of the recording: a look is one of every five seconds, and a leak takes hours."""
 

@@ -17,10 +17,15 @@ ROWS: dict[str, dict[str, Any]] = {
     row["case"]: row for row in map(json.loads, gzip.decompress(FIXTURE.read_bytes()).decode().splitlines()[1:])
 }
 CAUSES = {
-    "prompt_logprobs": "runtime_activation_burst", "prompt_logprobs_v2": "runtime_activation_burst",
-    "sampling": "runtime_activation_burst", "fragmentation": "allocator_fragmentation", "leak": "leak_over_time",
-    "neighbour": "gpu_shared_or_not_free", "pool": "no_cache_blocks", "graphs": "cudagraph_capture_oom",
-}  # fmt: skip
+    "prompt_logprobs": "runtime_activation_burst",
+    "prompt_logprobs_v2": "runtime_activation_burst",
+    "sampling": "runtime_activation_burst",
+    "fragmentation": "allocator_fragmentation",
+    "leak": "leak_over_time",
+    "neighbour": "gpu_shared_or_not_free",
+    "pool": "no_cache_blocks",
+    "graphs": "cudagraph_capture_oom",
+}
 
 
 def diagnosed(case: str) -> Diagnosis:

@@ -57,7 +57,7 @@ FIRST_STEPS = {
         "bootstrapping phase.",
         "__main__",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("log", "words"), FIRST_STEPS.values(), ids=FIRST_STEPS)

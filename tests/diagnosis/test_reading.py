@@ -259,8 +259,10 @@ def test_a_chain_that_goes_on_in_the_next_piece_is_not_lost() -> None:
 
 
 def test_rows_of_a_table_are_not_joined() -> None:
-    rows = "\n".join(f"root  {pid}  12.0  3.1  99999999  {rss}00000 ?  Sl  Jan02  1:00 " + "x" * 60 for pid, rss in
-                     ((11, 10), (11, 20), (11, 30)))  # fmt: skip
+    rows = "\n".join(
+        f"root  {pid}  12.0  3.1  99999999  {rss}00000 ?  Sl  Jan02  1:00 " + "x" * 60
+        for pid, rss in ((11, 10), (11, 20), (11, 30))
+    )
     assert whole(rows) == rows
 
 

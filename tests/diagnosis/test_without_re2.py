@@ -123,9 +123,13 @@ def of_class(members: Any) -> str:
 
 
 CLASSES = {
-    _constants.CATEGORY_DIGIT: r"\d", _constants.CATEGORY_WORD: r"\w", _constants.CATEGORY_SPACE: r"\s",
-    _constants.CATEGORY_NOT_DIGIT: r"\D", _constants.CATEGORY_NOT_WORD: r"\W", _constants.CATEGORY_NOT_SPACE: r"\S",
-}  # fmt: skip
+    _constants.CATEGORY_DIGIT: r"\d",
+    _constants.CATEGORY_WORD: r"\w",
+    _constants.CATEGORY_SPACE: r"\s",
+    _constants.CATEGORY_NOT_DIGIT: r"\D",
+    _constants.CATEGORY_NOT_WORD: r"\W",
+    _constants.CATEGORY_NOT_SPACE: r"\S",
+}
 
 
 def test_no_pattern_of_the_set_takes_long_on_texts_made_against_it() -> None:

@@ -17,16 +17,19 @@ _LONG = 75
 _STOP = 60
 _ENDED = {
     "e2e_latency": Latency(30, "5", _STOP, Latency(0, "5", _LONG - _STOP)),
-    "kv_use": f"0.55x{_STOP} 0x{_LONG - _STOP}", "running": f"8x{_STOP} 0x{_LONG - _STOP}",
+    "kv_use": f"0.55x{_STOP} 0x{_LONG - _STOP}",
+    "running": f"8x{_STOP} 0x{_LONG - _STOP}",
     **dict.fromkeys(
         ("prompt_tokens", "generation_tokens", "request_success"), f"100+30x{_STOP} {100 + 30 * _STOP}x{_LONG - _STOP}"
     ),
-}  # fmt: skip
+}
 _SELDOM = {
-    "e2e_latency": Latency(0, "5", _LONG), "kv_use": level(0, _LONG), "running": level(0, _LONG),
+    "e2e_latency": Latency(0, "5", _LONG),
+    "kv_use": level(0, _LONG),
+    "running": level(0, _LONG),
     **dict.fromkeys(("prompt_tokens", "generation_tokens"), f"100+30x20 {100 + 30 * 20}x{_LONG - 20}"),
     "request_success": f"0+0.2x20 4x{_LONG - 20}",
-}  # fmt: skip
+}
 """A few requests an hour ago, none since."""
 
 
@@ -320,9 +323,14 @@ def _own_name(name: str) -> str:
     return f'legroom_{metric}{{{label[0]}="{label[1]}"}}' if label else f"legroom_{metric}"
 
 
-_GUARD = {"guard_admitted_total": growing(60), "guard_rejected_total__reason__queue_full": growing(0),
-          "guard_rejected_total__reason__prompt_too_long": growing(30), "guard_draining": level(0),
-          "guard_fail_open": level(0), "guard_policy_reload_errors_total": growing(0)}  # fmt: skip
+_GUARD = {
+    "guard_admitted_total": growing(60),
+    "guard_rejected_total__reason__queue_full": growing(0),
+    "guard_rejected_total__reason__prompt_too_long": growing(30),
+    "guard_draining": level(0),
+    "guard_fail_open": level(0),
+    "guard_policy_reload_errors_total": growing(0),
+}
 
 OWN_CASES = (
     case("a guard that refuses what no pool could hold", own(**_GUARD)),

@@ -141,19 +141,34 @@ def with_labels(name: str, labels: Mapping[str, str]) -> str:
 
 HEALTHY = Server(
     {
-        "kv_use": level(0.55), "running": level(8), "waiting": level(0), "preemptions": growing(0),
-        "prefix_queries": growing(6000), "prefix_hits": growing(3000), "prefix_hit_rate": level(0.5),
-        "prompt_tokens": growing(6000), "generation_tokens": growing(3000), "request_success": growing(15),
-        "ttft": Latency(30), "inter_token": Latency(3000, "0.05"), "e2e_latency": Latency(30, "5"),
+        "kv_use": level(0.55),
+        "running": level(8),
+        "waiting": level(0),
+        "preemptions": growing(0),
+        "prefix_queries": growing(6000),
+        "prefix_hits": growing(3000),
+        "prefix_hit_rate": level(0.5),
+        "prompt_tokens": growing(6000),
+        "generation_tokens": growing(3000),
+        "request_success": growing(15),
+        "ttft": Latency(30),
+        "inter_token": Latency(3000, "0.05"),
+        "e2e_latency": Latency(30, "5"),
         "queue_time": Latency(30, "0.05"),
     },
     other={"up": level(1), "process_start_time_seconds": level(1000)},
-)  # fmt: skip
+)
 STILL = {
-    "prompt_tokens": growing(0), "generation_tokens": growing(0), "request_success": growing(0),
-    "prefix_queries": growing(0), "prefix_hits": growing(0), "ttft": Latency(0), "inter_token": Latency(0),
-    "e2e_latency": Latency(0), "queue_time": Latency(0),
-}  # fmt: skip
+    "prompt_tokens": growing(0),
+    "generation_tokens": growing(0),
+    "request_success": growing(0),
+    "prefix_queries": growing(0),
+    "prefix_hits": growing(0),
+    "ttft": Latency(0),
+    "inter_token": Latency(0),
+    "e2e_latency": Latency(0),
+    "queue_time": Latency(0),
+}
 IDLE = HEALTHY.but(kv_use=level(0), running=level(0), **STILL)
 
 

@@ -45,8 +45,17 @@ def files(tmp_path):
 
 def flags_for(files):
     draft = json.dumps({"model": f"{files}/draft", "num_speculative_tokens": 2})
-    return ("--chat-template", f"{files}/chat template.jinja", "--ssl-keyfile", f"{files}/key.pem",
-            "--enable-lora", "--lora-modules", f"a={files}/adapter", "--speculative-config", draft)  # fmt: skip
+    return (
+        "--chat-template",
+        f"{files}/chat template.jinja",
+        "--ssl-keyfile",
+        f"{files}/key.pem",
+        "--enable-lora",
+        "--lora-modules",
+        f"a={files}/adapter",
+        "--speculative-config",
+        draft,
+    )
 
 
 def test_files_that_flags_name_are_mounted_read_only_by_the_same_path(files):

@@ -112,8 +112,7 @@ def with_plan(env=None, model=None, flags=()):
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
-    [("$HOME", "VLLM_X=$HOME"), ("50%", "VLLM_X=50%%"), ("a $b", '"VLLM_X=a $b"')],
+    ("value", "written"), [("$HOME", "VLLM_X=$HOME"), ("50%", "VLLM_X=50%%"), ("a $b", '"VLLM_X=a $b"')]
 )
 def test_a_dollar_in_a_variable_stays_one_because_systemd_expands_none_there(value, written):
     (file,) = systemd.files(with_plan(env={"VLLM_X": value}))

@@ -55,8 +55,14 @@ def test_every_kind_that_the_gate_reads_is_asked_about(tmp_path):
     hook = kind(exported(tmp_path), "ValidatingWebhookConfiguration")["webhooks"][0]
     resources = {name for rule in hook["rules"] for name in rule["resources"]}
     assert resources >= {
-        "pods", "deployments", "statefulsets", "leaderworkersets", "inferenceservices", "llminferenceservices", "models"
-    }  # fmt: skip
+        "pods",
+        "deployments",
+        "statefulsets",
+        "leaderworkersets",
+        "inferenceservices",
+        "llminferenceservices",
+        "models",
+    }
 
 
 def test_a_namespace_chooses_its_mode_by_a_label(tmp_path):
@@ -65,8 +71,10 @@ def test_a_namespace_chooses_its_mode_by_a_label(tmp_path):
     assert usual["namespaceSelector"]["matchExpressions"][1]["values"] == ["off", "warn"]
     assert other["clientConfig"]["service"]["path"] == "/validate/warn"
     assert other["namespaceSelector"]["matchExpressions"][1] == {
-        "key": "legroom/gate", "operator": "In", "values": ["warn"]
-    }  # fmt: skip
+        "key": "legroom/gate",
+        "operator": "In",
+        "values": ["warn"],
+    }
 
 
 def test_the_pod_has_no_rights_it_does_not_need(tmp_path):

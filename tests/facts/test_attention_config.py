@@ -10,9 +10,13 @@ from legroom.facts.config.attention import draft_mixers, encoder_mixers, further
 from legroom.facts.config.layer_patterns import layer_kinds
 
 BASE: dict[str, Any] = {
-    "hidden_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+    "hidden_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
     "sliding_window": 512,
-}  # fmt: skip
+}
 
 
 def kinds(model_type: str, architecture: str = "", **changes: Any) -> str:
@@ -111,9 +115,16 @@ def test_decilm_layers_may_have_no_attention() -> None:
 
 
 LATENT = BASE | {
-    "model_type": "deepseek_v32", "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "index_n_heads": 64, "index_head_dim": 128, "sliding_window": None,
-}  # fmt: skip
+    "model_type": "deepseek_v32",
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "sliding_window": None,
+}
 
 
 def latent(found: tuple[Mixer | None, ...]) -> list[LatentAttention]:

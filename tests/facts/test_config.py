@@ -11,10 +11,17 @@ from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.config.reading import model_from_config
 
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
 
 
 def attention(config: dict[str, Any], layer: int = 0) -> Attention:
@@ -60,9 +67,15 @@ def test_a_width_goes_by_many_names(width: str, alias: str) -> None:
 
 def test_falcon_7b_has_one_kv_head_whatever_else_it_writes() -> None:
     falcon = {
-        "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-        "vocab_size": 65024, "multi_query": True, "new_decoder_architecture": False, "num_kv_heads": 71,
-    }  # fmt: skip
+        "model_type": "falcon",
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "vocab_size": 65024,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+        "num_kv_heads": 71,
+    }
     assert (attention(falcon).kv_heads, attention(falcon).head_dim) == (1, 64)
 
 
@@ -76,13 +89,18 @@ def test_an_architecture_that_vllm_does_not_serve_is_said_to_be_unknown() -> Non
 
 def test_a_nested_text_config_is_read_with_its_class_defaults() -> None:
     gemma = {
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "torch_dtype": "bfloat16",
         "vision_config": {"model_type": "siglip_vision_model"},
         "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
             "sliding_window": 1024,
         },
-    }  # fmt: skip
+    }
     model = model_from_config(gemma)
     assert (model.vocab_size, model.max_position_embeddings) == (262208, 131072)
     assert attention(gemma).kv_heads == 4
@@ -159,8 +177,23 @@ _JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*LLAMA, "layer_types", "sliding_window", "rope_scaling", "head_dim",
-                                        "kv_lora_rank", "text_config", "quantization_config"]), _JSON))  # fmt: skip
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *LLAMA,
+                "layer_types",
+                "sliding_window",
+                "rope_scaling",
+                "head_dim",
+                "kv_lora_rank",
+                "text_config",
+                "quantization_config",
+            ]
+        ),
+        _JSON,
+    )
+)
 def test_no_config_ends_in_a_traceback(changes: dict[str, Any]) -> None:
     try:
         model_from_config(LLAMA | changes)

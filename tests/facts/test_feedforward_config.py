@@ -26,18 +26,26 @@ def test_older_families_have_no_gate_and_biases() -> None:
 
 def test_the_first_layers_of_a_deepseek_are_dense() -> None:
     found = blocks(
-        model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
-        n_shared_experts=2, first_k_dense_replace=1, topk_method="noaux_tc",
-    )  # fmt: skip
+        model_type="deepseek_v3",
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        topk_method="noaux_tc",
+    )
     assert [type(one) for one in found] == [Dense, Experts, Experts, Experts]
     assert found[1] == Experts(64, 32, 8, 2, shared_intermediate_size=64, correction_bias=True)
 
 
 def test_every_second_layer_of_a_maverick_has_experts() -> None:
     found = blocks(
-        model_type="llama4_text", num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,
+        model_type="llama4_text",
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
         intermediate_size_mlp=512,
-    )  # fmt: skip
+    )
     assert [type(one) for one in found] == [Dense, Experts, Dense, Experts]
     assert found[0].intermediate_size == 512
     assert found[1].shared_intermediate_size == 256
@@ -45,9 +53,14 @@ def test_every_second_layer_of_a_maverick_has_experts() -> None:
 
 def test_a_pattern_of_letters_names_the_blocks_of_a_nemotron() -> None:
     found = blocks(
-        model_type="nemotron_h", hybrid_override_pattern="M*E-", n_routed_experts=8, num_experts_per_tok=2,
-        moe_intermediate_size=32, moe_shared_expert_intermediate_size=48, moe_latent_size=16,
-    )  # fmt: skip
+        model_type="nemotron_h",
+        hybrid_override_pattern="M*E-",
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=48,
+        moe_latent_size=16,
+    )
     assert found[:2] == (None, None)
     assert isinstance(found[2], Experts)
     assert (found[2].latent_size, found[2].shared_intermediate_size, found[2].gated) == (16, 48, False)

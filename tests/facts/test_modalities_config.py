@@ -5,9 +5,16 @@ from typing import Any
 from legroom.facts.config.modalities import families, modalities
 
 QWEN_VISION: dict[str, Any] = {
-    "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
-    "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3,
-}  # fmt: skip
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "out_hidden_size": 3584,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+}
 
 
 def test_a_text_model_has_no_encoder() -> None:
@@ -60,9 +67,17 @@ def test_every_family_makes_an_encoder_from_its_default() -> None:
 
 def test_the_encoder_of_glm_4_1v_is_counted_from_its_config() -> None:
     vision = {
-        "depth": 24, "hidden_size": 1536, "image_size": 336, "in_channels": 3, "intermediate_size": 13696,
-        "num_heads": 12, "out_hidden_size": 4096, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
-    }  # fmt: skip
+        "depth": 24,
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 13696,
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
     (found,) = modalities({"model_type": "glm4v", "text_config": {"hidden_size": 4096}, "vision_config": vision})
     assert found.parameters == 892_498_432
     assert [(item.kind, item.since, item.tokens) for item in found.items] == [

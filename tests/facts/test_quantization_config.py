@@ -84,10 +84,7 @@ def test_only_some_methods_quantize_while_loading() -> None:
 
 @pytest.mark.parametrize(
     "section",
-    [
-        {"quant_method": "awq", "bits": 4, "group_size": 128},
-        {"quant_method": "gptq", "bits": 4, "group_size": 128},
-    ],
+    [{"quant_method": "awq", "bits": 4, "group_size": 128}, {"quant_method": "gptq", "bits": 4, "group_size": 128}],
 )
 def test_a_4_bit_hybrid_without_a_list_keeps_its_linear_attention_at_16_bits(section: dict[str, object]) -> None:
     hybrid = quantization({"linear_num_value_heads": 32, "quantization_config": section})

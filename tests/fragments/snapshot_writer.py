@@ -39,10 +39,19 @@ class SnapshotWriter:
         for entry in blocks:
             entry["address"] = place
             place += entry["size"]
-        self.segments.append({
-            "device": 0, "address": address, "total_size": size, "stream": 0, "segment_type": "large",
-            "segment_pool_id": pool, "is_expandable": expandable, "blocks": list(blocks), "frames": [],
-        })  # fmt: skip
+        self.segments.append(
+            {
+                "device": 0,
+                "address": address,
+                "total_size": size,
+                "stream": 0,
+                "segment_type": "large",
+                "segment_pool_id": pool,
+                "is_expandable": expandable,
+                "blocks": list(blocks),
+                "frames": [],
+            }
+        )
         return address
 
     def event(self, action: str, address: int = 0, size: int = 0, **more: Any) -> None:
@@ -51,9 +60,11 @@ class SnapshotWriter:
     def document(self) -> dict[str, Any]:
         usual = {"expandable_segments": False, "max_split_size": -1, "roundup_power2_divisions": {"1": 0, "2": 0}}
         return {
-            "segments": self.segments, "device_traces": [self.trace], "allocator_settings": {**usual, **self.settings},
+            "segments": self.segments,
+            "device_traces": [self.trace],
+            "allocator_settings": {**usual, **self.settings},
             "external_annotations": [],
-        }  # fmt: skip
+        }
 
     def content(self, protocol: int = 4) -> bytes:
         return pickle.dumps(self.document(), protocol)

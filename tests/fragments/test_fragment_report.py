@@ -84,9 +84,13 @@ def test_a_process_that_only_breathes_does_not_leak() -> None:
 
 def test_the_json_has_the_keys_of_the_contract() -> None:
     assert list(report_of(pinned_segments()).to_json()) == [
-        "allocated_bytes", "reserved_bytes", "largest_free_bytes", "fragmentation_ratio",
-        "would_expandable_segments_help", "parts",
-    ]  # fmt: skip
+        "allocated_bytes",
+        "reserved_bytes",
+        "largest_free_bytes",
+        "fragmentation_ratio",
+        "would_expandable_segments_help",
+        "parts",
+    ]
 
 
 SUMMARY = """

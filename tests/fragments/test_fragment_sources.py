@@ -4,14 +4,7 @@ import json
 
 import pytest
 
-from legroom.black_box import (
-    AllocatorState,
-    BlackBox,
-    CardMemory,
-    FailedRequest,
-    MemoryReading,
-    WorkerProcess,
-)
+from legroom.black_box import AllocatorState, BlackBox, CardMemory, FailedRequest, MemoryReading, WorkerProcess
 from legroom.errors import LegroomError
 from legroom.fragments.read import read_content
 from legroom.fragments.report import fragment_report
@@ -37,9 +30,14 @@ def black_box(wanted: int, free: int) -> bytes:
     state = AllocatorState(2 * GIB, 7 * GIB, largest_free_bytes=600 * MIB, inactive_split_bytes=5 * GIB)
     history = tuple(MemoryReading(float(look), non_torch_bytes=600 * MIB + look * MIB) for look in range(50))
     record = BlackBox(
-        1.0, "out_of_memory", WorkerProcess(1), FailedRequest(wanted), CardMemory("0", free_bytes=free), state,
+        1.0,
+        "out_of_memory",
+        WorkerProcess(1),
+        FailedRequest(wanted),
+        CardMemory("0", free_bytes=free),
+        state,
         history=history,
-    )  # fmt: skip
+    )
     return json.dumps(record.to_json()).encode()
 
 

@@ -28,17 +28,26 @@ def deployment(
     if gpu:
         pod["nodeSelector"] = {"nvidia.com/gpu.product": gpu}
     return {
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "llm", "namespace": "models"},
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "llm", "namespace": "models"},
         "spec": {"replicas": 1, "template": {"metadata": {"labels": {"app": "llm"}}, "spec": pod}},
-    }  # fmt: skip
+    }
 
 
 def review(thing: dict, operation: str = "CREATE", old: dict | None = None, namespace: str = "models") -> dict:
     request = {
-        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "operation": operation, "namespace": namespace, "dryRun": False,
-        "kind": {"group": "apps", "version": "v1", "kind": thing["kind"]}, "name": "llm", "object": thing,
-        "oldObject": old, "userInfo": {"username": "admin"}, "options": None,
-    }  # fmt: skip
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "operation": operation,
+        "namespace": namespace,
+        "dryRun": False,
+        "kind": {"group": "apps", "version": "v1", "kind": thing["kind"]},
+        "name": "llm",
+        "object": thing,
+        "oldObject": old,
+        "userInfo": {"username": "admin"},
+        "options": None,
+    }
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 

@@ -140,24 +140,37 @@ KINDS = {
     ),
     "InferenceService": (
         "serving.kserve.io/v1beta1",
-        lambda pod: {"predictor": {
-            "nodeSelector": pod["nodeSelector"],
-            "model": {"modelFormat": {"name": "huggingface"},
-                      "args": ["--model_id=Qwen/Qwen3-8B", "--max-model-len=40000"],
-                      "resources": {"limits": {"nvidia.com/gpu": "1"}}}}},
+        lambda pod: {
+            "predictor": {
+                "nodeSelector": pod["nodeSelector"],
+                "model": {
+                    "modelFormat": {"name": "huggingface"},
+                    "args": ["--model_id=Qwen/Qwen3-8B", "--max-model-len=40000"],
+                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                },
+            }
+        },
     ),
     "LLMInferenceService": (
         "serving.kserve.io/v1alpha2",
-        lambda pod: {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "template": {
-            "nodeSelector": pod["nodeSelector"],
-            "containers": [{"name": "main", "args": ["--max-model-len=40000"]}]}},
+        lambda pod: {
+            "model": {"uri": "hf://Qwen/Qwen3-8B"},
+            "template": {
+                "nodeSelector": pod["nodeSelector"],
+                "containers": [{"name": "main", "args": ["--max-model-len=40000"]}],
+            },
+        },
     ),
     "Model": (
         "kubeai.org/v1",
-        lambda pod: {"url": "hf://Qwen/Qwen3-8B", "engine": "VLLM", "args": ["--max-model-len=40000"],
-                     "resourceProfile": "nvidia-gpu-l4:1"},
+        lambda pod: {
+            "url": "hf://Qwen/Qwen3-8B",
+            "engine": "VLLM",
+            "args": ["--max-model-len=40000"],
+            "resourceProfile": "nvidia-gpu-l4:1",
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -267,11 +280,17 @@ def test_gpus_that_no_rank_uses_are_warned_of(gate):
 
 
 def test_what_kserve_does_not_pass_on_to_vllm_is_warned_of(gate):
-    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L40S"},
-           "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}]}  # fmt: skip
+    pod = {
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-L40S"},
+        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}],
+    }
     spec = {"model": {"uri": "hf://Qwen/Qwen3-8B"}, "parallelism": {"tensor": 2}, "template": pod}
-    thing = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService", "metadata": {"name": "q"},
-             "spec": spec}  # fmt: skip
+    thing = {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceService",
+        "metadata": {"name": "q"},
+        "spec": spec,
+    }
     response = gate.ask(thing)
     assert response["allowed"] is True
     assert "KServe before 0.20 does not pass spec.parallelism.tensor on" in response["warnings"][0]
@@ -289,11 +308,21 @@ def test_a_server_on_other_hardware_is_none_of_its_business(gate, image):
 
 
 def test_a_model_over_several_nodes_of_kserve_is_not_refused_for_the_gpus_of_one(gate):
-    pod = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"},
-           "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}  # fmt: skip
-    spec = {"model": {"uri": "hf://deepseek-ai/DeepSeek-V2-Lite"}, "template": pod, "worker": pod,
-            "parallelism": {"data": 16, "dataLocal": 8, "expert": True, "tensor": 1}}  # fmt: skip
-    thing = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService", "metadata": {"name": "d"},
-             "spec": spec}  # fmt: skip
+    pod = {
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H200"},
+        "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
+    }
+    spec = {
+        "model": {"uri": "hf://deepseek-ai/DeepSeek-V2-Lite"},
+        "template": pod,
+        "worker": pod,
+        "parallelism": {"data": 16, "dataLocal": 8, "expert": True, "tensor": 1},
+    }
+    thing = {
+        "apiVersion": "serving.kserve.io/v1alpha2",
+        "kind": "LLMInferenceService",
+        "metadata": {"name": "d"},
+        "spec": spec,
+    }
     response = gate.ask(thing)
     assert response == {"uid": response["uid"], "allowed": True}

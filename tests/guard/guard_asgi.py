@@ -66,18 +66,23 @@ class Server:
 class Call:
     """One request through the middleware, as a task."""
 
-    def __init__(self, guard, path="/v1/completions", body=None, method="POST", headers=(), app=None, raw=None,
-                 more_body=False):  # fmt: skip
+    def __init__(
+        self, guard, path="/v1/completions", body=None, method="POST", headers=(), app=None, raw=None, more_body=False
+    ):
         self.status, self.headers, self.messages = None, {}, []
         self._gone = asyncio.Event()
         self._sent = False
         self._more_body = more_body
         self._raw = json.dumps(body).encode() if raw is None else raw
         scope = {
-            "type": "http", "method": method, "path": path, "root_path": "", "query_string": b"",
+            "type": "http",
+            "method": method,
+            "path": path,
+            "root_path": "",
+            "query_string": b"",
             "headers": [(b"content-type", b"application/json"), *headers],
             "app": app or vllm_state(),
-        }  # fmt: skip
+        }
         self.task = asyncio.ensure_future(self._run(guard, scope))
 
     async def _run(self, guard, scope):

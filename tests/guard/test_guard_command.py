@@ -41,17 +41,22 @@ def test_a_wrong_policy_names_line_and_key(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [["guard"], ["guard", "--upstream", "ftp://x"], ["guard", "--upstream", "abc"],
-     ["guard", "--upstream", "http://a b"], ["guard", "--upstream", "http://x:0"],
-     ["guard", "--upstream", "http://x", "--port", "99999"],
-     ["guard", "--upstream", "http://x", "--plan", "/nowhere.json"],
-     ["guard", "--upstream", "http://x", "--policy", "/nowhere.toml"],
-     ["guard", "--upstream", "http://x", "--answer-timeout", "nan"],
-     ["guard", "--upstream", "http://x", "--drain-timeout", "inf"],
-     ["guard", "--upstream", "http://x", "--json"],
-     ["guard", "--upstream", "http://localhost:8100"],
-     ["guard", "--upstream", "http://127.0.0.1:8123/v1", "--port", "8123", "--host", "0.0.0.0"]],
-)  # fmt: skip
+    [
+        ["guard"],
+        ["guard", "--upstream", "ftp://x"],
+        ["guard", "--upstream", "abc"],
+        ["guard", "--upstream", "http://a b"],
+        ["guard", "--upstream", "http://x:0"],
+        ["guard", "--upstream", "http://x", "--port", "99999"],
+        ["guard", "--upstream", "http://x", "--plan", "/nowhere.json"],
+        ["guard", "--upstream", "http://x", "--policy", "/nowhere.toml"],
+        ["guard", "--upstream", "http://x", "--answer-timeout", "nan"],
+        ["guard", "--upstream", "http://x", "--drain-timeout", "inf"],
+        ["guard", "--upstream", "http://x", "--json"],
+        ["guard", "--upstream", "http://localhost:8100"],
+        ["guard", "--upstream", "http://127.0.0.1:8123/v1", "--port", "8123", "--host", "0.0.0.0"],
+    ],
+)
 def test_a_wrong_call_says_what_is_wrong(words, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("error:")

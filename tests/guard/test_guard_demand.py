@@ -316,10 +316,37 @@ JSON = st.recursive(
     max_leaves=12,
 )
 KEYS = st.sampled_from(
-    ["prompt", "messages", "input", "max_tokens", "n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs",
-     "token_ids", "sampling_params", "documents", "query", "tools", "model", "stream", "image_url", "type",
-     "state", "questions", "images", "kv_transfer_params", "prompt_embeds", "items", "inputs", "data", "echo", "uuid"]
-)  # fmt: skip
+    [
+        "prompt",
+        "messages",
+        "input",
+        "max_tokens",
+        "n",
+        "best_of",
+        "logprobs",
+        "top_logprobs",
+        "prompt_logprobs",
+        "token_ids",
+        "sampling_params",
+        "documents",
+        "query",
+        "tools",
+        "model",
+        "stream",
+        "image_url",
+        "type",
+        "state",
+        "questions",
+        "images",
+        "kv_transfer_params",
+        "prompt_embeds",
+        "items",
+        "inputs",
+        "data",
+        "echo",
+        "uuid",
+    ]
+)
 
 
 @given(st.sampled_from(sorted(set(GUARDED.values()), key=str)), st.dictionaries(KEYS, JSON, max_size=6))

@@ -203,9 +203,14 @@ def true_blocks(length, block, full_groups, window_groups, window, states):
 
 
 @given(
-    st.integers(1, 4096), st.sampled_from([16, 32, 128]), st.integers(1, 3), st.integers(0, 6), st.integers(1, 5000),
-    st.integers(0, 4), st.integers(1, 4096),
-)  # fmt: skip
+    st.integers(1, 4096),
+    st.sampled_from([16, 32, 128]),
+    st.integers(1, 3),
+    st.integers(0, 6),
+    st.integers(1, 5000),
+    st.integers(0, 4),
+    st.integers(1, 4096),
+)
 def test_the_weight_is_never_below_what_a_hybrid_model_holds(longest, block, full, windows, window, states, length):
     length = min(length, longest)
     whole = true_blocks(longest, block, full, windows, window, states)

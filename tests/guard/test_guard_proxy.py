@@ -380,9 +380,14 @@ def test_what_is_no_address_is_said(url):
 
 @pytest.mark.parametrize(
     ("target", "path"),
-    [(b"/v1/completions?x=1", "/v1/completions"), (b"/v1/%63ompletions", "/v1/completions"),
-     (b"http://host/v1/completions", "/v1/completions"), (b"http://host?x", "/"), (b"*", "*")],
-)  # fmt: skip
+    [
+        (b"/v1/completions?x=1", "/v1/completions"),
+        (b"/v1/%63ompletions", "/v1/completions"),
+        (b"http://host/v1/completions", "/v1/completions"),
+        (b"http://host?x", "/"),
+        (b"*", "*"),
+    ],
+)
 def test_targets_are_read_as_a_server_routes_them(target, path):
     assert path_of(origin_form(target)) == path
 

@@ -29,9 +29,14 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
 
 @pytest.mark.parametrize(
     "target",
-    ["/v1/completions#x", "/v1/completions?#x", "abcdefghijkl://x/v1/completions", "http://a%3Fb@x/v1/completions",
-     "http://x/v1/completions#/v1/models"],
-)  # fmt: skip
+    [
+        "/v1/completions#x",
+        "/v1/completions?#x",
+        "abcdefghijkl://x/v1/completions",
+        "http://a%3Fb@x/v1/completions",
+        "http://x/v1/completions#/v1/models",
+    ],
+)
 async def test_no_spelling_of_the_target_passes_admission(target):
     upstream = Upstream()
     async with proxied(upstream) as (_, port):

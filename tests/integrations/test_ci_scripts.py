@@ -34,9 +34,11 @@ class Repository:
         bin_folder.mkdir()
         program(bin_folder / "legroom", f'exec "{sys.executable}" -m legroom "$@"')
         self.env = {
-            **os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": os.devnull,
+            **os.environ,
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+            "GIT_CONFIG_GLOBAL": os.devnull,
             **{f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-        }  # fmt: skip
+        }
         self.git("init", "-q", "-b", "main")
 
     def git(self, *words: str) -> str:
@@ -199,9 +201,13 @@ def gitlab(repository, base, head, notes="[]"):
     script = f'echo "$@" >>"{calls}"\ncase "$*" in *per_page*) echo \'{notes}\' ;; esac'
     program(repository.folder.parent / "bin" / "curl", script)
     variables = {
-        "CI_MERGE_REQUEST_DIFF_BASE_SHA": base, "CI_COMMIT_SHA": head, "CI_API_V4_URL": "https://gitlab.example/api/v4",
-        "CI_PROJECT_ID": "5", "CI_MERGE_REQUEST_IID": "9", "LEGROOM_TOKEN": "secret",
-    }  # fmt: skip
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
+        "CI_COMMIT_SHA": head,
+        "CI_API_V4_URL": "https://gitlab.example/api/v4",
+        "CI_PROJECT_ID": "5",
+        "CI_MERGE_REQUEST_IID": "9",
+        "LEGROOM_TOKEN": "secret",
+    }
     return repository.run("gitlab/comment.sh", **variables), calls.read_text()
 
 

@@ -155,11 +155,43 @@ def test_no_text_upsets_lint(text, path):
 
 
 _PIECES = [
-    "vllm serve m ", "--nope ", "<<EOF\n", "EOF\n", "```", "\n", "FROM x\n", "RUN ", "COPY ", "cmd = [", "]",
-    '"', "'", "(", ")", "args: ", "- ", "  ", "${A[@]}", "A=(", "engine_kwargs: {", "}", ": ", "|\n", "\\",
-    "[Service]\n", "ExecStart=", "&a ", "*a", "services:\n", "extends: ", '"panels": [', "LLM(",
-    "from vllm import LLM\n", "VLLM_USE_V1=1 ", "#!/bin/bash\n",
-]  # fmt: skip
+    "vllm serve m ",
+    "--nope ",
+    "<<EOF\n",
+    "EOF\n",
+    "```",
+    "\n",
+    "FROM x\n",
+    "RUN ",
+    "COPY ",
+    "cmd = [",
+    "]",
+    '"',
+    "'",
+    "(",
+    ")",
+    "args: ",
+    "- ",
+    "  ",
+    "${A[@]}",
+    "A=(",
+    "engine_kwargs: {",
+    "}",
+    ": ",
+    "|\n",
+    "\\",
+    "[Service]\n",
+    "ExecStart=",
+    "&a ",
+    "*a",
+    "services:\n",
+    "extends: ",
+    '"panels": [',
+    "LLM(",
+    "from vllm import LLM\n",
+    "VLLM_USE_V1=1 ",
+    "#!/bin/bash\n",
+]
 
 
 @given(

@@ -72,11 +72,15 @@ def rule_file(expression, alert=True):
         ("rate(vllm:num_requests_running[5m]) > 1", "promql-rate-of-gauge"),
         ("vllm:num_preemptions_total > 100", "promql-counter-level"),
         ("histogram_quantile(0.9, sum(rate(vllm:time_to_first_token_seconds_bucket[5m]))) > 2", "promql-no-le"),
-        ("histogram_quantile(0.9, sum by (job) (rate(vllm:time_to_first_token_seconds_bucket[5m]))) > 2",
-         "promql-no-le"),
+        (
+            "histogram_quantile(0.9, sum by (job) (rate(vllm:time_to_first_token_seconds_bucket[5m]))) > 2",
+            "promql-no-le",
+        ),
         ("histogram_quantile(0.9, rate(vllm:time_to_first_token_seconds_bucket[5m])) > 500", "promql-units"),
-        ("rate(vllm:inter_token_latency_seconds_sum[5m]) / rate(vllm:inter_token_latency_seconds_count[5m]) > 50",
-         "promql-units"),
+        (
+            "rate(vllm:inter_token_latency_seconds_sum[5m]) / rate(vllm:inter_token_latency_seconds_count[5m]) > 50",
+            "promql-units",
+        ),
         ("rate(vllm:prefix_cache_hits_total[5m]) < 0.3", "promql-ratio"),
         ("100 * rate(vllm:prefix_cache_hits_total[5m]) < 30", "promql-ratio"),
         ("rate(vllm:spec_decode_num_accepted_tokens_total[5m]) < 0.6", "promql-ratio"),
@@ -88,7 +92,7 @@ def rule_file(expression, alert=True):
         ("histogram_quantile(0.9, rate(vllm:request_decode_time_seconds_bucket[5m])) > 60000", "promql-units"),
         ("histogram_quantile(0.9, rate(vllm:time_to_first_token_seconds_bucket[5m])) * 1000 > 0.5", "promql-units"),
     ],
-)  # fmt: skip
+)
 def test_an_alert_that_means_something_else_is_an_error(expression, rule):
     assert judged(rule_file(expression)) == [(rule, "error")]
 

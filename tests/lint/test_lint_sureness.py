@@ -135,7 +135,7 @@ def test_a_file_that_something_is_said_of_is_not_listed_as_skipped():
         ('# metrics\nshown = {"vllm_num_requests_running": "vllm:num_requests_running"}\n', "a.py"),
         ("vllm:\n  expr: sum(vllm:healthy_pods_total)\n", "a.yaml"),
     ],
-)  # fmt: skip
+)
 def test_what_is_a_plugin_s_or_another_program_s_is_left_alone(text, path):
     assert judged(text, path) == []
 

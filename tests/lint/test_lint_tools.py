@@ -24,12 +24,16 @@ UNKNOWN = "flag-unknown"
         ("decode:\n  modelCommand: vllmServe\n  args: ['--max-model-len=8k', --nope]\n", [(UNKNOWN, 3)]),
         ("decode:\n  command: [bash, -c]\n  args:\n  - |\n    vllm serve m \\\n      --nope\n", [(UNKNOWN, 6)]),
         ("a:\n  llms:\n  - engine_kwargs:\n      max_model_len: 8\n      seed: 1\n      nope: 1\n", [(UNKNOWN, 6)]),
-        ("spec:\n  x: {tag: v0.8.5, repository: vllm/x, args: [--max-num-seqs=1, --kv-cache-memory-bytes=1G]}\n",
-         [("flag-not-yet", 2)]),
-        ("m:\n- vllmConfig:\n    extraArgs: [--max-num-seqs, '9', --nope]\n  env: [{name: VLLM_USE_V1, value: '1'}]\n",
-         [(UNKNOWN, 3), ("env-unknown", 4)]),
+        (
+            "spec:\n  x: {tag: v0.8.5, repository: vllm/x, args: [--max-num-seqs=1, --kv-cache-memory-bytes=1G]}\n",
+            [("flag-not-yet", 2)],
+        ),
+        (
+            "m:\n- vllmConfig:\n    extraArgs: [--max-num-seqs, '9', --nope]\n  env: [{name: VLLM_USE_V1, value: 1}]\n",
+            [(UNKNOWN, 3), ("env-unknown", 4)],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_server_is_found_wherever_it_stands_in_yaml(text, expected):
     assert findings(text) == expected
 
@@ -72,11 +76,13 @@ def test_files_inside_a_value_are_read_by_their_kind():
         ("spec:\n  templates:\n  - container: {image: vllm/vllm-openai, args: [--model, m, --nope]}\n", [(UNKNOWN, 5)]),
         ("spec:\n  predictor:\n    model:\n      modelFormat: {name: vLLM}\n      args: [--nope]\n", [(UNKNOWN, 7)]),
         ("spec:\n  predictor:\n    model:\n      modelFormat: {name: huggingface}\n      args: [--nope]\n", []),
-        ("spec:\n  containers:\n  - image: vllm/vllm\n    env: [{name: VLLM_ADDITIONAL_ARGS, value: --nope}]\n",
-         [(UNKNOWN, 6)]),
+        (
+            "spec:\n  containers:\n  - image: vllm/vllm\n    env: [{name: VLLM_ADDITIONAL_ARGS, value: --nope}]\n",
+            [(UNKNOWN, 6)],
+        ),
         ("spec:\n  initContainers:\n  - image: x\n    command: [sh, -c, 'pkill -f vllm']\n", [("kill-by-pattern", 6)]),
     ],
-)  # fmt: skip
+)
 def test_containers_are_found_where_an_operator_has_them(text, expected):
     assert findings("apiVersion: v1\nkind: X\n" + text) == expected
 
@@ -202,10 +208,13 @@ def test_what_python_sets_in_the_environment_is_the_servers():
     assert findings(text, "a.py") == [("env-unknown", 3)]
 
 
-@pytest.mark.parametrize("text", [
-    "from vllm.v1.metrics.reader import Metric\ndef preempted(m: Metric): return m.name == 'vllm:num_preemptions'",
-    "for m in llm.get_metrics():\n  print(m.name == 'vllm:iteration_tokens_total')",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from vllm.v1.metrics.reader import Metric\ndef preempted(m: Metric): return m.name == 'vllm:num_preemptions'",
+        "for m in llm.get_metrics():\n  print(m.name == 'vllm:iteration_tokens_total')",
+    ],
+)
 def test_a_family_is_known_whoever_gives_it_and_whatever_its_name_ends_in(text):
     assert findings(text, "a.py") == []
 

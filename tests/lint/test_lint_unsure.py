@@ -44,7 +44,7 @@ spec:
         (IN_09 % "uv pip install --system -U vllm", "Dockerfile"),
         (IN_POD, "a.yaml"),
     ],
-)  # fmt: skip
+)
 def test_a_release_that_is_only_likely_makes_a_flag_of_another_one_a_warning(text, path):
     assert (errors(text, path), warnings(text, path)) == ([], ["flag-not-yet"])
 
@@ -55,10 +55,7 @@ def test_what_a_dockerfile_installs_over_its_image_is_what_runs():
 
 @pytest.mark.parametrize(
     ("image", "path"),
-    [
-        ("repository: vllm/vllm-openai\n    tag: ''", "values.yaml"),
-        ("repository: vllm/vllm-openai", "values.yaml"),
-    ],
+    [("repository: vllm/vllm-openai\n    tag: ''", "values.yaml"), ("repository: vllm/vllm-openai", "values.yaml")],
 )
 def test_an_image_whose_tag_is_left_to_the_chart_may_be_of_any_release(image, path):
     values = f"vllm:\n  image:\n    {image}\n  args: [--model, org/m, --swap-space, '4']\n"

@@ -32,9 +32,26 @@ def test_a_real_answer_of_0_32_0_is_read_in_full() -> None:
     assert engine.max_concurrency == 16.0
     assert engine.size_tokens == engine.pool_tokens == 32768
     assert engine.prefix_caching is True
-    missing = [name for name in ("kv_use", "running", "waiting", "preemptions", "prefix_queries", "prefix_hits",
-                                 "prompt_tokens", "generation_tokens", "finished", "ttft", "inter_token", "e2e_latency",
-                                 "queue_time", "request_prompt_tokens") if getattr(engine, name) is None]  # fmt: skip
+    missing = [
+        name
+        for name in (
+            "kv_use",
+            "running",
+            "waiting",
+            "preemptions",
+            "prefix_queries",
+            "prefix_hits",
+            "prompt_tokens",
+            "generation_tokens",
+            "finished",
+            "ttft",
+            "inter_token",
+            "e2e_latency",
+            "queue_time",
+            "request_prompt_tokens",
+        )
+        if getattr(engine, name) is None
+    ]
     assert missing == []
     assert sample.process_start_s is not None
     assert sample.notes == ()
@@ -311,8 +328,10 @@ def test_replicas_of_ray_serve_that_answer_together_are_told_apart() -> None:
     )
     sample = parse_sample(text, 1.0, "a")
     assert [(engine.engine, engine.running, engine.num_blocks) for engine in sample.engines] == [
-        ("0 of ab", 3, 100), ("0 of cd", 4, 100), ("0 of ef", 5, 300),
-    ]  # fmt: skip
+        ("0 of ab", 3, 100),
+        ("0 of cd", 4, 100),
+        ("0 of ef", 5, 300),
+    ]
 
 
 def test_memory_of_the_workers_is_added_up_and_what_they_hold_of_the_host_is_left_out() -> None:

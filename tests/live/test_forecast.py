@@ -47,11 +47,7 @@ def test_a_noisy_rise_has_a_band_around_the_truth() -> None:
 
 @pytest.mark.parametrize(
     "uses",
-    [
-        [0.5] * 60,
-        [0.9 - 0.01 * number for number in range(60)],
-        [0.5 + 0.3 * (number % 2) for number in range(60)],
-    ],
+    [[0.5] * 60, [0.9 - 0.01 * number for number in range(60)], [0.5 + 0.3 * (number % 2) for number in range(60)]],
 )
 def test_without_a_rise_there_is_no_forecast(uses: list[float]) -> None:
     assert forecast(window(uses)) is None

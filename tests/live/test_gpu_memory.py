@@ -65,12 +65,16 @@ def fake(**changes: Any) -> SimpleNamespace:
         return refuse() if index == 1 else index  # type: ignore[return-value]
 
     made = {
-        "NVMLError": NVMLError, "nvmlInit": lambda: None, "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 3, "nvmlDeviceGetHandleByIndex": device,
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetHandleByIndex": device,
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80, used=30),
-        "nvmlDeviceGetName": lambda _: b"A card", "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+        "nvmlDeviceGetName": lambda _: b"A card",
+        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [SimpleNamespace(pid=100 + handle, usedGpuMemory=None)],
-    }  # fmt: skip
+    }
     return SimpleNamespace(**(made | changes))
 
 
@@ -99,10 +103,11 @@ def test_a_card_that_is_cut_is_its_slices(monkeypatch: pytest.MonkeyPatch) -> No
         return 10 + at
 
     slices = {
-        "nvmlDeviceGetMigMode": cut, "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
+        "nvmlDeviceGetMigMode": cut,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda _: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": lambda card, at: part(card, min(at, 2)),
         "nvmlDeviceGetUUID": lambda handle: f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}",
-    }  # fmt: skip
+    }
     monkeypatch.setitem(sys.modules, "pynvml", fake(**slices))
     assert [(gpu.index, gpu.uuid) for gpu in devices()] == [(0, "MIG-10"), (0, "MIG-11"), (2, "GPU-2")]
 

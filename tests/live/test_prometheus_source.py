@@ -181,8 +181,11 @@ def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
         return seen
 
     assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
-        (100, Sample), (115, Sample), (130, ScrapeFailure), (145, ScrapeFailure),
-    ]  # fmt: skip
+        (100, Sample),
+        (115, Sample),
+        (130, ScrapeFailure),
+        (145, ScrapeFailure),
+    ]
 
 
 def test_histograms_come_as_count_and_sum_unless_buckets_are_asked_for() -> None:

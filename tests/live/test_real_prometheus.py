@@ -79,10 +79,15 @@ def test_servers_of_two_releases_are_read_and_one_that_dies_is_seen(prometheus: 
         (tmp_path / "prometheus.yml").write_text(config(ports))
         port = free_port()
         process = subprocess.Popen(
-            [prometheus, f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'data'}",
-             f"--web.listen-address=127.0.0.1:{port}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                prometheus,
+                f"--config.file={tmp_path / 'prometheus.yml'}",
+                f"--storage.tsdb.path={tmp_path / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             source = PrometheusSource(f"http://127.0.0.1:{port}", 'job="vllm"', buckets=True)
             looks = {look.server: look for look in await until(source, 2, Sample)}

@@ -161,13 +161,22 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
 
 @given(
     st.builds(
-        EngineSample, TEXTS, TEXTS, kv_use=NUMBERS, running=st.floats(0, 100), waiting=NUMBERS, preemptions=NUMBERS,
-        finished=st.none() | st.integers(0, 10**9).map(float), num_blocks=st.none() | st.integers(1, 10**6),
-        block_size=st.none() | st.integers(1, 512), asleep=st.booleans(),
-        prefix_caching=st.none() | st.booleans(), size_tokens=st.none() | st.integers(1, 10**9),
+        EngineSample,
+        TEXTS,
+        TEXTS,
+        kv_use=NUMBERS,
+        running=st.floats(0, 100),
+        waiting=NUMBERS,
+        preemptions=NUMBERS,
+        finished=st.none() | st.integers(0, 10**9).map(float),
+        num_blocks=st.none() | st.integers(1, 10**6),
+        block_size=st.none() | st.integers(1, 512),
+        asleep=st.booleans(),
+        prefix_caching=st.none() | st.booleans(),
+        size_tokens=st.none() | st.integers(1, 10**9),
         max_concurrency=st.none() | st.floats(0, 1e4),
     )
-)  # fmt: skip
+)
 def test_any_sample_is_the_same_after_being_written_as_text(engine: EngineSample) -> None:
     before = Sample(1.0, "a", (engine,))
     text = "".join(f"{series} {value!r}\n" for series, value in rendered(before))

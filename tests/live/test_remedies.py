@@ -30,10 +30,18 @@ def window(document: PlanDocument, prompt: int = 3000, answer: int = 1000) -> Wi
         ended = 10.0 * number
         ttft = Histogram((1.0, float("inf")), (ended, ended), ended)
         engine = EngineSample(
-            "m", "0", kv_use=0.99, running=60.0, waiting=40.0, prompt_tokens=prompt * ended,
-            generation_tokens=answer * ended, finished=ended, ttft=ttft, num_blocks=kv.num_blocks,
+            "m",
+            "0",
+            kv_use=0.99,
+            running=60.0,
+            waiting=40.0,
+            prompt_tokens=prompt * ended,
+            generation_tokens=answer * ended,
+            finished=ended,
+            ttft=ttft,
+            num_blocks=kv.num_blocks,
             block_size=kv.block_size,
-        )  # fmt: skip
+        )
         seen.add(Sample(5.0 * number, "http://host:8000", (engine,)))
     return seen
 
@@ -55,11 +63,19 @@ def test_a_data_parallel_server_is_answered_for_one_of_its_engines(document: Pla
         ttft = Histogram((1.0, float("inf")), (ended, ended), ended)
         engines = tuple(
             EngineSample(
-                "m", str(rank), running=60.0, waiting=40.0, prompt_tokens=3000 * ended, generation_tokens=1000 * ended,
-                finished=ended, ttft=ttft, num_blocks=document.kv.num_blocks, block_size=16,
+                "m",
+                str(rank),
+                running=60.0,
+                waiting=40.0,
+                prompt_tokens=3000 * ended,
+                generation_tokens=1000 * ended,
+                finished=ended,
+                ttft=ttft,
+                num_blocks=document.kv.num_blocks,
+                block_size=16,
             )
             for rank in range(4)
-        )  # fmt: skip
+        )
         seen.add(Sample(5.0 * step, "http://host:8000", engines))
     assert (traffic(seen).holds, traffic(seen).at_once) == (traffic(single).holds, traffic(single).at_once)
     (best, *_) = remedies_for(finding("pool_pressure"), seen, document)

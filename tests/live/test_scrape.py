@@ -59,8 +59,9 @@ def test_a_token_is_sent_as_bearer_and_never_printed() -> None:
     assert "s3cret" not in repr(target)
 
 
-@pytest.mark.parametrize(("status", "kind"), [(401, "auth"), (403, "auth"), (404, "not_found"), (500, "http_error"),
-                                              (503, "http_error")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("status", "kind"), [(401, "auth"), (403, "auth"), (404, "not_found"), (500, "http_error"), (503, "http_error")]
+)
 def test_a_status_that_is_not_fine_says_which(status: int, kind: str) -> None:
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=status, text="no")

@@ -19,10 +19,21 @@ def test_a_threshold_is_set_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"pool_ful": 0.9}, {"pool_full_ratio": "high"}, {"pool_full_ratio": 95}, {"hold": 3}, {"queue_wait_s": -1},
-     {"hold": {"minutes": 1}}, {"queue_wait_s": True}, {"queue_wait_s": float("inf")},
-     {"crash_restarts": 0}, {"switch_least": 0}, {"crash_restarts": 2.5}, {"hold": {"samples": 0}}],
-)  # fmt: skip
+    [
+        {"pool_ful": 0.9},
+        {"pool_full_ratio": "high"},
+        {"pool_full_ratio": 95},
+        {"hold": 3},
+        {"queue_wait_s": -1},
+        {"hold": {"minutes": 1}},
+        {"queue_wait_s": True},
+        {"queue_wait_s": float("inf")},
+        {"crash_restarts": 0},
+        {"switch_least": 0},
+        {"crash_restarts": 2.5},
+        {"hold": {"samples": 0}},
+    ],
+)
 def test_a_wrong_setting_is_named(settings: dict[str, object]) -> None:
     with pytest.raises(LegroomError, match=next(iter(settings))):
         DEFAULT.changed(settings)
@@ -37,8 +48,11 @@ def test_calm_lies_below_alarm() -> None:
 
 
 def test_every_level_that_is_no_calm_twin_or_alert_time_has_its_reason_beside_it() -> None:
-    (body,) = (node.body for node in ast.parse(inspect.getsource(thresholds)).body
-               if isinstance(node, ast.ClassDef) and node.name == "Thresholds")  # fmt: skip
+    (body,) = (
+        node.body
+        for node in ast.parse(inspect.getsource(thresholds)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Thresholds"
+    )
     bare = []
     for number, node in enumerate(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

@@ -14,10 +14,14 @@ from legroom.live.metrics.address import is_loopback_host
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("", ("127.0.0.1", 8722)), (":9000", ("127.0.0.1", 9000)), ("localhost", ("localhost", 8722)),
-        ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9000", ("::1", 9000)), ("[::1]", ("::1", 8722)),
+        ("", ("127.0.0.1", 8722)),
+        (":9000", ("127.0.0.1", 9000)),
+        ("localhost", ("localhost", 8722)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:9000", ("::1", 9000)),
+        ("[::1]", ("::1", 8722)),
     ],
-)  # fmt: skip
+)
 def test_an_address_is_read_as_written(text, address):
     assert address_of(text) == address
 
@@ -31,10 +35,14 @@ def test_what_is_no_address_is_refused(text):
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [
-        ("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False),
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
         ("example.org", False),
     ],
-)  # fmt: skip
+)
 def test_only_this_machine_reaches_a_loopback_address(host, loopback):
     assert is_loopback_host(host) is loopback
 

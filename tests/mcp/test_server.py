@@ -80,8 +80,14 @@ def test_the_main_arguments_carry_examples():
         for name, schema in tool.input_schema["properties"].items()
         if "examples" in schema
     }
-    assert {("plan", "gpu"), ("plan", "flags"), ("diagnose", "log"), ("explain", "id"), ("search_catalog", "query"),
-            ("simulate", "requests")} <= examples  # fmt: skip
+    assert {
+        ("plan", "gpu"),
+        ("plan", "flags"),
+        ("diagnose", "log"),
+        ("explain", "id"),
+        ("search_catalog", "query"),
+        ("simulate", "requests"),
+    } <= examples
 
 
 def test_plan_answers_with_the_document_of_the_command_line(capsys):
@@ -177,8 +183,9 @@ def test_simulate_replays_requests():
 
 def test_simulate_sizes_the_pool_by_a_plan():
     requests = [{"arrival_step": 0, "prompt_len": 100, "output_len": 20}]
-    document = answer("simulate", {"requests": requests, "model": "llama-3.1-8b", "gpu": "l4",
-                                   "flags": {"max_model_len": 8192}})  # fmt: skip
+    document = answer(
+        "simulate", {"requests": requests, "model": "llama-3.1-8b", "gpu": "l4", "flags": {"max_model_len": 8192}}
+    )
     plan = answer("plan", {"model": "llama-3.1-8b", "gpu": "l4", "flags": {"max_model_len": 8192}})
     assert document["usable_blocks"] == plan["kv"]["num_blocks"] - 1
 
@@ -196,8 +203,10 @@ def test_simulate_takes_a_mix_with_the_time_of_a_step():
     assert answer("simulate", {"mix": mix, "num_blocks": 200, "step_ms": 30})["finished"] == 40
 
 
-@pytest.mark.parametrize("arguments", [{}, {"requests": []}, {"requests": [{"prompt_len": 5, "output_len": 5}]},
-                                       {"mix": "nonsense", "num_blocks": 10}])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"requests": []}, {"requests": [{"prompt_len": 5, "output_len": 5}]}, {"mix": "nonsense", "num_blocks": 10}],
+)
 def test_simulate_says_what_is_missing(arguments):
     assert complaint("simulate", arguments)
 
@@ -221,9 +230,11 @@ def http_server(*words):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "legroom", "mcp", "--http", f"127.0.0.1:{port}", *words], stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE, env={**os.environ},
-    )  # fmt: skip
+        [sys.executable, "-m", "legroom", "mcp", "--http", f"127.0.0.1:{port}", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ},
+    )
     try:
         for _ in range(600):
             with socket.socket() as attempt:
@@ -240,18 +251,29 @@ def http_server(*words):
 def test_over_http_the_sdk_client_lists_and_calls(tmp_path):
     with http_server() as url:
         found, told, refused = ask(
-            url, ("search_catalog", {"query": "碎片"}), ("explain", {"id": "LR406"}),
+            url,
+            ("search_catalog", {"query": "碎片"}),
+            ("explain", {"id": "LR406"}),
             ("diagnose", {"path": str(tmp_path / "vllm.log")}),
-        )  # fmt: skip
+        )
     assert found.structured_content["hits"][0]["id"] == "LR406"
     assert told.structured_content["cause"] == "allocator_fragmentation"
     assert refused.is_error
 
 
 def test_over_http_no_folder_that_a_log_or_a_command_names_is_read(tmp_path):
-    facts = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096,
-             "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-             "max_position_embeddings": 131072, "torch_dtype": "bfloat16"}  # fmt: skip
+    facts = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "torch_dtype": "bfloat16",
+    }
     (tmp_path / "config.json").write_text(json.dumps(facts))
     call = {"log": FAILED_LOG, "command": f"vllm serve {tmp_path}", "gpu": "rtx4090"}
 

@@ -46,10 +46,16 @@ def test_a_class_is_measured_only_for_one_card_of_the_measured_family_and_releas
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("h100", "hopper"), ("a100-80gb", "ampere"), ("l4", "ada"), ("rtx5090", "blackwell"), ("t4", "turing-volta"),
-        ("mi300x", "amd"), ("gb10", "unified"), ("24GiB", "unknown"),
+        ("h100", "hopper"),
+        ("a100-80gb", "ampere"),
+        ("l4", "ada"),
+        ("rtx5090", "blackwell"),
+        ("t4", "turing-volta"),
+        ("mi300x", "amd"),
+        ("gb10", "unified"),
+        ("24GiB", "unknown"),
     ],
-)  # fmt: skip
+)
 def test_cards_are_told_apart_by_family(name: str, family: str) -> None:
     assert card_family(gpu(name)) == family
 
@@ -126,8 +132,13 @@ def stored_as(method: dict[str, Any] | None, **fields: Any) -> tuple[str, ...]:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
-EXPERTS = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
-           "num_experts_per_tok": 2, "moe_intermediate_size": 1024}  # fmt: skip
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1024,
+}
 
 
 @pytest.mark.parametrize(

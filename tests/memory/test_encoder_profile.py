@@ -28,37 +28,73 @@ from legroom.vllm.resolve import resolve
 
 H200 = gpu("h200")
 QWEN_TEXT: dict[str, Any] = {
-    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-    "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 128000, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 128000,
+    "torch_dtype": "bfloat16",
+}
 QWEN_2_5: dict[str, Any] = {
-    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", **QWEN_TEXT,
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    **QWEN_TEXT,
     "vision_config": {
-        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14,
-        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 3584,
     },
-}  # fmt: skip
+}
 QWEN_3: dict[str, Any] = {
-    "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "model_type": "qwen3_vl",
     "text_config": {
-        "model_type": "qwen3_vl_text", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "max_position_embeddings": 262144, "dtype": "bfloat16",
+        "model_type": "qwen3_vl_text",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 262144,
+        "dtype": "bfloat16",
     },
     "vision_config": {
-        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_size": 1152, "intermediate_size": 4304,
-        "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 4096, "patch_size": 16,
-        "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "deepstack_visual_indexes": [8, 16, 24],
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 4096,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
     },
-}  # fmt: skip
+}
 INTERN: dict[str, Any] = {
-    "architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl", "image_seq_length": 256,
-    "text_config": {**QWEN_TEXT, "model_type": "qwen2"}, "_processor": {"image": {"crop_to_patches": False}},
+    "architectures": ["InternVLForConditionalGeneration"],
+    "model_type": "internvl",
+    "image_seq_length": 256,
+    "text_config": {**QWEN_TEXT, "model_type": "qwen2"},
+    "_processor": {"image": {"crop_to_patches": False}},
     "vision_config": {
-        "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
-        "image_size": [448, 448], "patch_size": [14, 14],
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "image_size": [448, 448],
+        "patch_size": [14, 14],
     },
-}  # fmt: skip
+}
 
 
 def settled(model: Model, version: str = "0.32.0", **flags: Any) -> EngineSettings:

@@ -16,8 +16,18 @@ A100 = Gpu("NVIDIA A100-SXM4-80GB", 79 * 2**30, compute_capability=(8, 0))
 LATENT = LatentAttention(128, 512, 1536, 128, 64, 128)
 SPARSE = LatentAttention(128, 512, 1536, 128, 64, 128, 64, 128)
 HEADS = Attention(32, 2, 128, 128)
-MAMBA2 = StateSpace("mamba2", (("chunk_size", 128), ("conv_kernel", 4), ("head_dim", 64), ("intermediate_size", 4096),
-                               ("n_groups", 8), ("num_heads", 64), ("state_size", 128)))  # fmt: skip
+MAMBA2 = StateSpace(
+    "mamba2",
+    (
+        ("chunk_size", 128),
+        ("conv_kernel", 4),
+        ("head_dim", 64),
+        ("intermediate_size", 4096),
+        ("n_groups", 8),
+        ("num_heads", 64),
+        ("state_size", 128),
+    ),
+)
 
 
 def model(*mixers: Mixer, architecture: str = "SomeForCausalLM") -> Model:

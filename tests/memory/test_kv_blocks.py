@@ -21,8 +21,10 @@ for _row in blocks.rows([blocks.FIXTURE]):
 
 @pytest.mark.parametrize("architecture", sorted(CASES))
 def test_every_recorded_case_of_the_architecture_is_identical(architecture: str) -> None:
-    wrong = {f"{row['model']} tp{row['tp']} pp{row['pp']} {row['flags']}": blocks.differences(row)
-             for row in CASES[architecture]}  # fmt: skip
+    wrong = {
+        f"{row['model']} tp{row['tp']} pp{row['pp']} {row['flags']}": blocks.differences(row)
+        for row in CASES[architecture]
+    }
     assert {case: found for case, found in wrong.items() if found} == {}
 
 

@@ -73,8 +73,10 @@ def test_states_cannot_do_without_the_hybrid_manager() -> None:
         cache_groups(specs, NOW, hybrid_off=True)
 
 
-@given(st.lists(st.sampled_from([full(), sliding(), sliding(window=128), full(4)]), min_size=1, max_size=60),
-       st.sampled_from(["0.12.0", "0.17.1", "0.18.0", "0.27.0", "0.32.0"]))  # fmt: skip
+@given(
+    st.lists(st.sampled_from([full(), sliding(), sliding(window=128), full(4)]), min_size=1, max_size=60),
+    st.sampled_from(["0.12.0", "0.17.1", "0.18.0", "0.27.0", "0.32.0"]),
+)
 def test_every_layer_is_in_exactly_one_group(specs: list[CacheSpec], version: str) -> None:
     named = layers(*specs)
     groups = cache_groups(named, release(version))

@@ -11,8 +11,16 @@ from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.vllm.args import ServeArgs
 
-TINY = {**LLAMA_8B, "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000}  # fmt: skip
+TINY = {
+    **LLAMA_8B,
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1000,
+}
 
 
 def term(found: object, label: str) -> int:

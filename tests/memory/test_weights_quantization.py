@@ -140,12 +140,29 @@ def test_ignored_modules_are_matched_by_name_glob_and_expression() -> None:
 
 
 @given(
-    st.lists(st.sampled_from((
-        "model.layers.1.self_attn.q_proj", "model.layers.12.mlp", "model.layers.1*", "model.layers.3.self_attn*",
-        "language_model.model.layers.104.*", "re:.*self_attn.*", "re:model.layers..\\.mlp.*", "*.layers.?.mlp*", "11",
-        "re:.*layers\\.[0-4]\\.mlp.*", "re:.*_pr[o]j$", "mtp*", "3.mlp", "*shared*", "re:.*layers\\.(2|33)\\..*",
-    )), max_size=3)
-)  # fmt: skip
+    st.lists(
+        st.sampled_from(
+            (
+                "model.layers.1.self_attn.q_proj",
+                "model.layers.12.mlp",
+                "model.layers.1*",
+                "model.layers.3.self_attn*",
+                "language_model.model.layers.104.*",
+                "re:.*self_attn.*",
+                "re:model.layers..\\.mlp.*",
+                "*.layers.?.mlp*",
+                "11",
+                "re:.*layers\\.[0-4]\\.mlp.*",
+                "re:.*_pr[o]j$",
+                "mtp*",
+                "3.mlp",
+                "*shared*",
+                "re:.*layers\\.(2|33)\\..*",
+            )
+        ),
+        max_size=3,
+    )
+)
 def test_layers_that_patterns_cannot_tell_apart_share_what_was_looked_up_for_one(names: list[str]) -> None:
     scheme = quantization({"quantization_config": {**FP8_BLOCKS, "modules_to_not_convert": names}})
     shared = Schemes(scheme, Anatomy())
@@ -171,12 +188,13 @@ def test_experts_are_found_under_the_path_of_their_family() -> None:
 
 def test_mixed_precision_gives_each_module_its_own_scheme() -> None:
     section = {
-        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
         "quantized_layers": {
             "model.layers.0.self_attn.o_proj": {"quant_algo": "FP8"},
             "model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4"},
         },
-    }  # fmt: skip
+    }
     schemes = Schemes(quantization({"quantization_config": section}), Anatomy())
     down = Module("feed-forward", "mlp.down_proj", 64, 64, quantizable=True)
     bits = [

@@ -57,10 +57,15 @@ def target(asked: Model | None = None, card: Gpu = H100, version: str = "0.26.0"
 
 def seen(**changed: Any) -> Observation:
     base = Observation(
-        H100.name, None, "org/some-7b", "0.26.0", SETTINGS,
-        {"weights_bytes": 7 * GIB, "activation_bytes": 2 * GIB, "non_torch_bytes": GIB}, "vllm.log",
+        H100.name,
+        None,
+        "org/some-7b",
+        "0.26.0",
+        SETTINGS,
+        {"weights_bytes": 7 * GIB, "activation_bytes": 2 * GIB, "non_torch_bytes": GIB},
+        "vllm.log",
         shape=shape_of(model()),
-    )  # fmt: skip
+    )
     return replace(base, **changed)
 
 

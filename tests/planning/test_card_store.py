@@ -10,9 +10,13 @@ from legroom.facts.releases import release
 from legroom.planning.card_store import CardRecord, card_record, keep_card, measured_card, read_cards
 
 H200 = CardRecord(
-    "NVIDIA H200", 150_000_000_000, driver="580.1", vllm="0.32.0", context_bytes=550_000_000,
+    "NVIDIA H200",
+    150_000_000_000,
+    driver="580.1",
+    vllm="0.32.0",
+    context_bytes=550_000_000,
     vllm_non_torch_bytes=240_000_000,
-)  # fmt: skip
+)
 
 
 def test_a_record_comes_back_as_it_was_kept(tmp_path: Path) -> None:

@@ -17,23 +17,48 @@ from legroom.planning.scoring import quantile, result_json, score, spread, summa
 from legroom.units import GIB
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 128256, "tie_word_embeddings": False, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-    "source": "config.json", "weight_quantization": None, "num_parameters": 8030261248,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "source": "config.json",
+    "weight_quantization": None,
+    "num_parameters": 8030261248,
+}
 MODELS = {"org/eight": LLAMA, "org/guess": {**LLAMA, "source": "assumed"}}
 
 
 def record(**changed: Any) -> dict[str, Any]:
     return {
-        "id": "R1", "url": "https://example.org/who/what/blob/main/x.log", "vllm_version": "0.10.2",
-        "model": "org/eight", "model_family": "llama3", "gpu": "NVIDIA H100 80GB HBM3", "gpu_count": 1, "tp": 1,
-        "pp": 1, "dtype": "bfloat16",
-        "gpu_memory_utilization": 0.9, "max_model_len": 8192, "flags_known": True, "good": True,
-        "total_gpu_memory_gib": 79.1, "weights_gib": 14.99, "available_kv_gib": 54.5, "kv_tokens": 446464,
-        "outcome": "started", **changed,
-    }  # fmt: skip
+        "id": "R1",
+        "url": "https://example.org/who/what/blob/main/x.log",
+        "vllm_version": "0.10.2",
+        "model": "org/eight",
+        "model_family": "llama3",
+        "gpu": "NVIDIA H100 80GB HBM3",
+        "gpu_count": 1,
+        "tp": 1,
+        "pp": 1,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.9,
+        "max_model_len": 8192,
+        "flags_known": True,
+        "good": True,
+        "total_gpu_memory_gib": 79.1,
+        "weights_gib": 14.99,
+        "available_kv_gib": 54.5,
+        "kv_tokens": 446464,
+        "outcome": "started",
+        **changed,
+    }
 
 
 def loaded(*records: dict[str, Any]) -> scoring_data.Loaded:
@@ -43,11 +68,19 @@ def loaded(*records: dict[str, Any]) -> scoring_data.Loaded:
 @pytest.mark.parametrize(
     "lack",
     [
-        {"vllm_version": None}, {"vllm_version": "0.2.6"}, {"vllm_version": "main 73c8d67"}, {"good": False},
-        {"flags_known": False}, {"approximate": True}, {"model": None}, {"model": "org/guess"}, {"model": "org/none"},
-        {"gpu": None, "total_gpu_memory_gib": None}, {"gpu": "NVIDIA A100 + NVIDIA L4"},
+        {"vllm_version": None},
+        {"vllm_version": "0.2.6"},
+        {"vllm_version": "main 73c8d67"},
+        {"good": False},
+        {"flags_known": False},
+        {"approximate": True},
+        {"model": None},
+        {"model": "org/guess"},
+        {"model": "org/none"},
+        {"gpu": None, "total_gpu_memory_gib": None},
+        {"gpu": "NVIDIA A100 + NVIDIA L4"},
     ],
-)  # fmt: skip
+)
 def test_a_record_that_says_too_little_is_passed_over(lack: dict[str, Any]) -> None:
     found = loaded(record(**lack))
     assert (len(found.cases), found.passed_over, found.bad) == (0, 1, ())
@@ -102,11 +135,17 @@ def test_an_empty_file_is_an_error_with_a_hint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "method"),
     [
-        ("awq 4-bit", "awq"), ("gptq int4", "gptq"), ("bnb nf4", "bitsandbytes"), ("nvfp4", "modelopt"),
-        ("mxfp4", "mxfp4"), ("fp8 per-channel", "compressed-tensors"), ("fp8", "fp8"),
-        ("int8 w8a8", "compressed-tensors"), ("int4 g128", "compressed-tensors"),
+        ("awq 4-bit", "awq"),
+        ("gptq int4", "gptq"),
+        ("bnb nf4", "bitsandbytes"),
+        ("nvfp4", "modelopt"),
+        ("mxfp4", "mxfp4"),
+        ("fp8 per-channel", "compressed-tensors"),
+        ("fp8", "fp8"),
+        ("int8 w8a8", "compressed-tensors"),
+        ("int4 g128", "compressed-tensors"),
     ],
-)  # fmt: skip
+)
 def test_precision_in_words_becomes_a_quantization_config(words: str, method: str) -> None:
     assert config_of({**LLAMA, "weight_quantization": words})["quantization_config"]["quant_method"] == method
 

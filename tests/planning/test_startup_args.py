@@ -16,9 +16,16 @@ def test_every_flag_of_a_dictionary_is_typed_again() -> None:
     given_flags = given_args(printed, None, release("0.13.0"), from_llm=False)
     assert given_flags.args.max_model_len == 4096
     assert given_flags.args.others == (
-        "--port", "8102", "--served-model-name", "a", "b", "--trust-remote-code", "--tool-call-parser", "hermes",
+        "--port",
+        "8102",
+        "--served-model-name",
+        "a",
+        "b",
+        "--trust-remote-code",
+        "--tool-call-parser",
+        "hermes",
         "--enable-auto-tool-choice",
-    )  # fmt: skip
+    )
     assert given_flags.unknown == ()
 
 
@@ -64,9 +71,7 @@ def test_the_engines_line_shows_what_was_given_beside_memory() -> None:
         "max_seq_len=8000, download_dir='/cache', load_format=LoadFormat.AUTO, seed=0, served_model_name=chat)"
     )
     startup = read_startups(log)[0]
-    assert startup.args.others == (
-        "--trust-remote-code", "--download-dir", "/cache", "--served-model-name", "chat"
-    )  # fmt: skip
+    assert startup.args.others == ("--trust-remote-code", "--download-dir", "/cache", "--served-model-name", "chat")
 
 
 _PLAIN = st.one_of(st.booleans(), st.integers(-5, 9), st.text("ab,{}'\"()= ", max_size=8), st.none())

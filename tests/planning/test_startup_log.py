@@ -137,21 +137,30 @@ def test_an_estimate_that_the_release_does_not_apply_counts_as_nothing() -> None
             "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is "
             "needed, which is larger than the available KV cache memory (5.50 GiB). Based on the available memory, the "
             "estimated maximum model length is 45040. Try increasing",
-            "kv_too_small_for_max_len", 16.0, 5.5, 45040,
+            "kv_too_small_for_max_len",
+            16.0,
+            5.5,
+            45040,
         ),
         (
             "ValueError: The model's max seq len (32768) is larger than the maximum number of tokens that can be "
             "stored in KV cache (8176). Try increasing",
-            "kv_too_small_for_max_len", None, None, 8176,
+            "kv_too_small_for_max_len",
+            None,
+            None,
+            8176,
         ),
         ("ValueError: No available memory for the cache blocks. Try increasing", "no_cache_blocks", None, None, None),
         (
             "ValueError: Free memory on device cuda:0 (60.10/79.1 GiB) on startup is less than desired GPU memory "
             "utilization (0.9, 71.19 GiB). Decrease GPU",
-            "free_memory_lt_requested", 71.19, 60.10, None,
+            "free_memory_lt_requested",
+            71.19,
+            60.10,
+            None,
         ),
     ],
-)  # fmt: skip
+)
 def test_an_error_is_named_with_its_numbers(
     line: str, id_: str, needed: float | None, available: float | None, longest: int | None
 ) -> None:

@@ -20,10 +20,15 @@ from legroom.vllm.parse import parse_flags
 
 MODELS = ("llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen2.5-vl-7b", "qwen3.5-9b")
 FLAGS = {
-    "max_model_len": 4096, "max_num_seqs": 64, "max_num_batched_tokens": 4096, "tensor_parallel_size": 2,
-    "pipeline_parallel_size": 2, "enforce_eager": True, "gpu_memory_utilization": 0.8,
+    "max_model_len": 4096,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 4096,
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "enforce_eager": True,
+    "gpu_memory_utilization": 0.8,
     "kv_cache_memory_bytes": 10 * GIB,
-}  # fmt: skip
+}
 
 
 def made(words, old, new, card="h100", **options):
@@ -212,8 +217,15 @@ def test_an_encoder_without_a_kv_cache_moves_no_byte_of_one():
 def test_every_release_between_is_walked_in_order():
     steps = made("vllm serve llama-3.1-8b", "0.18.0", "0.21.0", every_release=True).steps
     assert [step.release.version for step in steps] == [
-        "0.18.0", "0.18.1", "0.19.0", "0.19.1", "0.20.0", "0.20.1", "0.20.2", "0.21.0",
-    ]  # fmt: skip
+        "0.18.0",
+        "0.18.1",
+        "0.19.0",
+        "0.19.1",
+        "0.20.0",
+        "0.20.1",
+        "0.20.2",
+        "0.21.0",
+    ]
     assert [step.release.version for step in steps if step.changes] == ["0.20.0", "0.21.0"]
 
 
@@ -234,8 +246,10 @@ def test_a_release_in_between_that_refuses_the_command_is_a_row_of_its_own(monke
         return plan_it(target, args)
 
     monkeypatch.setattr(module, "plan", refusing)
-    steps = {step.release.version: step for step in made("vllm serve llama-3.1-8b", "0.20.0", "0.21.0",
-                                                         every_release=True).steps}  # fmt: skip
+    steps = {
+        step.release.version: step
+        for step in made("vllm serve llama-3.1-8b", "0.20.0", "0.21.0", every_release=True).steps
+    }
     assert steps["0.20.1"].plan is None
     assert "not this one" in steps["0.20.1"].refused
     assert steps["0.20.2"].plan is not None

@@ -13,8 +13,16 @@ from legroom.errors import LegroomError
 from legroom.probe.probe import probe, python_of_vllm
 from legroom.units import GIB, MIB
 
-CARD = {"finding": "card", "name": "NVIDIA H200", "total_bytes": 150_109_880_320, "driver": "580.1", "cuda": "13.0",
-        "torch": "2.11.0", "others_bytes": 0, "context_bytes": 552_402_944}  # fmt: skip
+CARD = {
+    "finding": "card",
+    "name": "NVIDIA H200",
+    "total_bytes": 150_109_880_320,
+    "driver": "580.1",
+    "cuda": "13.0",
+    "torch": "2.11.0",
+    "others_bytes": 0,
+    "context_bytes": 552_402_944,
+}
 VLLM = {"finding": "vllm", "non_torch_bytes": 241_172_480, "rank": 0}
 STARTED = {"finding": "vllm_started", "vllm": "0.32.0", "ranks": 1}
 
@@ -36,8 +44,11 @@ print("done")
 
 
 def test_a_probe_is_made_of_what_torch_and_vllm_answer(tmp_path: Path) -> None:
-    torch = [CARD, {"finding": "copies", "host_to_device_bytes_s": 55_000_000_000},
-             {"finding": "host", "pinned_bytes": 8 * GIB, "refused": None}]  # fmt: skip
+    torch = [
+        CARD,
+        {"finding": "copies", "host_to_device_bytes_s": 55_000_000_000},
+        {"finding": "host", "pinned_bytes": 8 * GIB, "refused": None},
+    ]
     record = probe(python_that_answers(tmp_path, torch, [VLLM, STARTED])).record
     assert (record.name, record.total_bytes, record.context_bytes) == ("NVIDIA H200", 150_109_880_320, 552_402_944)
     assert (record.vllm, record.vllm_non_torch_bytes) == ("0.32.0", 241_172_480)
@@ -97,9 +108,10 @@ def test_a_plan_uses_what_was_probed(
     main(call)
     before = json.loads(capsys.readouterr().out)
     python = python_that_answers(
-        tmp_path, [{**CARD, "total_bytes": CARD["total_bytes"] - GIB}],
+        tmp_path,
+        [{**CARD, "total_bytes": CARD["total_bytes"] - GIB}],
         [{**VLLM, "non_torch_bytes": 741_172_480}, STARTED],
-    )  # fmt: skip
+    )
     assert main(["probe", "--python", python, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vllm_non_torch_bytes"] == 741_172_480
     main(call)
@@ -122,9 +134,14 @@ def test_a_plan_of_a_probed_deployment_leaves_what_its_engine_had_left(
 ) -> None:
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     profile = {
-        **VLLM, "total_bytes": CARD["total_bytes"], "weights_bytes": 16_110_920_192, "torch_peak_bytes": 1_239_545_088,
-        "graph_estimate_bytes": 0, "requested_bytes": 138_101_089_895, "available_kv_bytes": 119_900_000_000,
-    }  # fmt: skip
+        **VLLM,
+        "total_bytes": CARD["total_bytes"],
+        "weights_bytes": 16_110_920_192,
+        "torch_peak_bytes": 1_239_545_088,
+        "graph_estimate_bytes": 0,
+        "requested_bytes": 138_101_089_895,
+        "available_kv_bytes": 119_900_000_000,
+    }
     python = python_that_answers(tmp_path, [CARD], [profile, STARTED])
     flags = ["--max-model-len", "8192", "--enforce-eager"]
     assert main(["probe", "--python", python, "--", "vllm", "serve", "llama-3.1-8b", *flags]) == 0
@@ -145,8 +162,14 @@ def test_what_was_profiled_of_one_deployment_says_nothing_of_another(
     capsys.readouterr()
     main(other)
     before = json.loads(capsys.readouterr().out)
-    profile = {**VLLM, "total_bytes": CARD["total_bytes"], "weights_bytes": 16 * GIB, "torch_peak_bytes": 9 * GIB,
-               "requested_bytes": 138_101_089_895, "available_kv_bytes": 90 * GIB}  # fmt: skip
+    profile = {
+        **VLLM,
+        "total_bytes": CARD["total_bytes"],
+        "weights_bytes": 16 * GIB,
+        "torch_peak_bytes": 9 * GIB,
+        "requested_bytes": 138_101_089_895,
+        "available_kv_bytes": 90 * GIB,
+    }
     python = python_that_answers(tmp_path, [CARD], [profile, STARTED])
     main(["probe", "--python", python, "--", "vllm", "serve", "llama-3.1-8b", "--enforce-eager"])
     capsys.readouterr()

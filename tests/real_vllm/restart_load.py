@@ -230,9 +230,7 @@ drain = {{ by = "guard", token = "{TOKEN}" }}
 
     def ask_for_restart(self) -> dict[str, Any]:
         body = json.dumps({"action": "restart", "server": self.url}).encode()
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{self.own}/act", body, {"Authorization": "Bearer act-token"}
-        )  # fmt: skip
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.own}/act", body, {"Authorization": "Bearer act-token"})
         with urllib.request.urlopen(asked, timeout=10) as answer:
             held: dict[str, Any] = json.load(answer)
             return held

@@ -110,9 +110,14 @@ def read(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     words = [started(each, stub) for group in GROUPS.values() for each in containers(asked(*group))]
     words += kserve_words(asked(WIDE, "--api-server-count", "4"))
     done = subprocess.run(
-        [str(vllm_python), "-c", READ], input=json.dumps(words), capture_output=True, text=True, timeout=300,
-        check=False, env={**os.environ, **SERVE_ENV},
-    )  # fmt: skip
+        [str(vllm_python), "-c", READ],
+        input=json.dumps(words),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, **SERVE_ENV},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     pairs = zip(answers[::2], answers[1::2], strict=True)
@@ -135,14 +140,16 @@ def test_every_node_behind_a_hybrid_balancer_has_its_own_api_servers(
     read: dict[str, tuple[dict[str, Any], ...]],
 ) -> None:
     assert [(each["start"], each["data_parallel_start_rank"]) for each in read["hybrid"]] == [
-        ("api servers", 0), ("api servers", 8),
-    ]  # fmt: skip
+        ("api servers", 0),
+        ("api servers", 8),
+    ]
 
 
 def test_every_copy_behind_an_external_balancer_has_its_rank(read: dict[str, tuple[dict[str, Any], ...]]) -> None:
     assert [(each["start"], each["data_parallel_rank"]) for each in read["external"]] == [
-        ("api server", 0), ("api server", 1),
-    ]  # fmt: skip
+        ("api server", 0),
+        ("api server", 1),
+    ]
 
 
 def test_kserves_own_words_and_the_exported_ones_start_both_kinds_of_pods(

@@ -32,9 +32,16 @@ class Started:
     def __init__(self, python: Path, folder: Path) -> None:
         self.port, self.model = free_port(), write_model(folder / "tiny")
         served = serve_words(
-            python, self.model, self.port, "--shutdown-timeout", "60", "--max-model-len", "2048",
-            "--kv-cache-memory-bytes", "16M",
-        )  # fmt: skip
+            python,
+            self.model,
+            self.port,
+            "--shutdown-timeout",
+            "60",
+            "--max-model-len",
+            "2048",
+            "--kv-cache-memory-bytes",
+            "16M",
+        )
         self.words = ["vllm", *served[served.index("serve") :]]
         self.log = folder / "log"
         script = folder / "start.sh"
@@ -117,8 +124,12 @@ def test_the_flags_of_a_planned_server_are_read_by_the_real_parser(vllm_python: 
         "print(args.max_model_len, args.shutdown_timeout, args.kv_cache_dtype, args.max_num_seqs)\n"
     )
     done = subprocess.run(
-        [str(vllm_python), "-c", read, *words], capture_output=True, text=True, timeout=300, check=False,
+        [str(vllm_python), "-c", read, *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env={**os.environ, **SERVE_ENV},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-4:-1] == ["8192", "60", "fp8"]

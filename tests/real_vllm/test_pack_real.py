@@ -20,10 +20,20 @@ from legroom.planning.plan import Target
 from legroom.vllm.args import ServeArgs
 
 COMMON = {
-    "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-    "hidden_act": "silu", "rope_theta": 10000.0, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
-}  # fmt: skip
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+}
 LAYERS = {"chat": (4, 2), "batch": (6, 4), "small": (2, 1)}
 """Layers and KV heads of each."""
 BASE = {"block_size": 128, "max_num_seqs": 8, "max_num_batched_tokens": 1024}

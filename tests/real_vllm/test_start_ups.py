@@ -15,26 +15,61 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve
 
 COMMON = {
-    "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False, "hidden_act": "silu", "rope_theta": 10000.0,
-}  # fmt: skip
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
 LLAMA = COMMON | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 GEMMA = COMMON | {
-    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 512,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "sliding_window": 512,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"]),
-    "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000.0,
-}  # fmt: skip
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32,
+    "rope_local_base_freq": 10000.0,
+}
 QWEN_MOE = COMMON | {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
 DEEPSEEK = COMMON | {
-    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "kv_lora_rank": 64, "q_lora_rank": None,
-    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
-    "topk_method": "greedy", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
-}  # fmt: skip
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 64,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+}
 
 # What a CPU would decide otherwise than a GPU is said out loud.
 BASE = {"block_size": 128, "max_num_seqs": 8, "max_num_batched_tokens": 1024, "async_scheduling": False}

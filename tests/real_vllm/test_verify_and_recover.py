@@ -33,9 +33,18 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("verify")
     model = write_model(folder / "llama")
     words = serve_words(
-        vllm_python, model, PORT, "--max-model-len", str(CONTEXT), "--num-gpu-blocks-override", str(BLOCKS),
-        "--kv-cache-memory-bytes", "16M", "--max-num-seqs", "64",
-    )  # fmt: skip
+        vllm_python,
+        model,
+        PORT,
+        "--max-model-len",
+        str(CONTEXT),
+        "--num-gpu-blocks-override",
+        str(BLOCKS),
+        "--kv-cache-memory-bytes",
+        "16M",
+        "--max-num-seqs",
+        "64",
+    )
     log = (folder / "vllm.log").open("wb")
     started = subprocess.Popen(words, env=os.environ | SERVE_ENV, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -88,10 +97,15 @@ def test_a_server_tells_an_upgrade_its_release_model_and_flags(server, capsys):
 
 def test_a_server_that_holds_its_load_is_verified(server, tmp_path, capsys):
     picture, plan = tmp_path / "v.svg", tmp_path / "plan.json"
-    plan.write_text(json.dumps({
-        "kv": {"num_blocks": BLOCKS, "block_size": BLOCK_SIZE}, "layout": {"kv_cache_bytes": 1},
-        "args": {"max_num_seqs": 64, "max_model_len": CONTEXT, "num_gpu_blocks_override": BLOCKS},
-    }))  # fmt: skip
+    plan.write_text(
+        json.dumps(
+            {
+                "kv": {"num_blocks": BLOCKS, "block_size": BLOCK_SIZE},
+                "layout": {"kv_cache_bytes": 1},
+                "args": {"max_num_seqs": 64, "max_model_len": CONTEXT, "num_gpu_blocks_override": BLOCKS},
+            }
+        )
+    )
     words = [
         "verify",
         URL,

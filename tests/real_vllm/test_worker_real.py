@@ -82,13 +82,27 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     entries.write_text(entries.read_text().replace("legroom.worker.plugin:register", "failing_plugin:register"))
     port = free_port()
     words = serve_words(
-        vllm_python, write_model(folder / "tiny"), port, "--served-model-name", "tiny", "--max-model-len", "256",
-        "--kv-cache-memory-bytes", "16M",
-    )  # fmt: skip
-    env = os.environ | SERVE_ENV | {
-        "PYTHONPATH": str(beside), "LEGROOM_WORKER_MEMORY": "1", "LEGROOM_BLACKBOX_DIR": str(folder / "records"),
-        "TMPDIR": str(folder), "FAIL_FILE": str(folder / "fail"),
-    }  # fmt: skip
+        vllm_python,
+        write_model(folder / "tiny"),
+        port,
+        "--served-model-name",
+        "tiny",
+        "--max-model-len",
+        "256",
+        "--kv-cache-memory-bytes",
+        "16M",
+    )
+    env = (
+        os.environ
+        | SERVE_ENV
+        | {
+            "PYTHONPATH": str(beside),
+            "LEGROOM_WORKER_MEMORY": "1",
+            "LEGROOM_BLACKBOX_DIR": str(folder / "records"),
+            "TMPDIR": str(folder),
+            "FAIL_FILE": str(folder / "fail"),
+        }
+    )
     with (folder / "log").open("wb") as log:
         child = subprocess.Popen(words, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     serving = PluginServer(folder, port, child)
@@ -122,9 +136,13 @@ def test_fragments_of_a_live_server_without_a_gpu_tell_its_workers_memory(
     assert main(["fragments", server.url, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == [
-        "allocated_bytes", "reserved_bytes", "largest_free_bytes", "fragmentation_ratio",
-        "would_expandable_segments_help", "parts",
-    ]  # fmt: skip
+        "allocated_bytes",
+        "reserved_bytes",
+        "largest_free_bytes",
+        "fragmentation_ratio",
+        "would_expandable_segments_help",
+        "parts",
+    ]
     assert document["allocated_bytes"] > 100e6
 
 

@@ -40,8 +40,13 @@ def orphan():
     def start(kind: str = "mild") -> int:
         started = subprocess.run(
             ["bash", "-c", f"exec -a VLLM::EngineCore {sys.executable} - {kind}"],
-            input=ORPHAN, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=120,
-        )  # fmt: skip
+            input=ORPHAN,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=True,
+            timeout=120,
+        )
         made.append(int(started.stdout))
         return made[-1]
 

@@ -78,9 +78,10 @@ def test_on_a_terminal_it_asks_first(machine, monkeypatch, answer, freed):
 
 def test_one_that_may_not_be_ended_is_said_and_ends_with_1(machine, monkeypatch, capsys):
     monkeypatch.setattr(
-        action, "free",
+        action,
+        "free",
         lambda dead, *_, **__: tuple(action.Freed(one, "not permitted", "PID 200 belongs to ann") for one in dead),
-    )  # fmt: skip
+    )
     assert main(["recover", "--yes"]) == 1
     assert "not permitted (PID 200 belongs to ann)" in capsys.readouterr().out
 

@@ -105,8 +105,13 @@ def too_big(real):
 def stages(real):
     settings = replace(real.settings, pipeline_parallel_size=2)
     two = replace(real, settings=settings, target=replace(real.target, gpus=2))
-    return with_layout(two, layout(weights=9.0, kv=60.0), layout(weights=8.0, kv=59.0, rank=1), verdict="tight",
-                       reason="at the high end of the error band the card runs over at its peak")  # fmt: skip
+    return with_layout(
+        two,
+        layout(weights=9.0, kv=60.0),
+        layout(weights=8.0, kv=59.0, rank=1),
+        verdict="tight",
+        reason="at the high end of the error band the card runs over at its peak",
+    )
 
 
 def check(name: str, drawn: str) -> None:

@@ -50,21 +50,55 @@ def check(name: str, drawn: str) -> None:
 
 
 FINDING = DetectorFinding(
-    "pool_pressure", "http://gpu1:8000", "warning", "The KV pool is full and requests wait for it",
-    "the KV pool is 99% full (991 of 1,001 blocks) with 30 running, and 60 requests wait", NOW - 60, NOW,
-    {"kv_use": 0.99, "waiting": 60.0}, entry="LR403", cause="kv_preemption_thrash",
-)  # fmt: skip
+    "pool_pressure",
+    "http://gpu1:8000",
+    "warning",
+    "The KV pool is full and requests wait for it",
+    "the KV pool is 99% full (991 of 1,001 blocks) with 30 running, and 60 requests wait",
+    NOW - 60,
+    NOW,
+    {"kv_use": 0.99, "waiting": 60.0},
+    entry="LR403",
+    cause="kv_preemption_thrash",
+)
 VIEWS = (
     ServerView(
-        "http://gpu1:8000", NOW, "warning", f"{FINDING.title}: {FINDING.reason}", ("meta-llama/Llama-3.1-8B",), 0.99,
-        30, 60, 1.2, 0.034, 10_250.0, 2_020.5, 0.084, 3.25, 1.5, 12.75, 75_161_927_680, 1001, None, (FINDING,),
+        "http://gpu1:8000",
+        NOW,
+        "warning",
+        f"{FINDING.title}: {FINDING.reason}",
+        ("meta-llama/Llama-3.1-8B",),
+        0.99,
+        30,
+        60,
+        1.2,
+        0.034,
+        10_250.0,
+        2_020.5,
+        0.084,
+        3.25,
+        1.5,
+        12.75,
+        75_161_927_680,
+        1001,
+        None,
+        (FINDING,),
     ),
     ServerView(
-        "http://gpu2:8000", NOW, "healthy", "pool full in ~4 min at this trend", ("qwen",), 0.61, 12, 0, 0.0,
-        num_blocks=1001, forecast=Forecast(240.0, 180.0, 400.0, 0.08),
+        "http://gpu2:8000",
+        NOW,
+        "healthy",
+        "pool full in ~4 min at this trend",
+        ("qwen",),
+        0.61,
+        12,
+        0,
+        0.0,
+        num_blocks=1001,
+        forecast=Forecast(240.0, 180.0, 400.0, 0.08),
     ),
     ServerView("http://gpu3:8000", NOW, "unreachable", "http://gpu3:8000: nothing listens there"),
-)  # fmt: skip
+)
 
 
 def test_a_look_is_as_kept():
@@ -89,22 +123,47 @@ def point(number: int) -> JournalPoint:
 
 POINTS = tuple(point(number) for number in range(70))
 INCIDENT = Incident(
-    17, "http://gpu1:8000", "pool_pressure", FINDING.title, NOW + 200, NOW + 500,
-    "over, after restart-with-flags (done)", {"finding": FINDING.to_json()},
+    17,
+    "http://gpu1:8000",
+    "pool_pressure",
+    FINDING.title,
+    NOW + 200,
+    NOW + 500,
+    "over, after restart-with-flags (done)",
+    {"finding": FINDING.to_json()},
     notes=(
         Note(NOW + 200, FINDING.reason, {}),
-        Note(NOW + 201, "what helps: fewer at once", {"answers": [{
-            "why": "40 requests like these fit the pool at their full length", "flags": {"max_num_seqs": 40},
-            "command": ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-num-seqs", "40"], "steps": [],
-            "trades": "requests above 40 wait instead of being preempted",
-        }]}),
+        Note(
+            NOW + 201,
+            "what helps: fewer at once",
+            {
+                "answers": [
+                    {
+                        "why": "40 requests like these fit the pool at their full length",
+                        "flags": {"max_num_seqs": 40},
+                        "command": ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-num-seqs", "40"],
+                        "steps": [],
+                        "trades": "requests above 40 wait instead of being preempted",
+                    }
+                ]
+            },
+        ),
         Note(NOW + 260, "it has become critical", {}),
     ),
     actions=(
-        Action(3, 17, "default", "restart-with-flags", "done", NOW + 300, NOW + 420, {},
-               (ActionStage(NOW + 340, "drained", {}),)),
+        Action(
+            3,
+            17,
+            "default",
+            "restart-with-flags",
+            "done",
+            NOW + 300,
+            NOW + 420,
+            {},
+            (ActionStage(NOW + 340, "drained", {}),),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def test_a_recommended_variable_and_switch_can_be_copied():
@@ -126,15 +185,33 @@ def test_an_incident_that_lasts_without_samples_or_actions_is_told_too():
 
 def test_a_server_that_died_is_told_with_its_last_lines_and_what_was_started_instead():
     died = Incident(
-        4, "http://127.0.0.1:8000", "died_serving", "the server died after 300 s (exit 1)", NOW, NOW + 60, "up again",
-        {"exit_code": 1, "lived_s": 300.0, "command": "vllm serve m",
-         "lines": ["torch.OutOfMemoryError: CUDA out of memory"]},
+        4,
+        "http://127.0.0.1:8000",
+        "died_serving",
+        "the server died after 300 s (exit 1)",
+        NOW,
+        NOW + 60,
+        "up again",
+        {
+            "exit_code": 1,
+            "lived_s": 300.0,
+            "command": "vllm serve m",
+            "lines": ["torch.OutOfMemoryError: CUDA out of memory"],
+        },
         notes=(Note(NOW, "out of memory in a burst", {"cause": "runtime_activation_burst", "entry": "LR301"}),),
         actions=(
-            Action(1, 4, "g", "restart", "done", NOW + 1, NOW + 50,
-                   {"changed": "--max-num-seqs 64", "command": "vllm serve m --max-num-seqs 64"}),
+            Action(
+                1,
+                4,
+                "g",
+                "restart",
+                "done",
+                NOW + 1,
+                NOW + 50,
+                {"changed": "--max-num-seqs 64", "command": "vllm serve m --max-num-seqs 64"},
+            ),
         ),
-    )  # fmt: skip
+    )
     check("incident_died", incident_text(died, (), NOW + 1000, PLAIN))
 
 

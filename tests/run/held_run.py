@@ -40,9 +40,15 @@ class Run:
     """One `legroom run` of the stand-in. With words `before` it is a Python of its own, as a user would start it."""
 
     def __init__(
-        self, folder: Path, port: int, own: list[str], flags: list[str], env: dict[str, str],
-        before: Sequence[str] = (), timing: Timing = QUICK,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        port: int,
+        own: list[str],
+        flags: list[str],
+        env: dict[str, str],
+        before: Sequence[str] = (),
+        timing: Timing = QUICK,
+    ) -> None:
         vllm = folder / "vllm"
         vllm.write_text(
             f"#!{sys.executable} -IS\nimport runpy\nrunpy.run_path({str(STAND_IN)!r}, run_name='__main__')\n"

@@ -34,10 +34,16 @@ def test_without_a_driver_there_is_none_unless_the_user_names_one(cards):
 @pytest.mark.parametrize(
     ("visible", "count", "used"),
     [
-        (None, 3, 1), ("0", 1, 1), ("2,1", 2, 4), ("GPU-1", 1, 2), ("GPU-2abc, 0", 2, 4), ("1,9,2", 1, 2), ("", 0, 0),
+        (None, 3, 1),
+        ("0", 1, 1),
+        ("2,1", 2, 4),
+        ("GPU-1", 1, 2),
+        ("GPU-2abc, 0", 2, 4),
+        ("1,9,2", 1, 2),
+        ("", 0, 0),
         ("-1", 0, 0),
     ],
-)  # fmt: skip
+)
 def test_cuda_shows_a_server_the_cards_of_its_variable_in_that_order(cards, visible, count, used):
     cards(card(0, GIB), card(1, 2 * GIB), card(2, 4 * GIB))
     seen = gpus_here({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})

@@ -31,17 +31,20 @@ SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 REFUSALS = {
     "vllm: error: unrecognized arguments: --swap-space 4": ("--swap-space 4", "--swap-space"),
     "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp4' (choose from 'auto', 'fp8')": (
-        "--kv-cache-dtype fp4", "--kv-cache-dtype"
+        "--kv-cache-dtype fp4",
+        "--kv-cache-dtype",
     ),
     "vllm serve: error: argument --max-model-len: expected one argument": ("--max-model-len", "--max-model-len"),
     "RuntimeError: Worker failed with error 'No common block size for 7 (CPU_ATTN: [MultipleOf(32)]).', please check": (
-        "--block-size 7", "--block-size"
+        "--block-size 7",
+        "--block-size",
     ),
     "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig\nmax_num_seqs\n  Input "
     "should be greater than or equal to 1 [type=greater_than_equal, input_value=0, input_type=int]": (
-        "--max-num-seqs 0", "--max-num-seqs"
+        "--max-num-seqs 0",
+        "--max-num-seqs",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -224,9 +227,13 @@ def test_words_of_an_exception_that_stand_on_the_next_line_are_told(mend):
 def test_the_record_of_a_worker_that_the_log_names_decides(mend, tmp_path):
     frame = StackFrame("vllm/v1/worker/gpu_model_runner.py", 1, "execute_model")
     record = BlackBox(
-        1_800_000_000.0, "out_of_memory", WorkerProcess(7, 0, "0.32.0"), FailedRequest(2 << 30, frames=(frame,)),
-        CardMemory("0", None, 80 << 30, 512 << 20), AllocatorState(60 << 30, 78 << 30, largest_free_bytes=600 << 20),
-    )  # fmt: skip
+        1_800_000_000.0,
+        "out_of_memory",
+        WorkerProcess(7, 0, "0.32.0"),
+        FailedRequest(2 << 30, frames=(frame,)),
+        CardMemory("0", None, 80 << 30, 512 << 20),
+        AllocatorState(60 << 30, 78 << 30, largest_free_bytes=600 << 20),
+    )
     path = tmp_path / "legroom-blackbox-1-7-1.json"
     path.write_text(json.dumps(record.to_json()))
     log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

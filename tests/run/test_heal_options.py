@@ -23,9 +23,15 @@ def said(monkeypatch):
     def run_task(task, question):
         seen["question"] = question
         return {
-            "words": list(question["words"]), "env": {}, "vllm": "0.32.0", "model": "m", "line": "vllm serve m",
-            "gpus": {"name": ""}, "expected": {"text": "nothing", "verdict": "unknown"}, "notes": [],
-        }  # fmt: skip
+            "words": list(question["words"]),
+            "env": {},
+            "vllm": "0.32.0",
+            "model": "m",
+            "line": "vllm serve m",
+            "gpus": {"name": ""},
+            "expected": {"text": "nothing", "verdict": "unknown"},
+            "notes": [],
+        }
 
     class Supervisor:
         def __init__(self, options, prepared, say):

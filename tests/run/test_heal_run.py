@@ -34,9 +34,11 @@ def test_a_start_is_mended_where_legrooms_folder_cannot_be_written(run, tmp_path
     (tmp_path / "file").write_text("")
     (tmp_path / "passing").mkdir()
     supervised = run(
-        flags=("--max-model-len", "2048"), STAND_IN_KV_TOKENS="1000", LEGROOM_HOME=str(tmp_path / "file"),
+        flags=("--max-model-len", "2048"),
+        STAND_IN_KV_TOKENS="1000",
+        LEGROOM_HOME=str(tmp_path / "file"),
         TMPDIR=str(tmp_path / "passing"),
-    )  # fmt: skip
+    )
     supervised.serving()
     assert "Changed: --max-model-len 976 (was 2048)" in supervised.said("try 1 of 3")
     assert supervised.end() == 0

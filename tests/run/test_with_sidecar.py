@@ -130,8 +130,10 @@ def record(home: Path, port: int, state: str, pid: int, **more: int | list[int])
     (home / f"runs/{port}.json").write_text(json.dumps({"pid": pid, "state": state, **more}))
 
 
-@pytest.mark.parametrize(("state", "says"), [("starting", True), ("restarting", True), ("stopping", True),
-                                             ("serving", False), ("unheard of", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [("starting", True), ("restarting", True), ("stopping", True), ("serving", False), ("unheard of", False)],
+)
 def test_what_a_run_is_about_to_do_is_read_by_the_address_of_its_server(tmp_path, state, says):
     record(tmp_path, 8000, state, os.getpid())
     assert (run_under_way("http://127.0.0.1:8000", tmp_path) is not None) == says

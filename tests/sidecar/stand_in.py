@@ -56,9 +56,13 @@ def starts(folder: Path) -> list[str]:
 def write_config(folder: Path, port: int, own_port: int, server: str = "", **more: object) -> Path:
     """watch.toml for the stand-in: hasty detectors, no pauses, restarts turned on."""
     lines = {
-        "interval_s": 0.05, "port": own_port, "journal": "journal.db", "act": ["notify", "restart"],
-        "token": "act-token", **more,
-    }  # fmt: skip
+        "interval_s": 0.05,
+        "port": own_port,
+        "journal": "journal.db",
+        "act": ["notify", "restart"],
+        "token": "act-token",
+        **more,
+    }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
     text += f"""
 [limits]

@@ -99,12 +99,27 @@ def test_a_clock_that_was_set_back_spends_the_budget():
 
 
 @given(
-    st.builds(Trouble, st.just("a"), st.just("x"), st.booleans(), st.booleans(), st.booleans(), st.booleans(),
-              st.none() | st.floats(0, 1e4)),
-    st.builds(GroupState, st.just("g"), st.integers(1, 9), st.integers(0, 9), st.lists(st.floats(-1e6, 1e6)),
-              st.none() | st.just("somebody"), st.none() | st.integers(0, 20)),
+    st.builds(
+        Trouble,
+        st.just("a"),
+        st.just("x"),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.none() | st.floats(0, 1e4),
+    ),
+    st.builds(
+        GroupState,
+        st.just("g"),
+        st.integers(1, 9),
+        st.integers(0, 9),
+        st.lists(st.floats(-1e6, 1e6)),
+        st.none() | st.just("somebody"),
+        st.none() | st.integers(0, 20),
+    ),
     st.frozensets(st.sampled_from(ACTION_NAMES)),
-)  # fmt: skip
+)
 def test_every_answer_has_a_reason_and_only_allowed_actions(trouble, group, allowed):
     decision = decide(trouble, group, ActionLimits(), allowed)
     assert decision.reason

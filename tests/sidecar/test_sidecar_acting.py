@@ -106,8 +106,9 @@ def test_killed_with_flags_that_do_not_start_the_next_legroom_puts_the_old_ones_
     asyncio.run(next_legroom())
     assert (world.flags, world.up) == ("old", True)
     assert [(action.name, action.state) for action in scene.journal.actions()] == [
-        ("restart-with-flags", "undone"), ("undo", "done"),
-    ]  # fmt: skip
+        ("restart-with-flags", "undone"),
+        ("undo", "done"),
+    ]
 
 
 def test_killed_while_it_puts_old_flags_back_the_next_legroom_ends_that(scene):

@@ -12,9 +12,15 @@ from legroom.actions.platform import ActionFailed
 from legroom.sidecar.notifier import FORMATS, Notification, Webhook, body_of, post
 
 MESSAGE = Notification(
-    17, "http://a:8000", "llama", "stuck_engine", "no tokens for 30 s", "restart it", 1_700_000_000.0,
+    17,
+    "http://a:8000",
+    "llama",
+    "stuck_engine",
+    "no tokens for 30 s",
+    "restart it",
+    1_700_000_000.0,
     detail={"api_key": "s3cret", "running": 3},
-)  # fmt: skip
+)
 
 
 def posted(statuses, hook_format="json", path="/hook"):
@@ -66,8 +72,11 @@ def test_alertmanager_gets_labels_and_times():
     path, (alert,) = heard[0]
     assert path == "/api/v2/alerts"
     assert alert["labels"] == {
-        "alertname": "legroom_stuck_engine", "instance": "http://a:8000", "group": "llama", "severity": "warning",
-    }  # fmt: skip
+        "alertname": "legroom_stuck_engine",
+        "instance": "http://a:8000",
+        "group": "llama",
+        "severity": "warning",
+    }
     assert alert["startsAt"] == "2023-11-14T22:13:20.000Z"
     assert "endsAt" not in alert
     closed = body_of(Notification(1, "a", "g", "k", "t", "x", 0.0, 60.0), "alertmanager")[0]

@@ -22,8 +22,17 @@ def hanging(minutes):
     """Five healthy minutes, then requests that run and get no token."""
     for at in range(12 * minutes):
         tokens = float(min(at, 60) * 100)
-        engine = EngineSample("m", "0", kv_use=0.3, running=2.0, waiting=0.0, preemptions=0.0, prompt_tokens=tokens,
-                              generation_tokens=tokens, finished=tokens / 100)  # fmt: skip
+        engine = EngineSample(
+            "m",
+            "0",
+            kv_use=0.3,
+            running=2.0,
+            waiting=0.0,
+            preemptions=0.0,
+            prompt_tokens=tokens,
+            generation_tokens=tokens,
+            finished=tokens / 100,
+        )
         yield Sample(START_S + 5.0 * at, SERVER, (engine,))
 
 

@@ -94,9 +94,7 @@ def test_a_change_of_flags_keeps_the_old_ones_for_undo(journal, tmp_path):
     assert kept_override(outcome.action_id, tmp_path) is None
 
 
-MOMENTS = [
-    ("closed", "undone", 1), ("launched", "undone", 1), ("restart", "done", 2), ("opened", "done", 2),
-]  # fmt: skip
+MOMENTS = [("closed", "undone", 1), ("launched", "undone", 1), ("restart", "done", 2), ("opened", "done", 2)]
 
 
 @pytest.mark.parametrize(("moment", "state", "starts"), MOMENTS)

@@ -88,8 +88,10 @@ def test_incidents_of_servers_that_nobody_watches_end_at_the_next_start(tmp_path
     ran(config_in(tmp_path, ["http://a:8000"]), nothing)
     with Journal.open(tmp_path / "journal.db") as journal:
         assert {incident.server: incident.outcome for incident in journal.incidents()} == {
-            "http://old": "no longer watched", "http://a:8000": None, "http://page": None,
-        }  # fmt: skip
+            "http://old": "no longer watched",
+            "http://a:8000": None,
+            "http://page": None,
+        }
 
 
 def stuck_in(folder, *servers):
@@ -142,8 +144,10 @@ def test_a_journal_that_was_away_at_the_start_is_gone_on_with_when_it_is_back(tm
     ran(config_in(tmp_path, ["http://a:8000", "http://b:8000"]), steps)
     with Journal.open(tmp_path / "journal.db") as journal:
         assert {(incident.server, incident.outcome) for incident in journal.incidents()} == {
-            ("http://a:8000", "goes on as another incident"), ("http://a:8000", None), ("http://b:8000", None),
-        }  # fmt: skip
+            ("http://a:8000", "goes on as another incident"),
+            ("http://a:8000", None),
+            ("http://b:8000", None),
+        }
         assert journal.unfinished_actions() == ()
 
 

@@ -14,8 +14,9 @@ from legroom.simulation.settings import SchedulerSettings
 from legroom.simulation.steptime import fixed
 from legroom.simulation.trace import Trace
 
-SETTINGS = SchedulerSettings(num_blocks=501, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048,
-                             max_model_len=2048)  # fmt: skip
+SETTINGS = SchedulerSettings(
+    num_blocks=501, block_size=16, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2048
+)
 COST = fixed(0.03)
 
 

@@ -21,10 +21,21 @@ from legroom.sweeps.processes import ProcessExecutor
 
 def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:
     given = {
-        "num_blocks": 100, "finished": 10, "rejected": 0, "preemptions": 0, "throughput": 100.0, "goodput": 100.0,
-        "good_ratio": 1.0, "first_token_p99": 1.0, "latency_p99": 10.0, "wait_growth_ratio": 0.0, "keeps_up": True,
-        "peak_share": 0.5, "hit_ratio": 0.0, **figures,
-    }  # fmt: skip
+        "num_blocks": 100,
+        "finished": 10,
+        "rejected": 0,
+        "preemptions": 0,
+        "throughput": 100.0,
+        "goodput": 100.0,
+        "good_ratio": 1.0,
+        "first_token_p99": 1.0,
+        "latency_p99": 10.0,
+        "wait_growth_ratio": 0.0,
+        "keeps_up": True,
+        "peak_share": 0.5,
+        "hit_ratio": 0.0,
+        **figures,
+    }
     return ReplayOutcome({"max_num_seqs": seats}, **given)  # type: ignore[arg-type]
 
 
@@ -180,8 +191,17 @@ def test_the_few_settings_tried_further_differ_in_how_many_requests_run_at_once(
 # The command
 
 _LOAD = "poisson rate=0.1 requests=12 prompt=200 output=50"
-_FEW_SETTINGS = ["--max-num-batched-tokens", "2048", "--enable-prefix-caching", "--enable-chunked-prefill",
-                 "--gpu-memory-utilization", "0.9", "--workers", "1", "--json"]  # fmt: skip
+_FEW_SETTINGS = [
+    "--max-num-batched-tokens",
+    "2048",
+    "--enable-prefix-caching",
+    "--enable-chunked-prefill",
+    "--gpu-memory-utilization",
+    "0.9",
+    "--workers",
+    "1",
+    "--json",
+]
 
 
 def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
@@ -191,18 +211,43 @@ def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str
 
 def test_the_command_has_the_hub_id_and_every_flag_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     code, document = _run(
-        capsys, "--synthetic", _LOAD, "--model", "qwen3-8b", "--gpu", "l4", "--max-model-len", "8192", "--block-size",
-        "16", "--scheduling-policy", "priority", "--no-scheduler-reserve-full-isl", "--kv-cache-dtype", "fp8",
-        "--served-model-name", "chat", *_FEW_SETTINGS,
-    )  # fmt: skip
+        capsys,
+        "--synthetic",
+        _LOAD,
+        "--model",
+        "qwen3-8b",
+        "--gpu",
+        "l4",
+        "--max-model-len",
+        "8192",
+        "--block-size",
+        "16",
+        "--scheduling-policy",
+        "priority",
+        "--no-scheduler-reserve-full-isl",
+        "--kv-cache-dtype",
+        "fp8",
+        "--served-model-name",
+        "chat",
+        *_FEW_SETTINGS,
+    )
     assert code == 0
     command = document["command"]
     assert isinstance(command, list)
     assert command[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
     line = " ".join(command)
-    for flag in ("--max-model-len 8192", "--block-size 16", "--scheduling-policy priority", "--kv-cache-dtype fp8",
-                 "--no-scheduler-reserve-full-isl", "--served-model-name chat", "--max-num-batched-tokens 2048",
-                 "--gpu-memory-utilization 0.9", "--enable-prefix-caching", "--max-num-seqs"):  # fmt: skip
+    for flag in (
+        "--max-model-len 8192",
+        "--block-size 16",
+        "--scheduling-policy priority",
+        "--kv-cache-dtype fp8",
+        "--no-scheduler-reserve-full-isl",
+        "--served-model-name chat",
+        "--max-num-batched-tokens 2048",
+        "--gpu-memory-utilization 0.9",
+        "--enable-prefix-caching",
+        "--max-num-seqs",
+    ):
         assert line.count(flag) == 1, flag
 
 

@@ -19,8 +19,17 @@ def trace(tmp_path: Path) -> str:
 def test_json_is_the_documented_one(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", trace, "--blocks", "20", "--max-num-seqs", "8", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    documented = {"steps", "finished", "preemptions", "recomputed_tokens", "peak_blocks", "peak_running", "rejected",
-                  "wasted_slot_ratio", "queue"}  # fmt: skip
+    documented = {
+        "steps",
+        "finished",
+        "preemptions",
+        "recomputed_tokens",
+        "peak_blocks",
+        "peak_running",
+        "rejected",
+        "wasted_slot_ratio",
+        "queue",
+    }
     assert documented <= set(document)
     assert {"p50_steps", "p99_steps", "max"} <= set(document["queue"])
     assert document["finished"] == 12

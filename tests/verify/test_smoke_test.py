@@ -125,8 +125,13 @@ def test_the_key_that_stands_before_the_command_is_the_one_that_is_sent(server, 
     vllm.write_text(f"#!{sys.executable}\n")
     vllm.chmod(0o755)
     question = {
-        "words": [str(vllm), "serve", "tiny"], "env": {"VLLM_API_KEY": "own"}, "vllm": "0.32.0", "verify": True,
-        "url": server["url"], "log": str(tmp_path / "log"), "gpus": {},
-    }  # fmt: skip
+        "words": [str(vllm), "serve", "tiny"],
+        "env": {"VLLM_API_KEY": "own"},
+        "vllm": "0.32.0",
+        "verify": True,
+        "url": server["url"],
+        "log": str(tmp_path / "log"),
+        "gpus": {},
+    }
     assert tasks.verify_and_calibrate(question)["ok"] is True
     assert set(server["keys"]) == {"Bearer own"}

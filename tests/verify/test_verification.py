@@ -150,8 +150,13 @@ def test_a_server_that_answers_everything_is_verified():
     passed, verification = checked(StandIn())
     assert verification.ok, verification_text(verification)
     assert [name for name, ok in passed.items() if ok] == [
-        "health", "completion", "full context", "load", "preemptions", "kv use",
-    ]  # fmt: skip
+        "health",
+        "completion",
+        "full context",
+        "load",
+        "preemptions",
+        "kv use",
+    ]
 
 
 def test_a_server_without_a_health_route_is_verified_all_the_same():
@@ -259,10 +264,16 @@ def test_the_command_writes_its_report_and_picture(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [["--load", "no-such-load"], ["--requests", "0"], ["--timeout", "0"], ["--plan", "/no/plan"],
-     ["--concurrency", "x"], ["--trace", "a", "--load", "b"]],
+    [
+        ["--load", "no-such-load"],
+        ["--requests", "0"],
+        ["--timeout", "0"],
+        ["--plan", "/no/plan"],
+        ["--concurrency", "x"],
+        ["--trace", "a", "--load", "b"],
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_a_wrong_call_says_so(words, capsys):
     with serving(StandIn()) as url:
         assert main(["verify", url, *words]) == 2
@@ -271,9 +282,15 @@ def test_a_wrong_call_says_so(words, capsys):
 
 @pytest.mark.parametrize(
     ("address", "local"),
-    [("http://127.0.0.1:8000", True), ("localhost:8000", True), ("http://[::1]:1", True), ("http://10.0.0.1", False),
-     ("https://example.org", False), ("http://localhost.example.org", False)],
-)  # fmt: skip
+    [
+        ("http://127.0.0.1:8000", True),
+        ("localhost:8000", True),
+        ("http://[::1]:1", True),
+        ("http://10.0.0.1", False),
+        ("https://example.org", False),
+        ("http://localhost.example.org", False),
+    ],
+)
 def test_what_stays_on_this_machine_is_known(address, local):
     assert is_loopback(address) is local
 

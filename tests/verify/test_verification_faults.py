@@ -16,9 +16,12 @@ from legroom.verify.sampling import LoadSample
 from legroom.verify.verify import VerificationRequest, verify
 
 PLAN = {
-    "model": "Qwen/Qwen3-8B", "kv": {"num_blocks": 65, "block_size": 16}, "layout": {"kv_cache_bytes": 65},
-    "args": {"max_num_seqs": 4, "max_model_len": 512}, "confidence": {},
-}  # fmt: skip
+    "model": "Qwen/Qwen3-8B",
+    "kv": {"num_blocks": 65, "block_size": 16},
+    "layout": {"kv_cache_bytes": 65},
+    "args": {"max_num_seqs": 4, "max_model_len": 512},
+    "confidence": {},
+}
 
 
 class Answering(StandIn):
@@ -98,11 +101,15 @@ def test_the_model_and_context_of_a_plan_are_read(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        json.dumps(PLAN | {"confidence": []}), json.dumps(PLAN | {"args": []}), "[" * 100_000, "[]",
-        json.dumps(PLAN).replace("65", "1e400"), json.dumps(PLAN | {"kv": {"num_blocks": 65, "block_size": 0}}),
+        json.dumps(PLAN | {"confidence": []}),
+        json.dumps(PLAN | {"args": []}),
+        "[" * 100_000,
+        "[]",
+        json.dumps(PLAN).replace("65", "1e400"),
+        json.dumps(PLAN | {"kv": {"num_blocks": 65, "block_size": 0}}),
     ],
     ids=["no map of certainties", "no map of arguments", "too deep", "a list", "an infinite number", "blocks of 0"],
-)  # fmt: skip
+)
 def test_a_plan_that_is_none_is_said_to_be_in_plain_words(tmp_path, text):
     path = tmp_path / "p.json"
     path.write_text(text)

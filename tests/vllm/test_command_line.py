@@ -90,7 +90,7 @@ def test_a_flag_stands_once_with_its_new_value_whatever_was_there(words, flag, v
 
 FLAGS = st.dictionaries(
     st.sampled_from(["--max-model-len", "--port", "--seed"]), st.integers(0, 9).map(str), max_size=3
-)  # fmt: skip
+)
 
 
 @given(FLAGS, FLAGS)

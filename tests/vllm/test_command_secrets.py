@@ -15,15 +15,23 @@ from legroom.vllm.command_line import without_secrets
 @pytest.mark.parametrize(
     "line",
     [
-        "vllm serve m --api-key hush", "vllm serve m --api_key=hush", "vllm serve m --api-k hush --seed 1",
-        "vllm serve m --api-key a hush", "vllm serve m --hf-token hush", "vllm serve m --hf_tok=hush",
-        "VLLM_API_KEY=hush vllm serve m", "HF_TOKEN=hush vllm serve m", "DB_PASSWORD=hush vllm serve m",
+        "vllm serve m --api-key hush",
+        "vllm serve m --api_key=hush",
+        "vllm serve m --api-k hush --seed 1",
+        "vllm serve m --api-key a hush",
+        "vllm serve m --hf-token hush",
+        "vllm serve m --hf_tok=hush",
+        "VLLM_API_KEY=hush vllm serve m",
+        "HF_TOKEN=hush vllm serve m",
+        "DB_PASSWORD=hush vllm serve m",
         """vllm serve m --kv-transfer-config '{"extra": {"aws_secret_access_key": "hu\\"sh hush", "x": 1}}'""",
         """vllm serve m --model-loader-extra-config='{"api_key": "hush"}'""",
-        "vllm serve m --kv-transfer-config.extra.secret_key hush", "vllm serve m --x.password=hush",
-        "HTTPS_PROXY=http://u:hush@p:1 vllm serve m", "vllm serve m --otlp-traces-endpoint http://u:hush@c",
+        "vllm serve m --kv-transfer-config.extra.secret_key hush",
+        "vllm serve m --x.password=hush",
+        "HTTPS_PROXY=http://u:hush@p:1 vllm serve m",
+        "vllm serve m --otlp-traces-endpoint http://u:hush@c",
     ],
-)  # fmt: skip
+)
 def test_no_secret_is_shown_in_any_spelling(line):
     shown = list(without_secrets(shlex.split(line)))
     assert "hush" not in shlex.join(shown)
@@ -46,8 +54,10 @@ def test_a_variable_is_secret_by_its_name_or_by_the_credentials_in_it():
 
 def test_of_the_variables_of_vllm_only_those_with_a_key_are_secret():
     assert {name for one in known_releases() for name in env_names(release(one)) if is_secret(name)} == {
-        "VLLM_API_KEY", "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"
-    }  # fmt: skip
+        "VLLM_API_KEY",
+        "S3_ACCESS_KEY_ID",
+        "S3_SECRET_ACCESS_KEY",
+    }
 
 
 @pytest.mark.parametrize(

@@ -47,14 +47,23 @@ def args_of(text: str, version: str = "0.32.0") -> ServeArgs:
         ("vllm serve M --cudagraph-capture-sizes 1 2 4 --port 1", "cudagraph_capture_sizes", (1, 2, 4)),
         ("vllm serve M -O2", "optimization_level", 2),
         ("vllm serve M -O 0", "optimization_level", 0),
-        ("vllm serve M --compilation-config '{\"cudagraph_mode\": \"NONE\"}'", "compilation_config",
-         {"cudagraph_mode": "NONE"}),
+        (
+            'vllm serve M --compilation-config \'{"cudagraph_mode": "NONE"}\'',
+            "compilation_config",
+            {"cudagraph_mode": "NONE"},
+        ),
         ("vllm serve M --compilation-config.cudagraph_mode NONE", "compilation_config", {"cudagraph_mode": "NONE"}),
         ("vllm serve M -cc.cudagraph_mode=NONE", "compilation_config", {"cudagraph_mode": "NONE"}),
-        ("vllm serve M -sc.method eagle -sc.num_speculative_tokens 3", "speculative_config",
-         {"method": "eagle", "num_speculative_tokens": 3}),
-        ("vllm serve M --spec-method mtp --spec-tokens 2", "speculative_config",
-         {"method": "mtp", "num_speculative_tokens": 2}),
+        (
+            "vllm serve M -sc.method eagle -sc.num_speculative_tokens 3",
+            "speculative_config",
+            {"method": "eagle", "num_speculative_tokens": 3},
+        ),
+        (
+            "vllm serve M --spec-method mtp --spec-tokens 2",
+            "speculative_config",
+            {"method": "mtp", "num_speculative_tokens": 2},
+        ),
         ("vllm serve M --limit-mm-per-prompt '{\"image\": 2}'", "limit_mm_per_prompt", {"image": 2}),
         ("vllm serve M --limit-mm-per-prompt.image 2", "limit_mm_per_prompt", {"image": 2}),
         ("vllm serve --gpu-memory-utilization 0.85 M", "model", "M"),
@@ -62,7 +71,7 @@ def args_of(text: str, version: str = "0.32.0") -> ServeArgs:
         ("/opt/venv/bin/vllm serve M --dtype half", "dtype", "half"),
         ("python3 -m vllm.entrypoints.openai.api_server --model M", "model", "M"),
     ],
-)  # fmt: skip
+)
 def test_a_flag_lands_in_its_field(text: str, field: str, value: Any) -> None:
     args = args_of(text)
     assert getattr(args, field) == value
@@ -75,15 +84,23 @@ def test_a_flag_lands_in_its_field(text: str, field: str, value: Any) -> None:
         ("vllm serve M -O3", "0.11.0", "compilation_config", {"level": 3}),
         ("vllm serve M -O.level=3", "0.10.0", "compilation_config", {"level": 3}),
         ("vllm serve M --compilation-config 3", "0.9.0", "compilation_config", {"level": 3}),
-        ("vllm serve M --limit-mm-per-prompt image=2,video=1", "0.8.4", "limit_mm_per_prompt",
-         {"image": 2, "video": 1}),
+        (
+            "vllm serve M --limit-mm-per-prompt image=2,video=1",
+            "0.8.4",
+            "limit_mm_per_prompt",
+            {"image": 2, "video": 1},
+        ),
         ("vllm serve M --enable-chunked-prefill=False", "0.6.3", "enable_chunked_prefill", False),
         ("vllm serve M --enable-chunked-prefill true", "0.6.3", "enable_chunked_prefill", True),
-        ("vllm serve M --speculative-model D --num-speculative-tokens 5", "0.6.3", "speculative_config",
-         {"model": "D", "num_speculative_tokens": 5}),
+        (
+            "vllm serve M --speculative-model D --num-speculative-tokens 5",
+            "0.6.3",
+            "speculative_config",
+            {"model": "D", "num_speculative_tokens": 5},
+        ),
         ("vllm serve M --swap-space 8", "0.7.3", "swap_space", 8.0),
     ],
-)  # fmt: skip
+)
 def test_older_releases_read_what_they_read(text: str, version: str, field: str, value: Any) -> None:
     assert getattr(args_of(text, version), field) == value
 
@@ -155,12 +172,37 @@ def test_an_unknown_flag_takes_its_value_with_it() -> None:
 
 WORDS = st.one_of(
     st.sampled_from(
-        ["--max-model-len", "-tp", "--compilation-config", "-O", "-O3", "--no-enable-prefix-caching", "-cc.a.b", "{}",
-         "--limit-mm-per-prompt", "image=2", "8k", "-1", "--", "=", "--=", "--a.b=c", "vllm", "serve", "[1, 2]", "None",
-         "--cudagraph-capture-sizes", "--served-model-name", "--enable-chunked-prefill", "False", "--hf-token", "-"]
+        [
+            "--max-model-len",
+            "-tp",
+            "--compilation-config",
+            "-O",
+            "-O3",
+            "--no-enable-prefix-caching",
+            "-cc.a.b",
+            "{}",
+            "--limit-mm-per-prompt",
+            "image=2",
+            "8k",
+            "-1",
+            "--",
+            "=",
+            "--=",
+            "--a.b=c",
+            "vllm",
+            "serve",
+            "[1, 2]",
+            "None",
+            "--cudagraph-capture-sizes",
+            "--served-model-name",
+            "--enable-chunked-prefill",
+            "False",
+            "--hf-token",
+            "-",
+        ]
     ),
     st.text(max_size=12),
-)  # fmt: skip
+)
 
 
 @given(st.lists(WORDS, max_size=12), st.sampled_from(known_releases()))

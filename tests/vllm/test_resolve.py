@@ -253,11 +253,16 @@ def test_prefixes_are_cached_where_the_release_can(version: str, model: Model, c
 
 @pytest.mark.parametrize(
     ("version", "given_args", "off"),
-    [("0.9.0", {}, True), ("0.10.0", {}, False), ("0.10.1", {}, True), ("0.14.0", {}, False),
-     ("0.14.0", {"speculative_config": {"method": "eagle"}}, True),
-     ("0.14.0", {"disable_hybrid_kv_cache_manager": True}, True),
-     ("0.14.0", {"others": ("--kv-transfer-config", "{}")}, True)],
-)  # fmt: skip
+    [
+        ("0.9.0", {}, True),
+        ("0.10.0", {}, False),
+        ("0.10.1", {}, True),
+        ("0.14.0", {}, False),
+        ("0.14.0", {"speculative_config": {"method": "eagle"}}, True),
+        ("0.14.0", {"disable_hybrid_kv_cache_manager": True}, True),
+        ("0.14.0", {"others": ("--kv-transfer-config", "{}")}, True),
+    ],
+)
 def test_the_hybrid_manager_is_off_where_the_release_turns_it_off(
     version: str, given_args: dict[str, Any], off: bool
 ) -> None:
@@ -328,10 +333,20 @@ def test_state_blocks_have_a_size_of_their_own_only_where_prefixes_are_cached() 
 
 @pytest.mark.parametrize(
     "given_args",
-    [{"max_num_seqs": 0}, {"max_num_seqs": -4}, {"max_num_batched_tokens": 2**60}, {"max_model_len": 0},
-     {"max_model_len": -7}, {"gpu_memory_utilization": 0.0}, {"gpu_memory_utilization": -1.0}, {"cpu_offload_gb": -1.0},
-     {"tensor_parallel_size": 0}, {"dtype": "float17"}, {"block_size": -16}],
-)  # fmt: skip
+    [
+        {"max_num_seqs": 0},
+        {"max_num_seqs": -4},
+        {"max_num_batched_tokens": 2**60},
+        {"max_model_len": 0},
+        {"max_model_len": -7},
+        {"gpu_memory_utilization": 0.0},
+        {"gpu_memory_utilization": -1.0},
+        {"cpu_offload_gb": -1.0},
+        {"tensor_parallel_size": 0},
+        {"dtype": "float17"},
+        {"block_size": -16},
+    ],
+)
 def test_values_out_of_range_are_refused(given_args: dict[str, Any]) -> None:
     with pytest.raises(LegroomError) as caught:
         settle("0.32.0", **given_args)

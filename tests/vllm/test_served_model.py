@@ -61,10 +61,16 @@ def test_a_head_that_cannot_be_read_is_left_to_the_estimate() -> None:
 
 def test_a_head_in_a_folder_is_read(tmp_path: Path) -> None:
     head = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 128256,
-        "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "vocab_size": 128256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
         "draft_vocab_size": 32000,
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps(head))
     spec = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 3}
     model = served_model(ServeArgs(model="llama-3.1-8b", speculative_config=spec))

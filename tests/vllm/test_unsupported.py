@@ -143,9 +143,10 @@ def test_bfloat16_needs_ampere():
     assert refused("0.10.0", PLAIN, T4) is None
 
 
-@pytest.mark.parametrize(("version", "card", "runs"), [
-    ("0.10.0", P40, False), ("0.19.1", V100, True), ("0.20.0", V100, False), ("0.32.0", T4, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "card", "runs"),
+    [("0.10.0", P40, False), ("0.19.1", V100, True), ("0.20.0", V100, False), ("0.32.0", T4, True)],
+)
 def test_builds_hold_kernels_for_some_cards_only(version: str, card: Gpu, runs: bool):
     found = refused(version, PLAIN, card, dtype="half")
     assert (found is None) == runs
@@ -175,9 +176,15 @@ def test_an_architecture_that_came_later_is_refused_or_a_doubt():
 
 @pytest.mark.parametrize(
     ("version", "card", "runs"),
-    [("0.11.0", A100, False), ("0.12.0", A100, True), ("0.12.0", T4, True), ("0.26.0", T4, False),
-     ("0.26.0", H100, True), ("0.9.0", A100, True)],
-)  # fmt: skip
+    [
+        ("0.11.0", A100, False),
+        ("0.12.0", A100, True),
+        ("0.12.0", T4, True),
+        ("0.26.0", T4, False),
+        ("0.26.0", H100, True),
+        ("0.9.0", A100, True),
+    ],
+)
 def test_an_fp8_cache_needs_a_backend_that_reads_it_on_this_card(version: str, card: Gpu, runs: bool):
     assert (refused(version, PLAIN, card, kv_cache_dtype="fp8", dtype="half") is None) == runs
 

@@ -113,8 +113,12 @@ def client_package(api, tmp_path_factory):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "openapi_python_client", *words, "--meta", "none", "--fail-on-warning"],
-        capture_output=True, text=True, check=False, env={**os.environ, "PATH": path}, cwd=folder,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path},
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     sys.path.insert(0, str(folder))
     yield importlib.import_module("legroom_client")

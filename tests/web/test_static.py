@@ -17,9 +17,12 @@ from legroom.web.browser_package import browser_package
 from legroom.web.static_edition import write_static
 
 RUNTIME = {
-    "pyodide.mjs": b"export {}", "pyodide.asm.mjs": b"export {}", "pyodide.asm.wasm": b"\0asm" * 1000,
-    "python_stdlib.zip": b"PK", "pyodide-lock.json": b'{"info": {"python": "3.14.2"}, "packages": {}}',
-}  # fmt: skip
+    "pyodide.mjs": b"export {}",
+    "pyodide.asm.mjs": b"export {}",
+    "pyodide.asm.wasm": b"\0asm" * 1000,
+    "python_stdlib.zip": b"PK",
+    "pyodide-lock.json": b'{"info": {"python": "3.14.2"}, "packages": {}}',
+}
 
 
 ON_ITS_OWN = """

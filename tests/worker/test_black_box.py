@@ -80,11 +80,7 @@ def test_the_allocators_pieces_and_the_drivers_view_are_in_the_record(worker):
     fail_in_a_step(BlackBoxRecorder())
     (record,) = written(worker)
     torch, card = record.allocator, record.card
-    assert (torch.allocated_bytes, torch.reserved_bytes, torch.largest_free_bytes) == (
-        4 * GIB,
-        7 * GIB,
-        GIB,
-    )
+    assert (torch.allocated_bytes, torch.reserved_bytes, torch.largest_free_bytes) == (4 * GIB, 7 * GIB, GIB)
     assert (torch.graph_pool_bytes, torch.private_free_bytes, torch.alloc_retries) == (GIB, 3 * GIB // 4, 3)
     assert [segment.pool for segment in torch.segments] == ["", "", "graph"]
     assert torch.segments[1].blocks[1] == SegmentBlock(GIB // 2, "pending")
@@ -101,10 +97,16 @@ def test_the_settings_that_decide_memory_are_in_the_record_and_no_prompt_is(work
     names["step"](ModelRunner(), lambda: fail_in_a_step(box))
     (record,) = written(worker)
     assert record.settings == {
-        "model": "org/model", "max_model_len": 4096, "dtype": "bfloat16", "gpu_memory_utilization": 0.9,
-        "block_size": 16, "num_gpu_blocks": 1000, "max_num_seqs": 8, "max_num_batched_tokens": 2048,
+        "model": "org/model",
+        "max_model_len": 4096,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.9,
+        "block_size": 16,
+        "num_gpu_blocks": 1000,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
         "tensor_parallel_size": 2,
-    }  # fmt: skip
+    }
     text = next(worker.records.glob("*.json")).read_text()
     assert "7,7,7" not in text.replace(" ", "") and "prompt_token_ids" not in text
 

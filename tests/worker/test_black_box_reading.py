@@ -20,12 +20,19 @@ def test_a_record_is_read_as_it_was_written(worker):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"legroom": "recording"}', '{"legroom": "black box", "version": 99}',
-     '{"legroom": "black box", "version": 1}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "boom", "worker": {"pid": 1}}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": {"pid": "x"}}',
-     '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": []}', "[" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"legroom": "recording"}',
+        '{"legroom": "black box", "version": 99}',
+        '{"legroom": "black box", "version": 1}',
+        '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "boom", "worker": {"pid": 1}}',
+        '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": {"pid": "x"}}',
+        '{"legroom": "black box", "version": 1, "time_s": 1, "trigger": "asked", "worker": []}',
+        "[" * 100_000,
+    ],
+)
 def test_what_is_no_record_is_refused_with_a_reason(text):
     with pytest.raises(LegroomError):
         black_box.parse_record(text)

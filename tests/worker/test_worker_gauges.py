@@ -15,9 +15,22 @@ from legroom.worker.memory import WorkerMemory
 def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
     (memory,) = worker_memory.read()
     assert memory == WorkerMemory(
-        0, "3", 70 * GIB, 7 * GIB, 4 * GIB, 5 * GIB, 2 * GIB, GIB, GIB, GIB, GIB, 6 * GIB, 3,
-        memory.host_rss_bytes, 5 * MIB,
-    )  # fmt: skip
+        0,
+        "3",
+        70 * GIB,
+        7 * GIB,
+        4 * GIB,
+        5 * GIB,
+        2 * GIB,
+        GIB,
+        GIB,
+        GIB,
+        GIB,
+        6 * GIB,
+        3,
+        memory.host_rss_bytes,
+        5 * MIB,
+    )
 
 
 def test_the_peak_is_that_since_the_last_look(worker):

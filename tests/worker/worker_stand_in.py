@@ -20,10 +20,14 @@ def segment(size, *blocks, pool=(0, 0), device=0):
     """As `torch.cuda.memory_snapshot` has it: blocks are (size, state)."""
     allocated = sum(size for size, state in blocks if state == "active_allocated")
     return {
-        "device": device, "total_size": size, "allocated_size": allocated, "segment_pool_id": pool,
-        "segment_type": "large", "is_expandable": False,
+        "device": device,
+        "total_size": size,
+        "allocated_size": allocated,
+        "segment_pool_id": pool,
+        "segment_type": "large",
+        "is_expandable": False,
         "blocks": [{"size": size, "state": state} for size, state in blocks],
-    }  # fmt: skip
+    }
 
 
 SEGMENTS = (
@@ -33,10 +37,14 @@ SEGMENTS = (
     segment(8 * GIB, (8 * GIB, "inactive"), device=1),
 )
 COUNTS = {
-    "allocated_bytes.all.current": 4 * GIB, "reserved_bytes.all.current": 7 * GIB, "active_bytes.all.current": 5 * GIB,
-    "inactive_split_bytes.all.current": 2 * GIB, "allocated_bytes.all.peak": 6 * GIB, "num_alloc_retries": 3,
+    "allocated_bytes.all.current": 4 * GIB,
+    "reserved_bytes.all.current": 7 * GIB,
+    "active_bytes.all.current": 5 * GIB,
+    "inactive_split_bytes.all.current": 2 * GIB,
+    "allocated_bytes.all.peak": 6 * GIB,
+    "num_alloc_retries": 3,
     "num_ooms": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -97,9 +105,11 @@ CACHED_BEFORE_0_10 = [SimpleNamespace(req_id="old", num_computed_tokens=55)]
 
 def step(runner, cached=CACHED):
     return SimpleNamespace(
-        num_scheduled_tokens={"old": 1, "new": 2000}, total_num_scheduled_tokens=2001,
-        scheduled_new_reqs=[runner.new], scheduled_cached_reqs=cached,
-    )  # fmt: skip
+        num_scheduled_tokens={"old": 1, "new": 2000},
+        total_num_scheduled_tokens=2001,
+        scheduled_new_reqs=[runner.new],
+        scheduled_cached_reqs=cached,
+    )
 
 
 def fail_in_a_step(box, cached=CACHED):

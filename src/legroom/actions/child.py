@@ -48,15 +48,26 @@ class Child:
         self._refusal: int | None = None
         folder = str(Path(__file__).parents[2])
         line = [
-            sys.executable, "-I", "-S", "-c", _KEEPER.format(folder=folder), str(theirs.fileno()),
-            str(leftover_grace_s), *words,
-        ]  # fmt: skip
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _KEEPER.format(folder=folder),
+            str(theirs.fileno()),
+            str(leftover_grace_s),
+            *words,
+        ]
         with theirs:
             # A session of its own: Ctrl-C in a terminal goes to legroom, which decides what the server gets.
             self._keeper = subprocess.Popen(
-                line, env=dict(env), stdin=subprocess.DEVNULL, stdout=pipes[0][1], stderr=pipes[1][1],
-                pass_fds=[theirs.fileno()], start_new_session=True,
-            )  # fmt: skip
+                line,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=pipes[0][1],
+                stderr=pipes[1][1],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         self._streams = []
         for (source, writing), target in zip(pipes, outputs, strict=True):
             os.close(writing)

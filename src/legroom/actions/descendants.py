@@ -78,7 +78,7 @@ def reap() -> dict[int, int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    import ctypes  # noqa: PLC0415 - a megabyte that only Linux needs
+    import ctypes  # a megabyte that only Linux needs
 
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

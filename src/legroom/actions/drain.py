@@ -68,7 +68,7 @@ class GuardDrain:
         return sum(known) if known else None
 
     async def _ask(self, method: str, path: str, body: dict[str, bool] | None) -> dict[str, object]:
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         url = f"{self.url.rstrip('/')}/-/legroom/{path}"
         headers = {"Authorization": f"Bearer {self.token}"}

@@ -204,8 +204,8 @@ class KubernetesLease:
 def _asking(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
     """Calls the API from a thread, with its errors as one sentence."""
     try:
-        from kubernetes import client, config  # noqa: PLC0415  an extra, and slow to import
-        from urllib3.exceptions import HTTPError  # noqa: PLC0415
+        from kubernetes import client, config  # an extra, and slow to import
+        from urllib3.exceptions import HTTPError
     except ImportError as error:
         raise ActionFailed("Kubernetes needs an extra of legroom", "pip install 'legroom[kubernetes]'") from error
     loading: Any = config  # without type hints of its own

@@ -54,8 +54,11 @@ async def call(
         process = await asyncio.create_subprocess_exec(
             *line,
             stdin=asyncio.subprocess.PIPE if gated else asyncio.subprocess.DEVNULL,
-            stdout=output, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True,
-        )  # fmt: skip
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
         try:
             if asked is not None and asked.launched is not None:
                 await asked.launched(process.pid, process_identity(process.pid) or "")

@@ -24,9 +24,7 @@ exit codes: 0 fine, 1 validate found a fault, 2 the call or a file is wrong
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "catalog",
-        description="The error catalog as data: check it, export it, import a record.",
-        epilog=_EPILOG,
+        "catalog", description="The error catalog as data: check it, export it, import a record.", epilog=_EPILOG
     )
     actions = parser.add_subparsers(dest="action", metavar="validate | export | import")
     validate = actions.add_parser("validate", help="check every entry and imported record")
@@ -61,8 +59,10 @@ def _validate(args: argparse.Namespace) -> int:
     else:
         for problem in wrong:
             print(problem)
-        print(f"{len(bundled_documents())} entries and {len(records)} imported records: "
-              f"{len(wrong) or 'no'} problem{'' if len(wrong) == 1 else 's'}")  # fmt: skip
+        print(
+            f"{len(bundled_documents())} entries and {len(records)} imported records: "
+            f"{len(wrong) or 'no'} problem{'' if len(wrong) == 1 else 's'}"
+        )
     return ANSWER_IS_NO if wrong else OK
 
 

@@ -153,9 +153,7 @@ def machine(args: argparse.Namespace, meant: RequestedDeployment) -> Machine:
 
 
 def _source(args: argparse.Namespace, asked: Release | None) -> Deployment | None:
-    ways = {
-        "-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python,
-    }  # fmt: skip
+    ways = {"-- ...": args.command_words, "--command": args.line, "--file": args.file, "--python": args.python}
     used = [name for name, value in ways.items() if value]
     if len(used) > 1:
         raise LegroomError(f"{' and '.join(used)} both say what runs", "give one of them")

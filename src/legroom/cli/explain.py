@@ -90,9 +90,9 @@ def _search(args: argparse.Namespace) -> int:
     if args.json:
         from legroom.explain.entry import summary_json
 
-        print_json({"query": args.search, "hits": [
-            {**summary_json(hit.entry, args.lang), "score": hit.score} for hit in hits
-        ]})  # fmt: skip
+        print_json(
+            {"query": args.search, "hits": [{**summary_json(hit.entry, args.lang), "score": hit.score} for hit in hits]}
+        )
     elif hits:
         from legroom.drawing.terminal import style_of
         from legroom.render.explain_text import hits_text

@@ -253,8 +253,10 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
     from legroom.planning.machine import make_plan
 
     if args.vllm == "any":
-        raise LegroomError("a server is planned for one release, and --vllm says any", "name its release, or give a "
-                           "plan file: --plan plan.json --vllm any")  # fmt: skip
+        raise LegroomError(
+            "a server is planned for one release, and --vllm says any",
+            "name its release, or give a plan file: --plan plan.json --vllm any",
+        )
     # The server of an export starts elsewhere: what this shell has set is no part of it.
     meant = requested(args, environ={})
     args.secret_names = meant.secret_names

@@ -33,11 +33,7 @@ exit codes: 0 nothing is wrong, 1 a request failed, something leaks or much of t
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "fragments",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser: argparse.ArgumentParser = subparsers.add_parser("fragments", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         "source", metavar="FILE|URL", help="memory snapshot, black box, memory_summary() text or server"
     )

@@ -40,28 +40,62 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", metavar="ADDRESS", default="0.0.0.0", help="address to serve on (default: all)")
     parser.add_argument("--port", metavar="N", type=int, default=_PORT, help=f"port; 0: any (default: {_PORT})")
-    parser.add_argument("--tls-dir", metavar="DIR", default=_TLS_DIR,
-                        help=f"where tls.crt and tls.key are; changes are seen (default: {_TLS_DIR})")  # fmt: skip
+    parser.add_argument(
+        "--tls-dir",
+        metavar="DIR",
+        default=_TLS_DIR,
+        help=f"where tls.crt and tls.key are; changes are seen (default: {_TLS_DIR})",
+    )
     what = parser.add_argument_group("what it does")
-    what.add_argument("--mode", choices=("warn", "enforce"), default="warn",
-                      help="let through with a warning, or refuse (default: warn)")  # fmt: skip
-    what.add_argument("--default-gpu", metavar="NAME", default="",
-                      help="the GPU of a pod that names none (default: let it through, and say so)")  # fmt: skip
-    what.add_argument("--only-namespace", metavar="NAME", action="append", default=[],
-                      help="look at this namespace alone (repeatable)")  # fmt: skip
-    what.add_argument("--not-namespace", metavar="NAME", action="append", default=[],
-                      help="leave this namespace alone (repeatable)")  # fmt: skip
-    what.add_argument("--only-labelled", action="store_true",
-                      help="look only at objects with the label or annotation legroom/gate")  # fmt: skip
+    what.add_argument(
+        "--mode",
+        choices=("warn", "enforce"),
+        default="warn",
+        help="let through with a warning, or refuse (default: warn)",
+    )
+    what.add_argument(
+        "--default-gpu",
+        metavar="NAME",
+        default="",
+        help="the GPU of a pod that names none (default: let it through, and say so)",
+    )
+    what.add_argument(
+        "--only-namespace",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="look at this namespace alone (repeatable)",
+    )
+    what.add_argument(
+        "--not-namespace", metavar="NAME", action="append", default=[], help="leave this namespace alone (repeatable)"
+    )
+    what.add_argument(
+        "--only-labelled", action="store_true", help="look only at objects with the label or annotation legroom/gate"
+    )
     what.add_argument("--hub", action="store_true", help="look up models that are not bundled on the Hugging Face Hub")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--deadline", metavar="S", type=float, default=4.0,
-                        help="seconds after which an object is let through (default: 4)")  # fmt: skip
-    limits.add_argument("--wait-for-flags", metavar="S", type=float, default=0.0,
-                        help="seconds that an answer waits for flags that fix the object and take a search "
-                             "(default: 0: they come with the next try)")  # fmt: skip
-    limits.add_argument("--processes", metavar="N", type=int, default=min(4, os.cpu_count() or 1),
-                        help="processes that answer (default: one per core, up to 4)")  # fmt: skip
+    limits.add_argument(
+        "--deadline",
+        metavar="S",
+        type=float,
+        default=4.0,
+        help="seconds after which an object is let through (default: 4)",
+    )
+    limits.add_argument(
+        "--wait-for-flags",
+        metavar="S",
+        type=float,
+        default=0.0,
+        help="seconds that an answer waits for flags that fix the object and take a search "
+        "(default: 0: they come with the next try)",
+    )
+    limits.add_argument(
+        "--processes",
+        metavar="N",
+        type=int,
+        default=min(4, os.cpu_count() or 1),
+        help="processes that answer (default: one per core, up to 4)",
+    )
     parser.add_argument("--try", dest="tried", metavar="FILE", help="say what it would answer to the objects of a file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
     return parser

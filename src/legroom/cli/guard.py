@@ -51,10 +51,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where = parser.add_argument_group("listening")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     where.add_argument("--port", type=int, default=8100, help="port to listen on (default: 8100)")
-    where.add_argument("--answer-timeout", type=float, default=600.0, metavar="S",
-                       help="the server must begin to answer within this; 0: no limit (default: 600)")  # fmt: skip
-    where.add_argument("--drain-timeout", type=float, default=30.0, metavar="S",
-                       help="on SIGTERM, let running requests finish this long (default: 30)")  # fmt: skip
+    where.add_argument(
+        "--answer-timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="the server must begin to answer within this; 0: no limit (default: 600)",
+    )
+    where.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="on SIGTERM, let running requests finish this long (default: 30)",
+    )
     files = parser.add_argument_group("policy files")
     files.add_argument("--check", metavar="FILE", help="check a policy file and exit")
     files.add_argument("--print-policy", action="store_true", help="print the policy in force, with comments, and exit")
@@ -68,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
     if args.print_policy:
         return _print(args)
     if not args.upstream:
-        raise LegroomError("--upstream is missing: which server should the guard protect?",
-                           "legroom guard --upstream http://127.0.0.1:8000")  # fmt: skip
+        raise LegroomError(
+            "--upstream is missing: which server should the guard protect?",
+            "legroom guard --upstream http://127.0.0.1:8000",
+        )
     return _serve(args)
 
 

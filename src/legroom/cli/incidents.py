@@ -56,8 +56,14 @@ def run(args: argparse.Namespace) -> int:
     incidents = _incidents(journal, args, since_s) if journal else []
     if args.json:
         keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
-        print_json({"incidents": [{name: value for name, value in incident_json(incident).items() if name in keep}
-                                  for incident in incidents]})  # fmt: skip
+        print_json(
+            {
+                "incidents": [
+                    {name: value for name, value in incident_json(incident).items() if name in keep}
+                    for incident in incidents
+                ]
+            }
+        )
     else:
         sys.stdout.write(incidents_text(incidents, now_s, style_of(sys.stdout)))
     return OK

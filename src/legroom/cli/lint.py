@@ -37,10 +37,7 @@ exit codes: 0 clean, 1 something was found, 2 a file could not be read
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "lint",
-        usage="legroom lint FILE ... [options] | --rules",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        "lint", usage="legroom lint FILE ... [options] | --rules", description=_DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
     judged = parser.add_argument_group("what files are judged by")
@@ -54,8 +51,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)"
     )
     judged.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
-    judged.add_argument("--fail-on", choices=("error", "warning", "note"), default="warning",
-                        help="the lowest severity that makes the exit code 1 (default: warning)")  # fmt: skip
+    judged.add_argument(
+        "--fail-on",
+        choices=("error", "warning", "note"),
+        default="warning",
+        help="the lowest severity that makes the exit code 1 (default: warning)",
+    )
     judged.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")

@@ -19,18 +19,36 @@ _INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
-    "diagnose": "scan", "fragments": "watch", "gate": "gate", "guard": "guard", "incident": "watch",
-    "incidents": "watch", "mcp": "mcp", "recover": "run", "run": "run", "serve-api": "ui", "ui": "ui",
-    "verify": "run", "watch": "watch",
-}  # fmt: skip
+    "diagnose": "scan",
+    "fragments": "watch",
+    "gate": "gate",
+    "guard": "guard",
+    "incident": "watch",
+    "incidents": "watch",
+    "mcp": "mcp",
+    "recover": "run",
+    "run": "run",
+    "serve-api": "ui",
+    "ui": "ui",
+    "verify": "run",
+    "watch": "watch",
+}
 """The extra that brings what a command needs beyond a plain install."""
 _PACKAGES = {
-    "aiohttp": ("aiohttp", "watch"), "cryptography": ("cryptography", "gate"), "httptools": ("httptools", "guard"),
+    "aiohttp": ("aiohttp", "watch"),
+    "cryptography": ("cryptography", "gate"),
+    "httptools": ("httptools", "guard"),
     "huggingface_hub": ("huggingface_hub", ""),
-    "mcp": ("mcp", "mcp"), "prometheus_client": ("prometheus_client", "watch"), "psutil": ("psutil", "run"),
-    "pynvml": ("nvidia-ml-py", "watch"), "re2": ("google-re2", "scan"), "starlette": ("starlette", "ui"),
-    "uvicorn": ("uvicorn", "ui"), "yaml": ("PyYAML", ""), "zstandard": ("zstandard", "scan"),
-}  # fmt: skip
+    "mcp": ("mcp", "mcp"),
+    "prometheus_client": ("prometheus_client", "watch"),
+    "psutil": ("psutil", "run"),
+    "pynvml": ("nvidia-ml-py", "watch"),
+    "re2": ("google-re2", "scan"),
+    "starlette": ("starlette", "ui"),
+    "uvicorn": ("uvicorn", "ui"),
+    "yaml": ("PyYAML", ""),
+    "zstandard": ("zstandard", "scan"),
+}
 """What legroom may need, by the name that it is imported under: the package, and an extra that has it."""
 
 
@@ -76,9 +94,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("preflight", "does the server fit on this node? the check of an init container"),
         CommandEntry("serve-api", "plan, size, diagnose and lint over HTTP, in as many replicas as you like"),
     ),
-    "on a page": (
-        CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),
-    ),
+    "on a page": (CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),),
     "files for other tools": (
         CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
         CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests"),
@@ -89,7 +105,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
         CommandEntry("score", "check predictions against a file of real start-ups"),
     ),
-}  # fmt: skip
+}
 COMMANDS = tuple(entry for entries in SECTIONS.values() for entry in entries)
 
 _OVERVIEW = """\

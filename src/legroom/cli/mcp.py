@@ -35,9 +35,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Describe the command's options."""
     parser: argparse.ArgumentParser = subparsers.add_parser("mcp", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
-        "--http", nargs="?", const="", metavar="HOST:PORT",
+        "--http",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
         help=f"streamable HTTP in place of stdio (default: {_DEFAULT_HOST}:{_DEFAULT_PORT})",
-    )  # fmt: skip
+    )
     return parser
 
 

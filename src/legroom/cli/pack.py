@@ -64,14 +64,28 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     where.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument("--other", metavar="NAME=SIZE[@GPU]", action="append", default=[],
-                       help="a program that is not vLLM, and what it holds of a GPU")  # fmt: skip
+    where.add_argument(
+        "--other",
+        metavar="NAME=SIZE[@GPU]",
+        action="append",
+        default=[],
+        help="a program that is not vLLM, and what it holds of a GPU",
+    )
     how = parser.add_argument_group("how")
-    how.add_argument("--shift", metavar="SHIFT=NAME,...", action="append", default=[],
-                     help="who is awake at the same time; everyone else sleeps")  # fmt: skip
+    how.add_argument(
+        "--shift",
+        metavar="SHIFT=NAME,...",
+        action="append",
+        default=[],
+        help="who is awake at the same time; everyone else sleeps",
+    )
     how.add_argument("--sleep-level", choices=("1", "2"), default="1", help="how deep they sleep (default: 1)")
-    how.add_argument("--policy", choices=("safe", "balanced", "tight"), default="safe",
-                     help="how much of the error bands to keep free (default: safe, all of them)")  # fmt: skip
+    how.add_argument(
+        "--policy",
+        choices=("safe", "balanced", "tight"),
+        default="safe",
+        help="how much of the error bands to keep free (default: safe, all of them)",
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--format", choices=("compose", "systemd", "llama-swap"), help="write files instead of commands")

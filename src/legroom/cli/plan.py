@@ -64,15 +64,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
     add_source_options(parser)
     compared = parser.add_argument_group("two versions of a deployment file")
-    compared.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"),
-                          help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git")  # fmt: skip
+    compared.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git",
+    )
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
     wish = parser.add_argument_group("wishes (search for flags instead)")
     wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
     wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
     wish.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
-    wish.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
-                      help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
+    wish.add_argument(
+        "--policy",
+        choices=("safe", "balanced", "tight"),
+        default="balanced",
+        help="how much of the error band to keep as headroom (default: balanced)",
+    )
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--svg", metavar="FILE", help="write the picture as SVG too")

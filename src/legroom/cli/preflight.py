@@ -46,8 +46,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--host-memory", metavar="SIZE", help="the server's memory limit (default: this container's own)"
     )
-    parser.add_argument("--termination-log", metavar="FILE", default=_LOG,
-                        help=f"where the reason goes (default: {_LOG}, where there is one)")  # fmt: skip
+    parser.add_argument(
+        "--termination-log",
+        metavar="FILE",
+        default=_LOG,
+        help=f"where the reason goes (default: {_LOG}, where there is one)",
+    )
     parser.add_argument("--warn-only", action="store_true", help="say it, and exit with 0 all the same")
     add_source_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")

@@ -33,11 +33,7 @@ exit codes: 0 measured, 2 the call was wrong, 3 there is no GPU here, or no Pyth
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "probe",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+    parser: argparse.ArgumentParser = subparsers.add_parser("probe", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         "--python", metavar="PATH", help="the Python that has vLLM (default: that of `vllm` on the PATH)"
     )

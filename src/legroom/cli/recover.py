@@ -128,9 +128,12 @@ def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     asked = args.line is not None or args.log is not None
     known = last_run() if not asked else None
     crashed = Crashed(
-        args.line or (known.command if known else None), args.log or (known.log if known else None),
-        args.gpu, count_of(args.gpus, "--gpus"), args.vllm,
-    )  # fmt: skip
+        args.line or (known.command if known else None),
+        args.log or (known.log if known else None),
+        args.gpu,
+        count_of(args.gpus, "--gpus"),
+        args.vllm,
+    )
     if crashed.command is None and crashed.log is None:
         return None, ""
     try:
@@ -173,8 +176,11 @@ def _document(
         "holders": [holder_json(holder) for holder in holders],
         "freed": [freed_json(result) for result in freed],
         "restart": {
-            "command": list(restart.command), "why": restart.why,
+            "command": list(restart.command),
+            "why": restart.why,
             "layout": layout_json(restart.plan.layout) if restart.plan else None,
-        } if restart else None,
+        }
+        if restart
+        else None,
         "notes": list(holdings.notes),
-    }  # fmt: skip
+    }

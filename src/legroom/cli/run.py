@@ -113,9 +113,12 @@ def run(args: argparse.Namespace) -> int:
     _open_closed_streams()
     options = _options(args)
     question = {
-        "words": options.words, "vllm": options.vllm, "gpu": options.gpu, "drain_s": options.drain_s,
+        "words": options.words,
+        "vllm": options.vllm,
+        "gpu": options.gpu,
+        "drain_s": options.drain_s,
         "keep": options.keep,
-    }  # fmt: skip
+    }
     prepared = run_task("prepare", question)
     with Announcer() as announcer:
         for line in _introduction(prepared):
@@ -139,9 +142,11 @@ def _supervise(options: RunOptions, prepared: Mapping[str, Any], announcer: Anno
     supervisor = Supervisor(options, prepared, announcer.say, outputs=(2, 2))
     code = supervisor.run()
     last = {"command": shlex.split(supervisor.setup.line), "expected": dict(supervisor.setup.expected)}
-    print_json(_first_command(prepared) | last | {
-        "history": supervisor.history, "verified": supervisor.verified, "exit_code": code,
-    })  # fmt: skip
+    print_json(
+        _first_command(prepared)
+        | last
+        | {"history": supervisor.history, "verified": supervisor.verified, "exit_code": code}
+    )
     return code
 
 

@@ -191,9 +191,17 @@ def _error_table(whole: ScoreSummary) -> list[str]:
     rows = [["error", "records", "sources", "median", "p90", "worst", "mean by source", "bias"]]
     for measure, spread in whole.spreads.items():
         rows.append(
-            [_LABELS[measure], str(spread.count), str(spread.sources), f"{spread.median:.2%}", f"{spread.p90:.2%}",
-             f"{spread.worst:.2%}", f"{spread.mean_by_source:.2%}", f"{spread.bias:+.2%}"]
-        )  # fmt: skip
+            [
+                _LABELS[measure],
+                str(spread.count),
+                str(spread.sources),
+                f"{spread.median:.2%}",
+                f"{spread.p90:.2%}",
+                f"{spread.worst:.2%}",
+                f"{spread.mean_by_source:.2%}",
+                f"{spread.bias:+.2%}",
+            ]
+        )
     return columns(rows, "<>>>>>>>")
 
 
@@ -237,11 +245,17 @@ def _group_table(group: str, parts: dict[str, ScoreSummary]) -> list[str]:
         right = [count * share for count, share in _verdicts(part)]
         judged = sum(count for count, _ in _verdicts(part))
         rows.append(
-            [value[:44], str(part.records), _median(part, "weights"), _median(part, "kv"), _median(part, "kv_of_card"),
-             f"{part.spreads['kv_of_card'].bias:+.2%}" if "kv_of_card" in part.spreads else "",
-             "" if part.tokens_exact is None else f"{part.tokens_exact:.0%}",
-             f"{round(sum(right))}/{judged}" if judged else ""]
-        )  # fmt: skip
+            [
+                value[:44],
+                str(part.records),
+                _median(part, "weights"),
+                _median(part, "kv"),
+                _median(part, "kv_of_card"),
+                f"{part.spreads['kv_of_card'].bias:+.2%}" if "kv_of_card" in part.spreads else "",
+                "" if part.tokens_exact is None else f"{part.tokens_exact:.0%}",
+                f"{round(sum(right))}/{judged}" if judged else "",
+            ]
+        )
     return columns(rows, "<>>>>>>>")
 
 
@@ -266,9 +280,15 @@ def _worst_lines(results: Sequence[Result], count: int) -> list[str]:
         target = result.case.target
         weights = result.errors.get("weights")
         rows.append(
-            [result.case.id, target.model.name[:44], target.gpu.name[:28], target.release.version,
-             "" if weights is None else f"{weights:+.2%}", f"{result.errors['kv_of_card']:+.2%}"]
-        )  # fmt: skip
+            [
+                result.case.id,
+                target.model.name[:44],
+                target.gpu.name[:28],
+                target.release.version,
+                "" if weights is None else f"{weights:+.2%}",
+                f"{result.errors['kv_of_card']:+.2%}",
+            ]
+        )
     return ["", *columns(rows, "<<<<>>")]
 
 

@@ -89,9 +89,15 @@ def _serve(listening: socket.socket, token: str, args: argparse.Namespace) -> No
     workers = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
     app = create_app(Access(token, args.no_token), workers, page=False)
     config = uvicorn.Config(
-        app, log_level="warning", lifespan="on", ws="none", server_header=False, timeout_graceful_shutdown=5,
-        timeout_keep_alive=75, limit_concurrency=4_000,
-    )  # fmt: skip
+        app,
+        log_level="warning",
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=75,
+        limit_concurrency=4_000,
+    )
     try:
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:

@@ -58,8 +58,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     load = parser.add_argument_group("the load")
     load.add_argument("--synthetic", metavar="MIX", help="a synthetic mix of requests instead of TRACE")
     load.add_argument("--seed", type=int, default=0, help="seed of the synthetic mix (default: 0)")
-    load.add_argument("--format", choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
-                      help="format of TRACE (default: detected)")  # fmt: skip
+    load.add_argument(
+        "--format",
+        choices=("jsonl", "mooncake", "azure", "burstgpt", "sharegpt", "vllm-log"),
+        help="format of TRACE (default: detected)",
+    )
     load.add_argument("--limit", type=int, metavar="N", help="read only the first N lines of TRACE")
     _add_pool_options(parser)
     _add_scheduler_options(parser)

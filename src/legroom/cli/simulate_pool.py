@@ -23,9 +23,14 @@ if TYPE_CHECKING:
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
 _PLANNED = (
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len", "enable_prefix_caching",
-    "enable_chunked_prefill", "async_scheduling",
-)  # fmt: skip
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "max_model_len",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "async_scheduling",
+)
 _ASKED = ("scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl", "watermark")
 """Flags of vLLM's scheduler that no plan depends on."""
 

@@ -41,10 +41,17 @@ def _parquet(path: str) -> Iterator[Callable[[ScheduledStep], None]]:
     except ImportError:
         raise LegroomError("a Parquet timeline needs the package pyarrow", "write to a .jsonl file instead") from None
     names = pa.list_(pa.string())
-    schema = pa.schema([
-        ("step", pa.int64()), ("scheduled", pa.map_(pa.string(), pa.int64())), ("preempted", names),
-        ("finished", names), ("running", pa.int64()), ("waiting", pa.int64()), ("free_blocks", pa.int64()),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("step", pa.int64()),
+            ("scheduled", pa.map_(pa.string(), pa.int64())),
+            ("preempted", names),
+            ("finished", names),
+            ("running", pa.int64()),
+            ("waiting", pa.int64()),
+            ("free_blocks", pa.int64()),
+        ]
+    )
     rows: list[dict[str, Any]] = []
     with parquet.ParquetWriter(path, schema) as out:
 

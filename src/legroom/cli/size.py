@@ -61,8 +61,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--gpu", metavar="NAMES", help="GPUs to try: h100,l4 or `all` (default: the usual ones)")
     where.add_argument("--max-gpus", metavar="N", default="32", help="the most of one GPU to try (default: 32)")
     where.add_argument("--vllm", metavar="VERSION", help="vLLM release (default: the newest known)")
-    where.add_argument("--policy", choices=("safe", "balanced", "tight"), default="balanced",
-                       help="how much of the error band to keep as headroom (default: balanced)")  # fmt: skip
+    where.add_argument(
+        "--policy",
+        choices=("safe", "balanced", "tight"),
+        default="balanced",
+        help="how much of the error band to keep as headroom (default: balanced)",
+    )
     add_sweep_options(parser.add_argument_group("how it is computed"), "1; one per core with --matrix")
     out = parser.add_argument_group("output")
     out.add_argument("--matrix", action="store_true", help="models by GPUs, a count in each cell")

@@ -27,9 +27,13 @@ def add_sweep_options(group: Any, one_process: str) -> None:
 def add_latency_goals(group: Any, unit: str) -> None:
     """`--ttft` and `--tpot`, by the same names wherever a load is to be served in time; `unit` of the first."""
     group.add_argument(
-        "--ttft", "--slo-first-token", dest="ttft", type=float, metavar="S",
+        "--ttft",
+        "--slo-first-token",
+        dest="ttft",
+        type=float,
+        metavar="S",
         help=f"p99 of the time to the first token, in {unit}",
-    )  # fmt: skip
+    )
     group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
 
 

@@ -135,9 +135,15 @@ def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        create_app(Access(token), feed=feed), log_level="warning", lifespan="on", ws="none", server_header=False,
-        timeout_graceful_shutdown=3, timeout_keep_alive=20, limit_concurrency=4_000,
-    )  # fmt: skip
+        create_app(Access(token), feed=feed),
+        log_level="warning",
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=20,
+        limit_concurrency=4_000,
+    )
     try:
         Server(config).run(sockets=[listening])
     except KeyboardInterrupt:

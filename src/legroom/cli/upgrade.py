@@ -136,8 +136,10 @@ def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) ->
     kv, shown = made.old.memory.kv, server.pool_slots
     planned = kv.num_blocks * kv.block_size
     if shown and abs(planned / shown - 1) > _POOL_OFF:
-        note(f"note: the server's pool has {shown:,} slots, and {planned:,} are planned from what it tells: give the "
-             "other flags that it was started with, and --gpu-memory")  # fmt: skip
+        note(
+            f"note: the server's pool has {shown:,} slots, and {planned:,} are planned from what it tells: give the "
+            "other flags that it was started with, and --gpu-memory"
+        )
     return made
 
 
@@ -184,10 +186,14 @@ def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
     meant = RequestedDeployment(ServeArgs(server.model), release, release_named=True)
     card = make_target(meant.args, release, replace(machine(args, meant), gpus=None)).gpu
     told = replace(meant, args=with_flags_beside(server.serve_args(card, release), args.vllm_words, release))
-    notes = [] if server.tells_all else [
-        "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those that it "
-        "was started with beside --url"
-    ]  # fmt: skip
+    notes = (
+        []
+        if server.tells_all
+        else [
+            "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those "
+            "that it was started with beside --url"
+        ]
+    )
     return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.pool_slots)
 
 

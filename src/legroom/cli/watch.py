@@ -43,11 +43,7 @@ exit codes: 0 healthy, 1 an incident, 2 the call is wrong, 3 a server (or what l
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "watch",
-        usage="legroom watch URL ... [options]",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        allow_abbrev=False,
+        "watch", usage="legroom watch URL ... [options]", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
     )
     parser.add_argument("urls", nargs="*", metavar="URL", help="servers, such as http://127.0.0.1:8000")
     where = parser.add_argument_group("other places to find servers")

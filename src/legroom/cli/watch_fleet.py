@@ -118,8 +118,9 @@ def _uses(answers: Mapping[str, list[tuple[dict[str, str], float]]]) -> list[Ser
 def _key(labels: Mapping[str, str]) -> GroupKey:
     from legroom.live.fleet import UNKNOWN, GroupKey
 
-    pool, release = (next((labels[name] for name in names if labels.get(name)), UNKNOWN)
-                     for names in (_POOL_LABELS, _RELEASE_LABELS))  # fmt: skip
+    pool, release = (
+        next((labels[name] for name in names if labels.get(name)), UNKNOWN) for names in (_POOL_LABELS, _RELEASE_LABELS)
+    )
     return GroupKey(labels.get("model_name", UNKNOWN), pool, release)
 
 

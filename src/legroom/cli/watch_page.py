@@ -193,8 +193,15 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
     lines += [style.paint(line, COLOURS[view.state]) for line in wrap(view.sentence, width)]
     shown = figures(view)
     narrow = width < _NARROW
-    lines += ["", *(columns([(style.paint(name, "grey"), text) for name, text in shown], "<<") if narrow
-                    else two_columns(shown, style)), ""]  # fmt: skip
+    lines += [
+        "",
+        *(
+            columns([(style.paint(name, "grey"), text) for name, text in shown], "<<")
+            if narrow
+            else two_columns(shown, style)
+        ),
+        "",
+    ]
     kv = [sample.kv_use or 0.0 for sample in history]
     curves = [
         Curve("KV use", "blue", 4, kv, 1.0, "100%"),

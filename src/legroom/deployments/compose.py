@@ -107,14 +107,20 @@ def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -
     yield from with_servers(
         servers(service, image, entry, given, env, "compose"),
         lambda server: replace(
-            server, image=image, in_container=True, shm=shm, gpus=_compose_cards(service, known),
+            server,
+            image=image,
+            in_container=True,
+            shm=shm,
+            gpus=_compose_cards(service, known),
             memory_limit_bytes=docker_bytes(
                 service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
             ),
-            start_limit=_health_limit(service), stop_limit=_stop_limit(service), read_as=f"compose service {name}",
+            start_limit=_health_limit(service),
+            stop_limit=_stop_limit(service),
+            read_as=f"compose service {name}",
             is_release_assumed=service.get("build") is not None,  # then the image's name is only what it is called
         ),
-    )  # fmt: skip
+    )
 
 
 def _expanded(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:

@@ -14,9 +14,21 @@ from legroom.records import dataclass
 from legroom.units import parse_bytes
 
 _SWITCHES = {
-    "--detach", "--interactive", "--tty", "--rm", "--privileged", "--init", "--read-only", "--publish-all",
-    "--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--quiet", "--replace", "--tls-verify",
-}  # fmt: skip
+    "--detach",
+    "--interactive",
+    "--tty",
+    "--rm",
+    "--privileged",
+    "--init",
+    "--read-only",
+    "--publish-all",
+    "--no-healthcheck",
+    "--oom-kill-disable",
+    "--sig-proxy",
+    "--quiet",
+    "--replace",
+    "--tls-verify",
+}
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")

@@ -83,7 +83,7 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
 def deployment_from_file(path: str | Path, asked: Release | None = None, number: int | None = None) -> Deployment:
     """Read the first server, or the one of a number, of a file of any kind: a manifest, a script, a unit, a Dockerfile,
     Python, Markdown."""
-    from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
+    from legroom.deployments.read import read_file  # only files need YAML and the like
 
     where = Path(path)
     text = read_text(where)
@@ -105,7 +105,7 @@ def deployment_from_file(path: str | Path, asked: Release | None = None, number:
 
 def deployment_from_python(text: str, asked: Release | None = None, name: str = "the source") -> Deployment:
     """`LLM(...)` or engine arguments in Python source; keyword arguments alone are read as those of `LLM(...)`."""
-    from legroom.deployments.python import parsed, python_subjects  # noqa: PLC0415 - only source needs it
+    from legroom.deployments.python import parsed, python_subjects  # only source needs it
 
     source = text
     try:
@@ -142,9 +142,9 @@ def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer
 
 
 def _nothing_in(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
-    from legroom.deployments.kinds import kind_of  # noqa: PLC0415
-    from legroom.deployments.python import parsed  # noqa: PLC0415
-    from legroom.deployments.yaml_nodes import is_template  # noqa: PLC0415
+    from legroom.deployments.kinds import kind_of
+    from legroom.deployments.python import parsed
+    from legroom.deployments.yaml_nodes import is_template
 
     if unread:
         return LegroomError(f"{where.name} {unread[0].reason}", unread[0].hint)
@@ -161,7 +161,7 @@ def _nothing_in(where: Path, text: str, unread: Sequence[Unread]) -> LegroomErro
 
 
 def _template(where: Path) -> LegroomError:
-    from legroom.deployments.yaml_nodes import TEMPLATE_HINT  # noqa: PLC0415
+    from legroom.deployments.yaml_nodes import TEMPLATE_HINT
 
     return LegroomError(f"{where.name} is a template (it holds {{{{ ... }}}}), not a manifest", TEMPLATE_HINT)
 
@@ -189,7 +189,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
     words = [word.text for word in server.words]
     notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
     if server.call is not None:
-        from legroom.deployments.python import parse_call  # noqa: PLC0415 - only Python source needs it
+        from legroom.deployments.python import parse_call  # only Python source needs it
 
         call = server.call
         parsed = parse_call(call, used)
@@ -226,7 +226,7 @@ def _is_vllms_own(server: StartedServer) -> bool:
     image = server.image
     if server.launcher or not image:
         return not server.launcher
-    from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
+    from legroom.deployments.containers import (  # not for a plain command line
         is_other_build,
         is_published_by_vllm,
     )
@@ -246,8 +246,8 @@ def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed
-    from legroom.deployments.vllm_config import config_words  # noqa: PLC0415 - only where a file is named
-    from legroom.deployments.yaml_nodes import load_nodes  # noqa: PLC0415
+    from legroom.deployments.vllm_config import config_words  # only where a file is named
+    from legroom.deployments.yaml_nodes import load_nodes
 
     try:
         text = read_text(Path(path))

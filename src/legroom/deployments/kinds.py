@@ -10,16 +10,45 @@ from typing import Literal
 Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
 
 _BY_SUFFIX: dict[str, Kind] = {
-    ".yaml": "yaml", ".yml": "yaml", ".rules": "yaml", ".json": "json", ".sh": "shell", ".bash": "shell",
-    ".service": "unit", ".py": "python", ".md": "document", ".markdown": "document", ".rst": "document",
-    ".html": "document", ".dockerfile": "dockerfile", ".promql": "promql", ".env": "env",
-}  # fmt: skip
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".rules": "yaml",
+    ".json": "json",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".service": "unit",
+    ".py": "python",
+    ".md": "document",
+    ".markdown": "document",
+    ".rst": "document",
+    ".html": "document",
+    ".dockerfile": "dockerfile",
+    ".promql": "promql",
+    ".env": "env",
+}
 _BY_LANGUAGE: dict[str, Kind] = {
-    "yaml": "yaml", "yml": "yaml", "json": "json", "jsonc": "json", "bash": "shell", "sh": "shell", "shell": "shell",
-    "zsh": "shell", "console": "shell", "shell-session": "shell", "dockerfile": "dockerfile", "docker": "dockerfile",
-    "ini": "unit", "systemd": "unit", "unit": "unit", "python": "python", "py": "python", "python3": "python",
-    "promql": "promql", "dotenv": "env", "env": "env",
-}  # fmt: skip
+    "yaml": "yaml",
+    "yml": "yaml",
+    "json": "json",
+    "jsonc": "json",
+    "bash": "shell",
+    "sh": "shell",
+    "shell": "shell",
+    "zsh": "shell",
+    "console": "shell",
+    "shell-session": "shell",
+    "dockerfile": "dockerfile",
+    "docker": "dockerfile",
+    "ini": "unit",
+    "systemd": "unit",
+    "unit": "unit",
+    "python": "python",
+    "py": "python",
+    "python3": "python",
+    "promql": "promql",
+    "dotenv": "env",
+    "env": "env",
+}
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
 _UNIT_START = re.compile(

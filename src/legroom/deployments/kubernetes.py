@@ -149,12 +149,18 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
     yield from with_servers(
         servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
-            server, image=image, in_container=True, shm=_pod_shm(container, pod), gpus=cards(container),
-            gpu_names=gpu_names, launcher=server.launcher or launcher,
+            server,
+            image=image,
+            in_container=True,
+            shm=_pod_shm(container, pod),
+            gpus=cards(container),
+            gpu_names=gpu_names,
+            launcher=server.launcher or launcher,
             memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
-            start_limit=start_limit(container), stop_limit=_grace(container, pod),
+            start_limit=start_limit(container),
+            stop_limit=_grace(container, pod),
         ),
-    )  # fmt: skip
+    )
 
 
 def servers(

@@ -25,9 +25,12 @@ _ONE_NODE_TENSOR_SINCE, _ONE_NODE_KNOWN_UNTIL = "0.20", "0.20"
 `spec.parallelism` on before 0.20.0, and then the tensor size alone (issues 5773 and 6044 of kserve/kserve). Those for
 several nodes pass on all but the pipeline size."""
 _SHORT = {
-    "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
-    "-dpl": "--data-parallel-size-local", "-ep": "--enable-expert-parallel",
-}  # fmt: skip
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-ep": "--enable-expert-parallel",
+}
 _DIGITS = 5
 _MAIN = "main"
 """The container of an LLMInferenceService that runs vLLM."""
@@ -73,13 +76,21 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
     words = (*served, *passed_on, *given)
     place = document.source.place
     return StartedServer(
-        "kubernetes", words, env, place, place(uri.offset), container.text("image") if container else "",
-        in_container=True, shm=_MOUNTED, gpus=_gpus(container, workload),
+        "kubernetes",
+        words,
+        env,
+        place,
+        place(uri.offset),
+        container.text("image") if container else "",
+        in_container=True,
+        shm=_MOUNTED,
+        gpus=_gpus(container, workload),
         gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
         memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
-        start_limit=start_limit(container) if container else None, read_as=_read_as(document),
+        start_limit=start_limit(container) if container else None,
+        read_as=_read_as(document),
         remarks=tuple(_not_passed_on(asked, given)) if on_one_node else (),
-    )  # fmt: skip
+    )
 
 
 def _gpus(container: Node | None, workload: Node) -> int | None:

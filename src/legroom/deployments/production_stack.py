@@ -12,11 +12,16 @@ from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 
 _VALUES = {
-    "maxModelLen": "--max-model-len", "dtype": "--dtype", "tensorParallelSize": "--tensor-parallel-size",
-    "pipelineParallelSize": "--pipeline-parallel-size", "maxNumSeqs": "--max-num-seqs",
-    "gpuMemoryUtilization": "--gpu-memory-utilization", "maxLoras": "--max-loras", "runner": "--runner",
+    "maxModelLen": "--max-model-len",
+    "dtype": "--dtype",
+    "tensorParallelSize": "--tensor-parallel-size",
+    "pipelineParallelSize": "--pipeline-parallel-size",
+    "maxNumSeqs": "--max-num-seqs",
+    "gpuMemoryUtilization": "--gpu-memory-utilization",
+    "maxLoras": "--max-loras",
+    "runner": "--runner",
     "convert": "--convert",
-}  # fmt: skip
+}
 _SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePrefixCaching": "--enable-prefix-caching"}
 """Keys of `vllmConfig`, as the chart's template deployment-vllm-multi.yaml writes them."""
 

@@ -92,7 +92,7 @@ class StartedServer:
     @property
     def runs_on_gpus(self) -> bool:
         """Whether neither its image nor a setting names other hardware than NVIDIA's or AMD's GPUs."""
-        from legroom.deployments.containers import is_for_other_hardware  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import is_for_other_hardware  # not for a plain command line
 
         words = [word.text for word in self.words]
         devices = {value for flag, value in pairwise(words) if flag == "--device"}
@@ -106,7 +106,7 @@ class StartedServer:
         """The release that its image or its file names."""
         if not self.image:
             return self.installed or None
-        from legroom.deployments.containers import image_release  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import image_release  # not for a plain command line
 
         return image_release(self.image) or self.installed or None
 

@@ -10,12 +10,24 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release
 
-ANCHORS = frozenset({
-    "--model", "--tensor-parallel-size", "--max-model-len", "--gpu-memory-utilization", "--max-num-seqs",
-    "--served-model-name", "--max-num-batched-tokens", "--kv-cache-dtype", "--enforce-eager",
-    "--pipeline-parallel-size",
-    "--data-parallel-size", "--enable-prefix-caching", "--compilation-config", "--kv-transfer-config",
-})  # fmt: skip
+ANCHORS = frozenset(
+    {
+        "--model",
+        "--tensor-parallel-size",
+        "--max-model-len",
+        "--gpu-memory-utilization",
+        "--max-num-seqs",
+        "--served-model-name",
+        "--max-num-batched-tokens",
+        "--kv-cache-dtype",
+        "--enforce-eager",
+        "--pipeline-parallel-size",
+        "--data-parallel-size",
+        "--enable-prefix-caching",
+        "--compilation-config",
+        "--kv-transfer-config",
+    }
+)
 """Flags that nearly every server of vLLM is given one of."""
 
 

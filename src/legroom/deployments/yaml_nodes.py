@@ -99,7 +99,7 @@ def _plain_scalar(text: str | None, kind: str) -> object:
 
 def load_nodes(source: Text) -> list[Node]:
     """Every document of a YAML text, or why it is none."""
-    import yaml  # noqa: PLC0415 - only files need it
+    import yaml  # only files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:

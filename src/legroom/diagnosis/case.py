@@ -18,8 +18,14 @@ Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph"
 
 FAILING = ("failure", "host")
 _FAILED_ALLOCATIONS = (
-    "torch_oom", "torch_oom_unsized", "cuda_oom", "cublas_alloc", "sampler_warmup_oom", "cumem_oom", "hbm_oom",
-)  # fmt: skip
+    "torch_oom",
+    "torch_oom_unsized",
+    "cuda_oom",
+    "cublas_alloc",
+    "sampler_warmup_oom",
+    "cumem_oom",
+    "hbm_oom",
+)
 BOILERPLATE = ("ray_worker_died",)
 """What a supervisor prints of every worker that ends, whatever ended it."""
 
@@ -182,9 +188,12 @@ class Case:
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
-            "startup_load": "load", "startup_profile": "profile", "startup_kv": "kv", "startup_graph": "graph",
+            "startup_load": "load",
+            "startup_profile": "profile",
+            "startup_kv": "kv",
+            "startup_graph": "graph",
             "serving": "serving",
-        }.get(self.reached or "", "")  # fmt: skip
+        }.get(self.reached or "", "")
 
     @cached_property
     def is_traced(self) -> bool:
@@ -242,24 +251,55 @@ _SITES: tuple[tuple[str, frozenset[str]], ...] = (
     ("device", frozenset({"frame_device_init"})),
 )
 _SITE_PHASE: dict[str, Phase] = {
-    "wake": "serving", "sampler": "startup_graph", "quant": "startup_load", "graph": "startup_graph",
+    "wake": "serving",
+    "sampler": "startup_graph",
+    "quant": "startup_load",
+    "graph": "startup_graph",
     "warmup": "startup_graph",
-    "profile": "startup_profile", "build": "startup_load", "load": "startup_load", "kv": "startup_kv",
-    "serving": "serving", "device": "startup_load", "spec": "serving", "lora": "serving", "sampling": "serving",
-}  # fmt: skip
+    "profile": "startup_profile",
+    "build": "startup_load",
+    "load": "startup_load",
+    "kv": "startup_kv",
+    "serving": "serving",
+    "device": "startup_load",
+    "spec": "serving",
+    "lora": "serving",
+    "sampling": "serving",
+}
 
 
-_V1_FILES = frozenset({
-    "core.py", "core_client.py", "gpu_worker.py", "gpu_model_runner.py", "async_llm.py", "loggers.py",
-    "kv_cache_utils.py", "multiproc_executor.py", "v1_core.py",
-})  # fmt: skip
+_V1_FILES = frozenset(
+    {
+        "core.py",
+        "core_client.py",
+        "gpu_worker.py",
+        "gpu_model_runner.py",
+        "async_llm.py",
+        "loggers.py",
+        "kv_cache_utils.py",
+        "multiproc_executor.py",
+        "v1_core.py",
+    }
+)
 _LABELS = ("EngineCore", "APIServer")
 """Executors put names of their own in front of a line; these are vLLM's."""
-_V0_FILES = frozenset({
-    "engine.py", "llm_engine.py", "async_llm_engine.py", "worker.py", "model_runner.py", "scheduler.py",
-    "multiproc_worker_utils.py", "distributed_gpu_executor.py", "worker_base.py", "metrics.py", "gpu_executor.py",
-    "executor_base.py", "model_runner_base.py",
-})  # fmt: skip
+_V0_FILES = frozenset(
+    {
+        "engine.py",
+        "llm_engine.py",
+        "async_llm_engine.py",
+        "worker.py",
+        "model_runner.py",
+        "scheduler.py",
+        "multiproc_worker_utils.py",
+        "distributed_gpu_executor.py",
+        "worker_base.py",
+        "metrics.py",
+        "gpu_executor.py",
+        "executor_base.py",
+        "model_runner_base.py",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ _ROUNDS = 3
 
 def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
     """The total of the known card that the log's own numbers lead to; None where they lead to none."""
-    from legroom.planning.plan import Target, plan  # noqa: PLC0415 - costs a tenth of a second
-    from legroom.planning.startup_args import model_of_log  # noqa: PLC0415
+    from legroom.planning.plan import Target, plan  # costs a tenth of a second
+    from legroom.planning.startup_args import model_of_log
 
     startup, pool = case.startup, pool_bytes(case)
     if pool is None or not startup.args_known or not startup.weights_bytes or not args.model:

@@ -21,8 +21,11 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
     diagnoses = [(reading, run) for reading in in_order(readings) for run in reading.runs]
     if not diagnoses:
         document: dict[str, Any] = {
-            "verdict": "not understood", "phase": None, "findings": [], "deployment": _no_deployment()
-        }  # fmt: skip
+            "verdict": "not understood",
+            "phase": None,
+            "findings": [],
+            "deployment": _no_deployment(),
+        }
     else:
         document = diagnosis_json(diagnoses[0][1])
         document["runs"] = [{"source": reading.source, **diagnosis_json(run)} for reading, run in diagnoses[1:]]
@@ -53,16 +56,22 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "confidence": round(finding.confidence, 3),
         "evidence": [
             {
-                "line": evidence.line, "text": masked(evidence.text)[:_LONGEST_TEXT], "id": evidence.id,
-                "facts": dict(evidence.facts), "phase": evidence.phase, "process": evidence.process,
-                "rank": evidence.rank, "pid": evidence.pid, "time": evidence.time,
+                "line": evidence.line,
+                "text": masked(evidence.text)[:_LONGEST_TEXT],
+                "id": evidence.id,
+                "facts": dict(evidence.facts),
+                "phase": evidence.phase,
+                "process": evidence.process,
+                "rank": evidence.rank,
+                "pid": evidence.pid,
+                "time": evidence.time,
             }
             for evidence in finding.evidence
         ],
         "why": finding.why,
         "fixes": [fix_json(fix) for fix in finding.fixes],
         "dead_ends": [{"action": end.action, "why_fails": end.why_fails} for end in finding.dead_ends],
-    }  # fmt: skip
+    }
 
 
 def fix_json(fix: Fix) -> dict[str, Any]:

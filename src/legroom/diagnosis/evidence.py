@@ -93,11 +93,21 @@ def evidence_of(passage: Passage) -> list[Evidence]:
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
             Evidence(
-                message.id, message.role, line.number, line.raw[:_KEPT_CHARS].strip(), facts, message.phase,
-                line.process, line.rank, line.pid, line.time, line.at, is_warning,
+                message.id,
+                message.role,
+                line.number,
+                line.raw[:_KEPT_CHARS].strip(),
+                facts,
+                message.phase,
+                line.process,
+                line.rank,
+                line.pid,
+                line.time,
+                line.at,
+                is_warning,
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
-        )  # fmt: skip
+        )
     return _without_weaker(items)
 
 
@@ -240,8 +250,16 @@ def parse_oom(evidence: Evidence) -> TorchOom | None:
     if unallocated is None and reserved is not None and torch is not None:
         unallocated = max(reserved - torch, 0)
     return TorchOom(
-        evidence.line, wanted, str(evidence.facts.get("platform", "CUDA")), numbers.get("gpu_count"),
-        numbers.get("total_bytes"), numbers.get("free_bytes"), numbers.get("own_bytes") or None,
-        tuple(value for value in others if value), torch, numbers.get("pools_bytes", 0), unallocated,
+        evidence.line,
+        wanted,
+        str(evidence.facts.get("platform", "CUDA")),
+        numbers.get("gpu_count"),
+        numbers.get("total_bytes"),
+        numbers.get("free_bytes"),
+        numbers.get("own_bytes") or None,
+        tuple(value for value in others if value),
+        torch,
+        numbers.get("pools_bytes", 0),
+        unallocated,
         numbers.get("allowed_bytes"),
-    )  # fmt: skip
+    )

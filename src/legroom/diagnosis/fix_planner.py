@@ -122,7 +122,7 @@ class FixPlanner:
         if self.base is None and self.accounting.refuses(flags):
             return None
         if planned is not None:
-            from legroom.planning.advice import why as in_numbers  # noqa: PLC0415
+            from legroom.planning.advice import why as in_numbers
 
             why = f"{why} {in_numbers(self.base, planned)}." if self.base is not None else why
             confidence = min(0.95, confidence + (0.2 if planned.verdict == "fits" else 0.1))
@@ -156,7 +156,7 @@ class FixPlanner:
         """A change that starts and may run over, with the levers that make it hold; as it is where none does."""
         if fix is None or fix.plan is None or fix.plan.verdict == "fits":
             return fix
-        from legroom.planning.advice import with_advice  # noqa: PLC0415
+        from legroom.planning.advice import with_advice
 
         for advice in with_advice(fix.plan, keep=("model", *fix.flags)).advice:
             flags, trades = {**fix.flags, **advice.flags}, f"{fix.trades}; {advice.trades}"
@@ -169,7 +169,7 @@ class FixPlanner:
         """One of planning's levers, pulled as far as it has to be."""
         if self.base is None:
             return None
-        from legroom.planning.levers import LEVERS  # noqa: PLC0415
+        from legroom.planning.levers import LEVERS
 
         lever = next(lever for lever in LEVERS if lever.name == name)
         return self.first_fitting(kind, lever.propose(self.base), why, trades=lever.trades, confidence=confidence)
@@ -178,7 +178,7 @@ class FixPlanner:
         """Several levers at once, as `legroom plan` advises them, for the same model; needs a known deployment."""
         if self.base is None:
             return None
-        from legroom.planning.advice import with_advice  # noqa: PLC0415
+        from legroom.planning.advice import with_advice
 
         # Beside a neighbour the share of the card cannot grow, and levers on top of a larger one lead nowhere.
         for kept in (("model",), ("model", "gpu_memory_utilization")):
@@ -194,8 +194,8 @@ class FixPlanner:
         """The plan that these flags lead to, if it starts, and better than the run that failed."""
         if self.base is None:
             return None
-        from legroom.facts.models import load  # noqa: PLC0415
-        from legroom.planning.plan import plan  # noqa: PLC0415
+        from legroom.facts.models import load
+        from legroom.planning.plan import plan
 
         try:
             args = replace(self.base.args, **flags)
@@ -302,16 +302,30 @@ def counted_bytes(layout: Layout) -> int:
 
 _OTHER_WEIGHTS = frozenset(
     {
-        "tensor_parallel_size", "pipeline_parallel_size", "model", "quantization", "enable_lora", "max_loras",
-        "max_lora_rank", "speculative_config", "cpu_offload_gb", "enable_expert_parallel",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "model",
+        "quantization",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "speculative_config",
+        "cpu_offload_gb",
+        "enable_expert_parallel",
     }
-)  # fmt: skip
+)
 _OTHER_PEAK = frozenset(
     {
-        "max_num_batched_tokens", "max_num_seqs", "enforce_eager", "max_cudagraph_capture_size",
-        "limit_mm_per_prompt", "kv_cache_dtype", "compilation_config", "language_model_only",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "enforce_eager",
+        "max_cudagraph_capture_size",
+        "limit_mm_per_prompt",
+        "kv_cache_dtype",
+        "compilation_config",
+        "language_model_only",
     }
-)  # fmt: skip
+)
 
 
 def still_measured(seen: Measurements | None, flags: Mapping[str, Any]) -> Measurements | None:

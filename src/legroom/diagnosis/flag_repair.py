@@ -75,8 +75,8 @@ def _fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: fl
 
 def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
     """The blocks of a pool of this size; exact without a GPU too, because the arithmetic needs none."""
-    from legroom.planning.startup_args import model_of_log  # noqa: PLC0415 - costs a tenth of a second
-    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+    from legroom.planning.startup_args import model_of_log  # costs a tenth of a second
+    from legroom.vllm.resolve import resolve
 
     if not args.model:
         return None

@@ -16,10 +16,17 @@ _OTHER_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
 """With one of these changed, a request takes another part of the pool."""
 _OTHER_POOL = frozenset(
     {
-        "model", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "cpu_offload_gb",
-        "enable_expert_parallel", "speculative_config", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+        "model",
+        "quantization",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "cpu_offload_gb",
+        "enable_expert_parallel",
+        "speculative_config",
+        "kv_cache_memory_bytes",
+        "num_gpu_blocks_override",
     }
-)  # fmt: skip
+)
 """With one of these changed, the weights or the way the pool is sized are no longer those of the log."""
 
 
@@ -88,10 +95,15 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
     free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
     pool = pool_bytes(case)
     return LogAccounting(
-        total_bytes, share, free if isinstance(free, int) else None, startup.weights_bytes or None,
-        startup.activation_bytes, startup.non_torch_bytes,
-        pool, *_one_request(case, pool),
-    )  # fmt: skip
+        total_bytes,
+        share,
+        free if isinstance(free, int) else None,
+        startup.weights_bytes or None,
+        startup.activation_bytes,
+        startup.non_torch_bytes,
+        pool,
+        *_one_request(case, pool),
+    )
 
 
 def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:

@@ -13,9 +13,19 @@ from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.facts.lookalikes import Lookalike, LookalikeFix, lookalikes
 
 SHORTAGE = (
-    "torch_oom", "cuda_oom", "torch_oom_unsized", "no_cache_blocks", "kv_bytes_short", "kv_tokens_short",
-    "sampler_warmup_oom", "cumem_oom", "hbm_oom", "free_below_desired", "oom_killer", "killed_process",
-)  # fmt: skip
+    "torch_oom",
+    "cuda_oom",
+    "torch_oom_unsized",
+    "no_cache_blocks",
+    "kv_bytes_short",
+    "kv_tokens_short",
+    "sampler_warmup_oom",
+    "cumem_oom",
+    "hbm_oom",
+    "free_below_desired",
+    "oom_killer",
+    "killed_process",
+)
 """Messages that say that memory was short."""
 _CHATTER = re.compile(r"\b(?:INFO|DEBUG|WARNING)\b")
 _CHATTER_HEAD = 160
@@ -86,9 +96,14 @@ def _fix(fix: LookalikeFix, words: _Words, planner: FixPlanner) -> Fix:
     if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:
         command = (*command, "--disable-custom-all-reduce")
     return Fix(
-        cast(FixKind, fix.kind), words.filled(fix.why), dict(fix.flags), dict(fix.env), steps, fix.confidence,
+        cast(FixKind, fix.kind),
+        words.filled(fix.why),
+        dict(fix.flags),
+        dict(fix.env),
+        steps,
+        fix.confidence,
         command=command,
-    )  # fmt: skip
+    )
 
 
 class _Words(dict[str, str]):
@@ -102,7 +117,7 @@ class _Words(dict[str, str]):
         return text.format_map(self) if "{" in text else text
 
     def __missing__(self, name: str) -> str:
-        from legroom.diagnosis.lookalike_words import (  # noqa: PLC0415 - only where a text has such a name
+        from legroom.diagnosis.lookalike_words import (  # only where a text has such a name
             MatchedLine,
             derived,
         )

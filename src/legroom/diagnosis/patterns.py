@@ -134,7 +134,7 @@ def make_finder(marks: tuple[bytes, ...], large: bool) -> Finder:
     """The fastest finder there is for this much text."""
     if large:
         try:
-            import hyperscan  # noqa: PLC0415 - optional, and not worth loading for a small log
+            import hyperscan  # optional, and not worth loading for a small log
         except ImportError:
             pass
         else:

@@ -130,7 +130,7 @@ def _read_packed(stream: Any, name: str, damaged: type[Exception] = EOFError) ->
 
 def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     try:
-        import zstandard  # noqa: PLC0415 - only for packed files
+        import zstandard  # only for packed files
     except ImportError:
         raise LegroomError(
             f"{name} is packed with zstd", "pip install 'legroom[scan]', or unpack it with zstd -d"

@@ -34,11 +34,19 @@ def torch_oom(record: BlackBox, line: int) -> TorchOom | None:
         return None
     others = (card.others_bytes,) if card and card.others_bytes else ()
     return TorchOom(
-        line, request.wanted_bytes, "HIP" if record.worker.platform == "rocm" else "CUDA", None,
-        card.total_bytes if card else None, card.free_bytes if card else None, card.own_bytes if card else None, others,
-        allocator.allocated_bytes, allocator.private_pool_bytes or 0, allocator.unallocated_bytes,
+        line,
+        request.wanted_bytes,
+        "HIP" if record.worker.platform == "rocm" else "CUDA",
+        None,
+        card.total_bytes if card else None,
+        card.free_bytes if card else None,
+        card.own_bytes if card else None,
+        others,
+        allocator.allocated_bytes,
+        allocator.private_pool_bytes or 0,
+        allocator.unallocated_bytes,
         card.limit_bytes if card else None,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

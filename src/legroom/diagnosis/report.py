@@ -125,15 +125,20 @@ def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Findi
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
     finding = Finding(
-        cause.label, _entry(cause, assessment), assessment.confidence, assessment.evidence, assessment.why,
-        fixes, cause.dead_ends,
-    )  # fmt: skip
+        cause.label,
+        _entry(cause, assessment),
+        assessment.confidence,
+        assessment.evidence,
+        assessment.why,
+        fixes,
+        cause.dead_ends,
+    )
     return _with_known_bugs(finding, planner)
 
 
 def _entry(cause: Cause, assessment: Assessment) -> str:
     """Several entries of the catalog may be about one cause: the one whose messages these are, else the cause's own."""
-    from legroom.explain.catalog import best_entry  # noqa: PLC0415 - reads the catalog
+    from legroom.explain.catalog import best_entry  # reads the catalog
 
     message_ids = frozenset(evidence.id for evidence in assessment.evidence)
     try:
@@ -229,7 +234,7 @@ def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         return True
     base = planner.base
     if bug.model and base is not None:
-        from legroom.planning.release_bugs import traits_of  # noqa: PLC0415 - only where the deployment is known
+        from legroom.planning.release_bugs import traits_of  # only where the deployment is known
 
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
         return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"

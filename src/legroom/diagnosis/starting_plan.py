@@ -108,7 +108,7 @@ def known_of(case: Case, hints: Hints) -> Known:
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
     """The server that the user's line, or the file that it names, starts."""
-    from legroom.deployments.deployment import (  # noqa: PLC0415 - only where a line was given
+    from legroom.deployments.deployment import (  # only where a line was given
         deployment_from_command,
         deployment_from_file,
     )
@@ -151,8 +151,8 @@ def base_plan(case: Case, known: Known) -> Plan | None:
     """The failed run as a plan, with what it measured put in; None where model, GPU or release are not known."""
     if not known.args.model or known.gpu is None:
         return None
-    from legroom.planning.plan import Target, plan  # noqa: PLC0415
-    from legroom.planning.startup_args import model_of_log  # noqa: PLC0415 - costs a tenth of a second
+    from legroom.planning.plan import Target, plan
+    from legroom.planning.startup_args import model_of_log  # costs a tenth of a second
 
     parallel = [known.args.tensor_parallel_size, known.args.pipeline_parallel_size, known.args.data_parallel_size]
     needed = 1
@@ -205,10 +205,17 @@ def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
 
 
 _LARGEST = {
-    "tensor_parallel_size": 1024, "pipeline_parallel_size": 1024, "data_parallel_size": 1024, "max_num_seqs": 1 << 20,
-    "decode_context_parallel_size": 1024, "prefill_context_parallel_size": 1024, "block_size": 1 << 16,
-    "max_loras": 1 << 12, "max_lora_rank": 1 << 12, "max_cudagraph_capture_size": 1 << 20,
-}  # fmt: skip
+    "tensor_parallel_size": 1024,
+    "pipeline_parallel_size": 1024,
+    "data_parallel_size": 1024,
+    "max_num_seqs": 1 << 20,
+    "decode_context_parallel_size": 1024,
+    "prefill_context_parallel_size": 1024,
+    "block_size": 1 << 16,
+    "max_loras": 1 << 12,
+    "max_lora_rank": 1 << 12,
+    "max_cudagraph_capture_size": 1 << 20,
+}
 
 
 def _plausible(args: ServeArgs) -> ServeArgs:
@@ -292,10 +299,16 @@ def _neighbours_bytes(case: Case) -> int:
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
 _RESOLVED = {
-    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "kv_cache_dtype": "auto",
-    "dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager": False, "enable_chunked_prefill": True,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "kv_cache_dtype": "auto",
+    "dtype": "bfloat16",
+    "enable_prefix_caching": True,
+    "enforce_eager": False,
+    "enable_chunked_prefill": True,
     "enable_lora": False,
-}  # fmt: skip
+}
 """What an engine's config line prints although nobody gave it."""
 
 

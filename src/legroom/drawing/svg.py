@@ -9,9 +9,14 @@ from xml.sax.saxutils import escape, quoteattr
 from legroom.drawing.chart import squeeze
 
 COLOURS = {
-    "blue": "#4c78a8", "orange": "#f2a33a", "purple": "#a584c9", "brown": "#a98b7b", "green": "#54a24b",
-    "red": "#d1605e", "grey": "#8a8f98",
-}  # fmt: skip
+    "blue": "#4c78a8",
+    "orange": "#f2a33a",
+    "purple": "#a584c9",
+    "brown": "#a98b7b",
+    "green": "#54a24b",
+    "red": "#d1605e",
+    "grey": "#8a8f98",
+}
 
 _THEME = """
   .page{fill:#ffffff} .ink{fill:#1f2328} .soft{fill:#59636e} .line{stroke:#59636e} .room{fill:#eaeef2}

@@ -13,9 +13,17 @@ _NARROWEST, _WIDEST = 66, 100
 Colour = Literal["blue", "orange", "purple", "brown", "green", "red", "grey"]
 Paint = Colour | Literal["bold", "dim", "underline"]
 _CODES: Mapping[Paint, str] = {
-    "blue": "38;5;68", "orange": "38;5;214", "purple": "38;5;140", "brown": "38;5;138", "green": "38;5;71",
-    "red": "38;5;167", "grey": "38;5;245", "bold": "1", "dim": "2", "underline": "4",
-}  # fmt: skip
+    "blue": "38;5;68",
+    "orange": "38;5;214",
+    "purple": "38;5;140",
+    "brown": "38;5;138",
+    "green": "38;5;71",
+    "red": "38;5;167",
+    "grey": "38;5;245",
+    "bold": "1",
+    "dim": "2",
+    "underline": "4",
+}
 
 
 @dataclass(frozen=True, slots=True)

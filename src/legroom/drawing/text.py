@@ -45,12 +45,7 @@ def wrap(text: str, width: int, indent: str = "", hanging: str | None = None) ->
     if cells(text) > len(text):
         return _wrap_wide(text, width, indent, hanging)
     return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=hanging,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=indent, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -33,7 +33,7 @@ def bundled() -> tuple[Entry, ...]:
 
 def entries() -> tuple[Entry, ...]:
     """legroom's own entries, then what this user imported."""
-    from legroom.explain.deadends import imported  # noqa: PLC0415 - a run's diagnosis does without
+    from legroom.explain.deadends import imported  # a run's diagnosis does without
 
     return (*bundled(), *imported())
 
@@ -50,7 +50,7 @@ def entry(name: str) -> Entry:
 
 def with_outcomes(known: Entry) -> Entry:
     """The entry with what this user's own tries came to, counted beside the threads."""
-    from legroom.explain.outcomes import CATALOG_KINDS, read_outcomes  # noqa: PLC0415 - a diagnosis does without
+    from legroom.explain.outcomes import CATALOG_KINDS, read_outcomes  # a diagnosis does without
 
     own = tuple(
         (CATALOG_KINDS.get(outcome.fix, outcome.fix), outcome.worked)
@@ -157,7 +157,7 @@ def _example(document: Mapping[str, Any] | None) -> Example | None:
 
 
 def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
-    import difflib  # noqa: PLC0415 - only on the way to an error message
+    import difflib  # only on the way to an error message
 
     names = {known.id.lower(): known for known in every}
     if wanted.removeprefix("lr").isdigit() and len(wanted) <= _LONGEST_ID:

@@ -68,7 +68,7 @@ def pattern_problem(pattern: str) -> str | None:
 
 def _re2() -> Any:
     try:
-        import re2  # noqa: PLC0415
+        import re2
     except ImportError:
         message = "checking patterns needs the package google-re2"
         raise LegroomError(message, "pip install 'legroom[scan]'", UNREACHABLE) from None
@@ -86,12 +86,15 @@ def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) ->
     example = document["example"]
     if example:
         for text in example["text"].values():
-            yield from (f"the example names no figure {figure!r}" for figure in example["figures"]
-                        if "{" + figure + "}" not in text)  # fmt: skip
+            yield from (
+                f"the example names no figure {figure!r}"
+                for figure in example["figures"]
+                if "{" + figure + "}" not in text
+            )
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
-    from legroom.facts.evidence import message_patterns  # noqa: PLC0415 - reading the catalog does without
+    from legroom.facts.evidence import message_patterns  # reading the catalog does without
 
     re2 = _re2()
     known = {message.id for message in message_patterns()}
@@ -105,14 +108,39 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
-    "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
-    "integer": int, "number": (int, float),
-}  # fmt: skip
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+    "number": (int, float),
+}
 KEYWORDS = frozenset(
-    {"type", "properties", "required", "additionalProperties", "items", "enum", "pattern", "minItems", "maxItems",
-     "minLength", "maxLength", "minimum", "maximum", "uniqueItems", "$ref", "$defs", "$schema", "$id",
-     "title", "description", "anyOf"}
-)  # fmt: skip
+    {
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "enum",
+        "pattern",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "uniqueItems",
+        "$ref",
+        "$defs",
+        "$schema",
+        "$id",
+        "title",
+        "description",
+        "anyOf",
+    }
+)
 
 
 def problems(document: Any, schema: Mapping[str, Any]) -> list[str]:

@@ -19,11 +19,37 @@ from legroom.explain.entry import Count, Entry, EntryDeadEnd, Localized, Signatu
 from legroom.home import home
 
 RECORD_KEYS = (
-    "id", "signature", "signature_zh", "regex", "domain", "category", "subcategory", "root_cause", "root_cause_type",
-    "root_cause_zh", "versions", "os_specific", "dead_ends", "workarounds", "workarounds_zh", "transition_graph",
-    "official_doc_url", "official_doc_section", "error_code", "verification_tier", "confidence", "fix_success_rate",
-    "resolvable", "first_seen", "last_confirmed", "last_updated", "evidence_count", "tags", "locale", "aliases",
-)  # fmt: skip
+    "id",
+    "signature",
+    "signature_zh",
+    "regex",
+    "domain",
+    "category",
+    "subcategory",
+    "root_cause",
+    "root_cause_type",
+    "root_cause_zh",
+    "versions",
+    "os_specific",
+    "dead_ends",
+    "workarounds",
+    "workarounds_zh",
+    "transition_graph",
+    "official_doc_url",
+    "official_doc_section",
+    "error_code",
+    "verification_tier",
+    "confidence",
+    "fix_success_rate",
+    "resolvable",
+    "first_seen",
+    "last_confirmed",
+    "last_updated",
+    "evidence_count",
+    "tags",
+    "locale",
+    "aliases",
+)
 """The record's keys in its order."""
 
 
@@ -102,13 +128,21 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         versions=tuple(Version(**version) for version in record["versions"]),
         os_specific=record["os_specific"],
         dead_ends=tuple(
-            EntryDeadEnd(Localized(item["action"]), Localized(item["why_fails"]), Localized(item["condition"]),
-                    claimed_rate=item["fail_rate"])
+            EntryDeadEnd(
+                Localized(item["action"]),
+                Localized(item["why_fails"]),
+                Localized(item["condition"]),
+                claimed_rate=item["fail_rate"],
+            )
             for item in record["dead_ends"]
         ),
         workarounds=tuple(
-            Workaround(Localized(item["action"], zh), Localized(item["how"]), Localized(item["condition"]),
-                       claimed_rate=item["success_rate"])
+            Workaround(
+                Localized(item["action"], zh),
+                Localized(item["how"]),
+                Localized(item["condition"]),
+                claimed_rate=item["success_rate"],
+            )
             for item, zh in zip(record["workarounds"], chinese, strict=False)
         ),
         leads_to=tuple(graph["leads_to"]),
@@ -123,30 +157,40 @@ def entry_of_record(record: Mapping[str, Any]) -> Entry:
         tags=tuple(record["tags"]),
         aliases=tuple(record["aliases"]),
         record=record,
-    )  # fmt: skip
+    )
 
 
 def _version_record(version: Version) -> dict[str, Any]:
     return {
-        "version": version.version, "introduced": version.introduced, "deprecated": version.deprecated,
-        "removed": version.removed, "behavior_change": version.behavior_change, "status": version.status,
-    }  # fmt: skip
+        "version": version.version,
+        "introduced": version.introduced,
+        "deprecated": version.deprecated,
+        "removed": version.removed,
+        "behavior_change": version.behavior_change,
+        "status": version.status,
+    }
 
 
 def _dead_end_record(entry: Entry, item: EntryDeadEnd) -> dict[str, Any]:
     count = entry.counted(item.kind)
     return {
-        "action": item.action.en, "why_fails": item.why_fails.en, "fail_rate": count.rate_of(count.failed),
-        "condition": item.condition.en, "sources": sources(count),
-    }  # fmt: skip
+        "action": item.action.en,
+        "why_fails": item.why_fails.en,
+        "fail_rate": count.rate_of(count.failed),
+        "condition": item.condition.en,
+        "sources": sources(count),
+    }
 
 
 def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
     count = entry.counted(item.kind)
     return {
-        "action": item.action.en, "success_rate": count.rate_of(count.worked), "how": item.how.en,
-        "condition": item.condition.en, "sources": sources(count),
-    }  # fmt: skip
+        "action": item.action.en,
+        "success_rate": count.rate_of(count.worked),
+        "how": item.how.en,
+        "condition": item.condition.en,
+        "sources": sources(count),
+    }
 
 
 def sources(count: Count) -> list[str]:
@@ -205,8 +249,10 @@ def import_record(path: str) -> Path:
     wrong = record_problems(record)
     if wrong:
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise LegroomError(f"{path} is no record of the dead-ends shape: {wrong[0]}{more}",
-                           "legroom catalog export --format deadends shows the shape")  # fmt: skip
+        raise LegroomError(
+            f"{path} is no record of the dead-ends shape: {wrong[0]}{more}",
+            "legroom catalog export --format deadends shows the shape",
+        )
     target = user_folder() / f"{_UNSAFE.sub('__', record['id']).strip('.')}.json"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

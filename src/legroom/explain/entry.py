@@ -247,14 +247,23 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         ],
         "os_specific": dict(entry.os_specific),
         "dead_ends": [
-            {"action": d.action.said(language), "why_fails": d.why_fails.said(language),
-             "condition": d.condition.said(language), "claimed_fail_rate": d.claimed_rate,
-             "counted": count_json(entry.counted(d.kind))}
+            {
+                "action": d.action.said(language),
+                "why_fails": d.why_fails.said(language),
+                "condition": d.condition.said(language),
+                "claimed_fail_rate": d.claimed_rate,
+                "counted": count_json(entry.counted(d.kind)),
+            }
             for d in entry.dead_ends
         ],
         "workarounds": [
-            {"action": w.action.said(language), "how": w.how.said(language), "condition": w.condition.said(language),
-             "claimed_success_rate": w.claimed_rate, "counted": count_json(entry.counted(w.kind))}
+            {
+                "action": w.action.said(language),
+                "how": w.how.said(language),
+                "condition": w.condition.said(language),
+                "claimed_success_rate": w.claimed_rate,
+                "counted": count_json(entry.counted(w.kind)),
+            }
             for w in entry.workarounds
         ],
         "leads_to": list(entry.leads_to),
@@ -262,15 +271,19 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "confused_with": list(entry.confused_with),
         "documentation": entry.documentation,
         "evidence": {
-            "threads": len(entry.threads), "confirmed": entry.confirmed, "with_fix": entry.with_fix,
-            "first_seen": entry.first_seen, "last_confirmed": entry.last_confirmed,
-            "tier": entry.verification_tier, "sources": [t.url for t in entry.threads if t.url],
+            "threads": len(entry.threads),
+            "confirmed": entry.confirmed,
+            "with_fix": entry.with_fix,
+            "first_seen": entry.first_seen,
+            "last_confirmed": entry.last_confirmed,
+            "tier": entry.verification_tier,
+            "sources": [t.url for t in entry.threads if t.url],
         },
         "resolvable": entry.resolvable,
         "updated": entry.updated,
         "tags": list(entry.tags),
         "aliases": list(entry.aliases),
-    }  # fmt: skip
+    }
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
@@ -281,8 +294,12 @@ def count_json(count: Count) -> dict[str, Any] | None:
     """What was counted of a change; None where no thread tells."""
     if not count.tried:
         return None
-    document = {"tried": count.tried, "worked": count.worked, "failed": count.failed,
-                "success_rate": count.rate_of(count.worked)}  # fmt: skip
+    document = {
+        "tried": count.tried,
+        "worked": count.worked,
+        "failed": count.failed,
+        "success_rate": count.rate_of(count.worked),
+    }
     return {**document, "here": count.here} if count.here else document
 
 
@@ -306,6 +323,11 @@ def _story(entry: Entry, language: Language) -> dict[str, str | None] | None:
     story = entry.story
     if story is None:
         return None
-    parts = {"what": story.what, "why": story.why, "arithmetic": story.arithmetic, "verify": story.verify,
-             "otherwise": story.otherwise}  # fmt: skip
+    parts = {
+        "what": story.what,
+        "why": story.why,
+        "arithmetic": story.arithmetic,
+        "verify": story.verify,
+        "otherwise": story.otherwise,
+    }
     return {name: part.said(language) if part else None for name, part in parts.items()}

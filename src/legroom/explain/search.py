@@ -123,7 +123,7 @@ def _says(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
     try:
-        import re2 as engine  # noqa: PLC0415 - a listing does without
+        import re2 as engine  # a listing does without
     except ImportError:
         engine = re
     return any(engine.search(signature.pattern, line[:_LONGEST_LINE]) for signature in entry.signatures)

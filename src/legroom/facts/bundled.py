@@ -178,7 +178,7 @@ _COMPARED = 16
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     """Bundled names and ids that look most like `name`."""
-    import difflib  # noqa: PLC0415 - only on the way to an error message
+    import difflib  # only on the way to an error message
 
     wanted = name.strip().lower()
     names, (numbered, with_pair) = _index(), _names_by_pair()

@@ -16,9 +16,22 @@ from legroom.units import GIB
 
 Value = int | float | str
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d*)?")
-_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
-          "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40,
-          "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # fmt: skip
+_UNITS = {
+    "bytes": 1,
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "KB": 1 << 10,
+    "MB": 1 << 20,
+    "GB": 1 << 30,
+    "TB": 1 << 40,
+    "K": 1 << 10,
+    "M": 1 << 20,
+    "G": 1 << 30,
+    "T": 1 << 40,
+}
 
 
 def typed(groups: Mapping[str, str]) -> dict[str, Value]:
@@ -71,20 +84,25 @@ class StartupLine:
 def startup_lines() -> tuple[StartupLine, ...]:
     """Every known start-up line, in the order they are tried."""
     return tuple(
-        StartupLine(
-            line["id"],
-            line["mark"],
-            line["kind"],
-            re.compile(line["pattern"]),
-        )
+        StartupLine(line["id"], line["mark"], line["kind"], re.compile(line["pattern"]))
         for line in read_data("startup_lines.json")["lines"]
     )
 
 
 Role = Literal[
-    "failure", "symptom", "host", "hint", "milestone", "setting", "platform", "frame", "stats", "once", "banner",
+    "failure",
+    "symptom",
+    "host",
+    "hint",
+    "milestone",
+    "setting",
+    "platform",
+    "frame",
+    "stats",
+    "once",
+    "banner",
     "exception",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, slots=True)

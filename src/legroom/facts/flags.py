@@ -15,9 +15,20 @@ from legroom.facts.releases import Release, known_releases
 from legroom.records import dataclass
 
 Kind = Literal[
-    "switch", "bool", "optbool", "int", "human", "float", "str", "maybe", "json", "pairs", "list:str", "list:int",
+    "switch",
+    "bool",
+    "optbool",
+    "int",
+    "human",
+    "float",
+    "str",
+    "maybe",
+    "json",
+    "pairs",
+    "list:str",
+    "list:int",
     "list:float",
-]  # fmt: skip
+]
 """How a value is read: `switch` --x; `bool` --x or --no-x; `optbool` --x [True|False]; `human` an int that may end in
 k, K, M ...; `maybe` an optional string; `pairs` a=1,b=2; `list:*` one or more values."""
 

@@ -147,7 +147,7 @@ def gpu_names() -> dict[str, tuple[str, ...]]:
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
     """The names in the facts that look most like `name`."""
-    import difflib  # noqa: PLC0415 - only on the way to an error message
+    import difflib  # only on the way to an error message
 
     wanted, index = _key(name), _index()
     keys = difflib.get_close_matches(wanted, index, n=3 * limit, cutoff=0.3) or [

@@ -92,8 +92,8 @@ class _RepoFiles:
             return None  # a plan does not need it, so no trouble here may stop one
 
     def _download(self, filename: str) -> Path | None:
-        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache  # noqa: PLC0415
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
         if self.offline:
             cached = try_to_load_from_cache(self.repo, filename, revision=self.revision)
@@ -115,7 +115,7 @@ class _RepoFiles:
     def _checkpoint_bytes(self) -> int | None:
         if self.offline:
             return None
-        from huggingface_hub import HfApi  # noqa: PLC0415
+        from huggingface_hub import HfApi
 
         index = self._download("model.safetensors.index.json")
         if index is None:
@@ -134,7 +134,7 @@ def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> i
 
 
 def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
-    from huggingface_hub import errors  # noqa: PLC0415
+    from huggingface_hub import errors
 
     try:
         return ask()
@@ -165,7 +165,7 @@ def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
 
 def _transport_errors() -> tuple[type[Exception], ...]:
     """No route, no name, no answer in time: an OSError, or the base error of the HTTP library huggingface_hub uses."""
-    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))
 

@@ -120,8 +120,21 @@ def _holds(value: Any, wanted: str) -> bool:
 def _bug(row: Mapping[str, Any]) -> KnownBug:
     workaround = row["workaround"]
     return KnownBug(
-        row["id"], row["title"], row["from"], row["to"], row["fixed_in"], row.get("settings", {}),
-        tuple(row.get("model", ())), row.get("platform"), row["memory"], tuple(row["causes"]), tuple(row["evidence"]),
-        row["effect"], workaround.get("flags", {}), workaround.get("env", {}), tuple(workaround.get("steps", ())),
-        row["source"], row.get("start"),
-    )  # fmt: skip
+        row["id"],
+        row["title"],
+        row["from"],
+        row["to"],
+        row["fixed_in"],
+        row.get("settings", {}),
+        tuple(row.get("model", ())),
+        row.get("platform"),
+        row["memory"],
+        tuple(row["causes"]),
+        tuple(row["evidence"]),
+        row["effect"],
+        workaround.get("flags", {}),
+        workaround.get("env", {}),
+        tuple(workaround.get("steps", ())),
+        row["source"],
+        row.get("start"),
+    )

@@ -58,15 +58,25 @@ def package_of(module: str) -> str:
 def _lookalike(row: Mapping[str, Any]) -> Lookalike:
     fixes = tuple(
         LookalikeFix(
-            fix["kind"], fix["why"], tuple(fix.get("steps", ())), fix.get("flags", {}), fix.get("env", {}),
+            fix["kind"],
+            fix["why"],
+            tuple(fix.get("steps", ())),
+            fix.get("flags", {}),
+            fix.get("env", {}),
             fix["confidence"],
         )
         for fix in row["fixes"]
-    )  # fmt: skip
+    )
     return Lookalike(
-        row["id"], row["cause"], tuple(row["evidence"]), row["confidence"], row["why"], fixes, row.get("unnamed", {}),
+        row["id"],
+        row["cause"],
+        tuple(row["evidence"]),
+        row["confidence"],
+        row["why"],
+        fixes,
+        row.get("unnamed", {}),
         row["source"],
-    )  # fmt: skip
+    )
 
 
 @cache

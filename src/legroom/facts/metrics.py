@@ -275,7 +275,7 @@ def _renamed(name: str, ending: str, release: Release, engine: str | None, known
 
 
 def _closest(name: str, known: frozenset[str]) -> str | None:
-    import difflib  # noqa: PLC0415 - only where a name was wrong
+    import difflib  # only where a name was wrong
 
     asked_for = sorted(series for series in known if not series.endswith("_created"))
     matches = difflib.get_close_matches(name, asked_for, n=1, cutoff=0.8)

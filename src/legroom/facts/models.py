@@ -136,7 +136,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
         config = overridden(config_of_folder(path), overrides)
         return _with_tensors(model_from_config(config, name=name, source=f"folder {name}"), tensors)
     if path.suffix.lower() == ".gguf":
-        from legroom.facts.gguf import read_gguf  # noqa: PLC0415 - few users have one
+        from legroom.facts.gguf import read_gguf  # few users have one
 
         return read_gguf(path)
     name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
@@ -147,7 +147,7 @@ def _from_path(path: Path, overrides: Mapping[str, Any] | None) -> Model:
 def _from_hub(name: str, revision: str | None, offline: bool | None, overrides: Mapping[str, Any] | None) -> Model:
     if not is_hub_id(name):
         raise _unknown(name, "is neither a bundled model, a path, nor a Hub id (owner/name)")
-    from legroom.facts import hub  # noqa: PLC0415 - huggingface_hub takes a third of a second to import
+    from legroom.facts import hub  # huggingface_hub takes a third of a second to import
 
     if offline is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}

@@ -219,10 +219,20 @@ _OPCODES: dict[int, _Step] = {
     0x95: _Reader.skip_frame,
 }
 _CALLS = {
-    ord("c"): "GLOBAL", 0x93: "STACK_GLOBAL", ord("R"): "REDUCE", ord("b"): "BUILD", ord("i"): "INST", ord("o"): "OBJ",
-    0x81: "NEWOBJ", 0x92: "NEWOBJ_EX", ord("P"): "PERSID", ord("Q"): "BINPERSID", 0x82: "EXT1", 0x83: "EXT2",
+    ord("c"): "GLOBAL",
+    0x93: "STACK_GLOBAL",
+    ord("R"): "REDUCE",
+    ord("b"): "BUILD",
+    ord("i"): "INST",
+    ord("o"): "OBJ",
+    0x81: "NEWOBJ",
+    0x92: "NEWOBJ_EX",
+    ord("P"): "PERSID",
+    ord("Q"): "BINPERSID",
+    0x82: "EXT1",
+    0x83: "EXT2",
     0x84: "EXT4",
-}  # fmt: skip
+}
 _PROTO, _STOP = 0x80, ord(".")
 
 

@@ -19,7 +19,7 @@ _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a s
 def read_source(source: str) -> tuple[AllocatorReading, ...]:
     """The fullest device first."""
     if source.startswith(("http://", "https://")):
-        from legroom.fragments.worker_page import read_server  # noqa: PLC0415 - a file needs no HTTP
+        from legroom.fragments.worker_page import read_server  # a file needs no HTTP
 
         return read_server(source)
     return read_content(_content(Path(source)), source)
@@ -27,7 +27,7 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 
 def read_content(content: bytes, name: str, most_made_bytes: int = MOST_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     if is_pickle(content[:2]):
-        from legroom.fragments.torch_snapshot import read_snapshot  # noqa: PLC0415
+        from legroom.fragments.torch_snapshot import read_snapshot
 
         return read_snapshot(content, most_made_bytes)
     if is_record(content[:200]):

@@ -13,9 +13,18 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB, human_bytes
 
 PartName = Literal[
-    "allocated", "rounding", "free_whole_segments", "free_in_pieces", "graph_pools", "non_torch",
-    "non_torch_growth", "others", "kv_last_blocks", "failed_request", "leak",
-]  # fmt: skip
+    "allocated",
+    "rounding",
+    "free_whole_segments",
+    "free_in_pieces",
+    "graph_pools",
+    "non_torch",
+    "non_torch_growth",
+    "others",
+    "kv_last_blocks",
+    "failed_request",
+    "leak",
+]
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
 _LEAK_FROM_BYTES = MIB
 _OTHERS_FROM_BYTES = GIB
@@ -227,11 +236,7 @@ def _beside_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
 
 
 def _failed_part(
-    reading: AllocatorReading,
-    request: RefusedRequest,
-    tried: Sequence[SettingTried],
-    *,
-    asked: bool,
+    reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
 ) -> MemoryPart:
     served = [trial.settings.as_text() for trial in tried if trial.served]
     refused = [trial.settings.as_text() for trial in tried if trial.served is False]

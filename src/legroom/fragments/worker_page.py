@@ -23,8 +23,8 @@ _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 def read_server(address: str) -> tuple[AllocatorReading, ...]:
     """From a running server; the fullest GPU first."""
-    from legroom.live.metrics.exposition import parse_sample  # noqa: PLC0415
-    from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session  # noqa: PLC0415
+    from legroom.live.metrics.exposition import parse_sample
+    from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session
 
     target = endpoint(address)
 

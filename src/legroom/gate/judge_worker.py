@@ -72,14 +72,17 @@ def _answered(frame: Frame, source: BinaryIO) -> tuple[int, bytes]:
         if request["search"] == "whole":
             _search_when_idle()
         answer = judge(
-            request["object"], request["default_gpu"], search=request["search"], hub=request["hub"],
+            request["object"],
+            request["default_gpu"],
+            search=request["search"],
+            hub=request["hub"],
             answer_by_s=request["answer_by_s"],
-        )  # fmt: skip
+        )
         return _OK, json.dumps(answer.to_record()).encode()
     except MemoryError:
         return _OK, json.dumps(Judgement("not_understood", ("Not understood: it is too large.",)).to_record()).encode()
     except Exception:
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
         return _BUG, b"{}"

@@ -54,15 +54,19 @@ class Judgement:
 
 
 def judge(
-    thing: Mapping[str, Any], default_gpu: str = "", *, search: Search = "whole", hub: bool = False,
+    thing: Mapping[str, Any],
+    default_gpu: str = "",
+    *,
+    search: Search = "whole",
+    hub: bool = False,
     answer_by_s: float = math.inf,
-) -> Judgement:  # fmt: skip
+) -> Judgement:
     """The judgement on the deciding part of an object. `default_gpu` is what a pod gets that names none; with `hub` a
     model that is not bundled is looked up on the Hub, whose name alone leaves this machine. A quick search ends at
     `answer_by_s` of the monotonic clock; the verdict does not."""
-    from legroom.planning.file_plans import planned_servers, started_servers  # noqa: PLC0415
-    from legroom.planning.machine import Machine  # noqa: PLC0415
-    from legroom.render.verdict_text import verdict_sentences  # noqa: PLC0415
+    from legroom.planning.file_plans import planned_servers, started_servers
+    from legroom.planning.machine import Machine
+    from legroom.render.verdict_text import verdict_sentences
 
     text = json.dumps(thing, ensure_ascii=False)
     with isolated():
@@ -97,8 +101,8 @@ def _advised(server: FileServer, search: Search, answer_by_s: float) -> FileServ
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
-    from legroom.planning.advice import with_advice, with_single_changes  # noqa: PLC0415 - most servers fit
-    from legroom.render.verdict_text import MOST_FIXES  # noqa: PLC0415
+    from legroom.planning.advice import with_advice, with_single_changes  # most servers fit
+    from legroom.render.verdict_text import MOST_FIXES
 
     if search == "whole":
         advised = with_advice(shown, enough=MOST_FIXES)
@@ -110,8 +114,8 @@ def _advised(server: FileServer, search: Search, answer_by_s: float) -> FileServ
 def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list[str]:
     """What is wrong with servers that have the memory: what their controller keeps from vLLM, GPUs that a server alone
     in its object leaves idle, and what lint finds that keeps them from starting, held against the plan."""
-    from legroom.lint.lint import Options, lint_servers  # noqa: PLC0415
-    from legroom.planning.plan_json import plan_document  # noqa: PLC0415
+    from legroom.lint.lint import Options, lint_servers
+    from legroom.planning.plan_json import plan_document
 
     told = [remark for server in servers for remark in server.remarks]
     if idle and len(servers) == 1:
@@ -128,9 +132,9 @@ def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list
 
 def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:
     """The configs of models that are not bundled, from the Hub."""
-    from legroom.deployments.deployment import deployment_of  # noqa: PLC0415
-    from legroom.facts.hub import fetch  # noqa: PLC0415
-    from legroom.facts.models import is_hub_id  # noqa: PLC0415
+    from legroom.deployments.deployment import deployment_of
+    from legroom.facts.hub import fetch
+    from legroom.facts.models import is_hub_id
 
     given: dict[str, GivenModel] = {}
     for server in servers[:_MOST_SERVERS]:
@@ -143,7 +147,7 @@ def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:
 
 
 def _is_known(model: str) -> bool:
-    from legroom.facts.models import load  # noqa: PLC0415
+    from legroom.facts.models import load
 
     try:
         load(model)

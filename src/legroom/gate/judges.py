@@ -178,8 +178,13 @@ class Judges:
         self, pool: WorkerPool, part: Mapping[str, Any], search: Search, answer_by_s: float = math.inf
     ) -> Judgement:
         options = self._options
-        request = {"object": part, "default_gpu": options.default_gpu, "search": search, "hub": options.hub,
-                   "answer_by_s": answer_by_s}  # fmt: skip
+        request = {
+            "object": part,
+            "default_gpu": options.default_gpu,
+            "search": search,
+            "hub": options.hub,
+            "answer_by_s": answer_by_s,
+        }
         answer = await pool.call("judge", json.dumps(request).encode())
         if answer.status != 200:
             raise LegroomError("the object could not be judged", "the gate's log shows where")

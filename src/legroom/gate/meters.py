@@ -8,18 +8,27 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-Ending = Literal["allowed", "warned", "refused", "would_refuse", "not_understood", "no_server", "skipped", "unchanged",
-                 "failed_open"]  # fmt: skip
+Ending = Literal[
+    "allowed", "warned", "refused", "would_refuse", "not_understood", "no_server", "skipped", "unchanged", "failed_open"
+]
 Reason = Literal["timeout", "error", "overload"]
 ENDINGS: tuple[str, ...] = get_args(Ending)
 REASONS: tuple[str, ...] = get_args(Reason)
 EDGES_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _CACHE = ("hit", "miss")
 _NAMES = (
-    *(f"ending:{ending}" for ending in ENDINGS), *(f"reason:{reason}" for reason in REASONS),
-    *(f"cache:{result}" for result in _CACHE), "bad_request", *(f"edge:{edge}" for edge in (*EDGES_S, "+Inf")), "sum",
-    "answered_before_search", "searches_dropped", "certificate_reloads", "certificate_reload_failures", "expiry",
-)  # fmt: skip
+    *(f"ending:{ending}" for ending in ENDINGS),
+    *(f"reason:{reason}" for reason in REASONS),
+    *(f"cache:{result}" for result in _CACHE),
+    "bad_request",
+    *(f"edge:{edge}" for edge in (*EDGES_S, "+Inf")),
+    "sum",
+    "answered_before_search",
+    "searches_dropped",
+    "certificate_reloads",
+    "certificate_reload_failures",
+    "expiry",
+)
 _AT = {name: number for number, name in enumerate(_NAMES)}
 _ROW = struct.Struct(f"{len(_NAMES)}d")
 _EDGE_NAMES = tuple(f"edge:{edge}" for edge in (*EDGES_S, "+Inf"))

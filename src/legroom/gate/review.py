@@ -28,8 +28,19 @@ _POD_OWNERS = frozenset(
     }
 )
 """What they make was looked at when they came."""
-_DECIDES_NOTHING = ("replicas", "selector", "strategy", "updateStrategy", "revisionHistoryLimit", "minReadySeconds",
-                    "progressDeadlineSeconds", "paused", "minReplicas", "maxReplicas", "nodeName")  # fmt: skip
+_DECIDES_NOTHING = (
+    "replicas",
+    "selector",
+    "strategy",
+    "updateStrategy",
+    "revisionHistoryLimit",
+    "minReadySeconds",
+    "progressDeadlineSeconds",
+    "paused",
+    "minReplicas",
+    "maxReplicas",
+    "nodeName",
+)
 """Of a spec: what changes while the server stays the same."""
 _WARNING_CHARACTERS = 250
 """The API server may cut what is longer than 256."""
@@ -90,9 +101,14 @@ def admission_request(document: Any) -> AdmissionRequest:
         raise NotAReview("the review's request has no uid", "only an API server asks here")
     kind = _mapping(request.get("kind"))
     return AdmissionRequest(
-        uid, str(request.get("operation") or ""), str(kind.get("kind") or ""), str(request.get("namespace") or ""),
-        str(request.get("name") or ""), _mapping(request.get("object")), _mapping(request.get("oldObject")),
-    )  # fmt: skip
+        uid,
+        str(request.get("operation") or ""),
+        str(kind.get("kind") or ""),
+        str(request.get("namespace") or ""),
+        str(request.get("name") or ""),
+        _mapping(request.get("object")),
+        _mapping(request.get("oldObject")),
+    )
 
 
 def deciding_part(thing: Mapping[str, Any]) -> dict[str, Any]:

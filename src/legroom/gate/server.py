@@ -129,9 +129,18 @@ def _run(listening: socket.socket, options: GateOptions, meters: GateMeters, sha
             await app(scope, receive, send)
 
     config = uvicorn.Config(
-        asgi, log_level="critical", access_log=False, lifespan="on", ws="none", server_header=False, date_header=False,
-        timeout_graceful_shutdown=_SHUTDOWN_S, timeout_keep_alive=120, limit_concurrency=2_000, backlog=2_048,
-    )  # fmt: skip
+        asgi,
+        log_level="critical",
+        access_log=False,
+        lifespan="on",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        timeout_keep_alive=120,
+        limit_concurrency=2_000,
+        backlog=2_048,
+    )
     config.load()
     config.ssl = context
     uvicorn.Server(config).run(sockets=[listening])
@@ -146,9 +155,14 @@ def server_context(files: CertificateFiles) -> ssl.SSLContext:
 
 
 async def _lifespan(
-    receive: Any, send: Any, app: GateApp, judges: Judges, context: ssl.SSLContext, files: CertificateFiles,
+    receive: Any,
+    send: Any,
+    app: GateApp,
+    judges: Judges,
+    context: ssl.SSLContext,
+    files: CertificateFiles,
     meters: GateMeters,
-) -> None:  # fmt: skip
+) -> None:
     await receive()
     async with _beside(watch_certificates(context, files, meters), _warmed(app, judges)):
         await send({"type": "lifespan.startup.complete"})

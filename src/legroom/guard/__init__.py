@@ -28,7 +28,7 @@ _HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.li
 def __getattr__(name: str) -> Any:
     """Import what was asked for: reading a policy should not pay for the middleware, nor the other way round."""
     if name in _HOMES:
-        import importlib  # noqa: PLC0415
+        import importlib
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'legroom.guard' has no attribute {name!r}")

@@ -356,12 +356,14 @@ class Admission:
             "waiting_clients": ("Clients that these are of.", pool.waiting_clients),
             "small_lane_total": ("Requests admitted to the part kept for small ones.", pool.lane_admitted),
             "draining": ("1 while new requests are refused.", int(self.draining)),
-            "fail_open": ("1 while the pool's size is not known and all are admitted.",
-                          int(not self.limits.known and self.policy.pool.when_unknown == "open")),
+            "fail_open": (
+                "1 while the pool's size is not known and all are admitted.",
+                int(not self.limits.known and self.policy.pool.when_unknown == "open"),
+            ),
             "tokenize_calls_total": ("Prompts counted with the server's tokenizer.", self.learner.calls),
             "policy_reloads_total": ("Times a changed policy was taken over.", self.file.reloads),
             "policy_reload_errors_total": ("Times a changed policy was broken; the old one stayed.", self.file.errors),
-        }  # fmt: skip
+        }
         if upstream_up is not None:
             gauges["upstream_up"] = ("1 if the server behind the guard answered this scrape.", int(upstream_up))
         if stopped_engines is not None:

@@ -17,11 +17,21 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 async def call(app: App, server: Any, method: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
     """Status and body of the answer. `server` is the application that Starlette's handlers ask for (`scope["app"]`)."""
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("127.0.0.1", 0),
-        "server": ("127.0.0.1", 0), "state": {}, "app": server,
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+        "state": {},
+        "app": server,
         "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
-    }  # fmt: skip
+    }
     status = 0
     pieces: list[bytes] = []
     asked = False

@@ -10,10 +10,20 @@ from typing import Any
 from legroom.records import dataclass
 
 KINDS: Mapping[str, str] = {
-    "image_url": "image", "input_image": "image", "image": "image", "image_pil": "image", "image_embeds": "image",
-    "input_audio": "audio", "audio_url": "audio", "audio": "audio", "audio_embeds": "audio",
-    "video_url": "video", "input_video": "video", "video": "video", "video_embeds": "video",
-}  # fmt: skip
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "audio_embeds": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "video_embeds": "video",
+}
 _NAMES = frozenset(KINDS)
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
 _HEADS_BYTES = (64 << 10, 1 << 20, None)

@@ -46,12 +46,24 @@ class Meters:
         """Every series; `label` is one more label, like `api_server="3"`."""
         page = _Page(label, open_metrics)
         page.add("admitted", "counter", "Requests admitted.", [("", self.admitted)])
-        page.add("passed", "counter", "Requests on paths that are not guarded, or without the key that vLLM asks for.",
-                 [("", self.passed)])  # fmt: skip
-        page.add("rejected", "counter", "Requests refused, by reason.",
-                 [(f'reason="{reason}"', self.rejected[reason]) for reason in REASONS])  # fmt: skip
-        page.add("capped", "counter", "Values written into requests, by what was capped.",
-                 [(f'what="{what}"', self.capped[what]) for what in CAPPED])  # fmt: skip
+        page.add(
+            "passed",
+            "counter",
+            "Requests on paths that are not guarded, or without the key that vLLM asks for.",
+            [("", self.passed)],
+        )
+        page.add(
+            "rejected",
+            "counter",
+            "Requests refused, by reason.",
+            [(f'reason="{reason}"', self.rejected[reason]) for reason in REASONS],
+        )
+        page.add(
+            "capped",
+            "counter",
+            "Values written into requests, by what was capped.",
+            [(f'what="{what}"', self.capped[what]) for what in CAPPED],
+        )
         page.add("left_queue", "counter", "Clients that went away while they waited.", [("", self.left_queue)])
         for name, (about, value) in gauges.items():
             page.add(

@@ -57,18 +57,20 @@ class PoolPolicy:
 
     tokens: int = _key(0, "size of the pool; 0: as the engine or the plan says")
     admit: str = _key(
-        "goodput", "goodput: fill the pool, at the price of a few preemptions; strict: none, at that of unused room",
+        "goodput",
+        "goodput: fill the pool, at the price of a few preemptions; strict: none, at that of unused room",
         choices=("goodput", "strict"),
-    )  # fmt: skip
+    )
     overcommit: float = _key(1.0, "1: the pool as it is; 1.5: count on answers ending early", low=0.1, high=10.0)
     max_running: int = _key(0, "sequences admitted at once; 0: max_num_seqs")
     open_ended: int | str = _key(
         "learnt", "reserve for an answer without max_tokens: learnt, worst, or tokens", choices=("learnt", "worst")
     )
     count: str = _key(
-        "auto", "prompt tokens: bytes (bound), tokenize (exact, a call each), auto (only where it decides)",
+        "auto",
+        "prompt tokens: bytes (bound), tokenize (exact, a call each), auto (only where it decides)",
         choices=("auto", "bytes", "tokenize"),
-    )  # fmt: skip
+    )
     when_unknown: str = _key(
         "open", "size of the pool not known: open lets all in, closed none", choices=("open", "closed")
     )
@@ -90,9 +92,10 @@ class ClientPolicy:
     """How clients share the queue."""
 
     by: str = _key(
-        "auto", "clients told apart by key, address, auto (key, else address) or none: one queue",
+        "auto",
+        "clients told apart by key, address, auto (key, else address) or none: one queue",
         choices=("auto", "key", "address", "none"),
-    )  # fmt: skip
+    )
     header: str = _key("", "a header that names the client and goes before these, as a gateway may set", free=True)
     small_share: float = _key(
         0.05, "of the pool, kept for requests that fit there while several clients send; 0: nothing", low=0.0, high=0.5
@@ -104,9 +107,10 @@ class ProxyPolicy:
     """What the proxy alone answers."""
 
     metrics_when_down: str = _key(
-        "page", "of a server that does not answer, /metrics has the guard's own part (page) or is 503",
+        "page",
+        "of a server that does not answer, /metrics has the guard's own part (page) or is 503",
         choices=("page", "503"),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,12 @@ class Policy:
 
 
 SECTIONS: Mapping[str, type] = {
-    "requests": RequestBounds, "pool": PoolPolicy, "queue": QueuePolicy, "clients": ClientPolicy, "proxy": ProxyPolicy,
-}  # fmt: skip
+    "requests": RequestBounds,
+    "pool": PoolPolicy,
+    "queue": QueuePolicy,
+    "clients": ClientPolicy,
+    "proxy": ProxyPolicy,
+}
 WEIGHTS = "weights"
 
 
@@ -250,7 +258,7 @@ def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
 
 
 def _complain(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
-    import difflib  # noqa: PLC0415
+    import difflib
 
     near = difflib.get_close_matches(key or section, list(known), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}" if known else ""

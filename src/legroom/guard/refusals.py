@@ -36,11 +36,26 @@ class Refusal:
 
 
 REASONS = (
-    "body_too_large", "body_timeout", "malformed_json", "prompt_too_long", "output_too_long", "too_many_sequences",
-    "too_many_logprobs", "too_many_prompt_logprobs", "too_many_media", "media_too_large", "remote_media",
-    "never_fits", "queue_full", "queue_timeout", "draining", "pool_unknown", "upstream_down", "upstream_timeout",
+    "body_too_large",
+    "body_timeout",
+    "malformed_json",
+    "prompt_too_long",
+    "output_too_long",
+    "too_many_sequences",
+    "too_many_logprobs",
+    "too_many_prompt_logprobs",
+    "too_many_media",
+    "media_too_large",
+    "remote_media",
+    "never_fits",
+    "queue_full",
+    "queue_timeout",
+    "draining",
+    "pool_unknown",
+    "upstream_down",
+    "upstream_timeout",
     "bad_request",
-)  # fmt: skip
+)
 """Every label of `legroom_guard_rejected_total`."""
 
 
@@ -86,9 +101,7 @@ def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int,
 
 def draining(retry_after_s: int) -> Refusal:
     """The server is about to stop or restart."""
-    return Refusal(
-        503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s
-    )  # fmt: skip
+    return Refusal(503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s)
 
 
 def pool_unknown(why: str) -> Refusal:

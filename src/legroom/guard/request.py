@@ -76,9 +76,17 @@ def weight_of(
         tokens_a_byte = learnt.ratio(text.ascii_only) if exact_tokens is None else exact_tokens / text.text_bytes
         rate = LETTERS_A_TOKEN * min(1.0, tokens_a_byte)
     return Weight(
-        blocks * copies - saved, tokens * copies, seats, longest, certain, start * copies - saved, output.reserved,
-        chains, rate, max(1, len(demand.prompts)),
-    )  # fmt: skip
+        blocks * copies - saved,
+        tokens * copies,
+        seats,
+        longest,
+        certain,
+        start * copies - saved,
+        output.reserved,
+        chains,
+        rate,
+        max(1, len(demand.prompts)),
+    )
 
 
 def need_of(
@@ -103,9 +111,14 @@ def need_of(
     # Copies of one prompt take their blocks together, in one step; of several prompts each when it comes to it.
     by_blocks = weight.prompts == 1
     growth = Growth(
-        max(1, round(weight.start_blocks * part)), max(1, math.ceil(grown * part)), steps, weight.most_steps,
-        answer.lives, -weight.prompt_tokens % block_size if by_blocks else 0, block_size if by_blocks else 0,
-    )  # fmt: skip
+        max(1, round(weight.start_blocks * part)),
+        max(1, math.ceil(grown * part)),
+        steps,
+        weight.most_steps,
+        answer.lives,
+        -weight.prompt_tokens % block_size if by_blocks else 0,
+        block_size if by_blocks else 0,
+    )
     chains = weight.chains if whole else ()
     return Need(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_a_unit)
 

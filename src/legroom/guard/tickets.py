@@ -50,9 +50,22 @@ class Need(NamedTuple):
 
 
 class Ticket:
-    __slots__ = ("_own_need", "_own_units", "admitted_s", "asked_s", "blocks_a_unit", "chains", "client", "in_lane",
-                 "need", "on_admitted", "outlook", "shared_units", "state",
-                 "steps_seen")  # fmt: skip
+    __slots__ = (
+        "_own_need",
+        "_own_units",
+        "admitted_s",
+        "asked_s",
+        "blocks_a_unit",
+        "chains",
+        "client",
+        "in_lane",
+        "need",
+        "on_admitted",
+        "outlook",
+        "shared_units",
+        "state",
+        "steps_seen",
+    )
 
     def __init__(self, need: Need, asked_s: float, client: str = "") -> None:
         self.need = need

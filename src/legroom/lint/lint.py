@@ -82,9 +82,20 @@ def _following(lines: list[str], number: int) -> Iterable[int]:
 
 
 SEARCHED = (
-    ".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".dockerfile", ".promql",
+    ".yaml",
+    ".yml",
+    ".rules",
+    ".json",
+    ".sh",
+    ".bash",
+    ".service",
+    ".md",
+    ".markdown",
+    ".py",
+    ".dockerfile",
+    ".promql",
     ".env",
-)  # fmt: skip
+)
 """What a folder is searched for; a file that is named is read whatever it is called."""
 _BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
 _EMPTY_HINT = "name the files themselves: a file that is named is read whatever it is called"
@@ -174,9 +185,12 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: Options, unread: Itera
     silenced: dict[LintFinding, None] = {}
     for path, part in parts:
         context = replace(
-            frames[path], records=records, declared=declared, is_of_exporter=path in of_exporters,
+            frames[path],
+            records=records,
+            declared=declared,
+            is_of_exporter=path in of_exporters,
             is_about_mig=path in of_mig,
-        )  # fmt: skip
+        )
         for finding in _check(part, context, options.only):
             if isinstance(finding, Unread):
                 not_read.append(finding)

@@ -53,7 +53,7 @@ def _only_card(server: StartedServer) -> str:
 
 @lru_cache(maxsize=256)
 def _planned(words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None) -> OwnPlan | None:
-    from legroom.planning.machine import Machine, make_plan  # noqa: PLC0415 - only where a model is known
+    from legroom.planning.machine import Machine, make_plan  # only where a model is known
 
     parsed = parse_flags(words, release)
     if any(problem.stops_vllm for problem in parsed.problems):

@@ -159,11 +159,32 @@ def _is_scaled(stream: tuple[Token, ...]) -> bool:
     return False
 
 
-NO_LEVEL = frozenset({
-    "absent", "absent_over_time", "changes", "count", "count_over_time", "count_values", "delta", "deriv", "group",
-    "idelta", "increase", "irate", "predict_linear", "present_over_time", "rate", "resets", "stddev",
-    "stddev_over_time", "stdvar", "stdvar_over_time", "time", "timestamp",
-})  # fmt: skip
+NO_LEVEL = frozenset(
+    {
+        "absent",
+        "absent_over_time",
+        "changes",
+        "count",
+        "count_over_time",
+        "count_values",
+        "delta",
+        "deriv",
+        "group",
+        "idelta",
+        "increase",
+        "irate",
+        "predict_linear",
+        "present_over_time",
+        "rate",
+        "resets",
+        "stddev",
+        "stddev_over_time",
+        "stdvar",
+        "stdvar_over_time",
+        "time",
+        "timestamp",
+    }
+)
 """Functions whose answer is not on the scale of the series they are given."""
 
 

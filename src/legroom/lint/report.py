@@ -73,11 +73,7 @@ def sarif(report: Report) -> dict[str, Any]:
     used = [rule_id for rule_id in known if rule_id in broken]
     run = {
         "tool": {
-            "driver": {
-                "name": "legroom",
-                "version": __version__,
-                "rules": [_rule(known[rule_id]) for rule_id in used],
-            }
+            "driver": {"name": "legroom", "version": __version__, "rules": [_rule(known[rule_id]) for rule_id in used]}
         },
         "results": [_result(finding, used.index(finding.rule)) for finding in report.findings],
         "invocations": [

@@ -90,7 +90,7 @@ class Context:
         """Of one server."""
         named = server.named_release if self.asked is None else None
         if named is None and not self.is_told_release and server.image:
-            from legroom.deployments.containers import built_by  # noqa: PLC0415 - not for a plain command line
+            from legroom.deployments.containers import built_by  # not for a plain command line
 
             named = newest_on(day) if (day := built_by(server.image)) else None
         return known_release(named) if named else self.release
@@ -104,7 +104,7 @@ class Context:
         """Whether it is sure which release a server runs: one was asked for or pinned, or the tag is the newest's."""
         if self.is_told_release:
             return True
-        from legroom.deployments.containers import (  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import (  # not for a plain command line
             follows_newest,
             image_release,
             is_other_build,
@@ -123,7 +123,7 @@ class Context:
         """Whether every flag that a server takes is on record: vLLM's own build of a release that legroom knows."""
         if self.is_told_release:
             return True
-        from legroom.deployments.containers import is_published_by_vllm  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import is_published_by_vllm  # not for a plain command line
 
         if not server.named_release or server.launcher or known_release(server.named_release).note:
             return False
@@ -144,7 +144,7 @@ class Context:
         """Whether it runs a release that nobody names: a fork's image, a tag of somebody's own, another launcher."""
         if self.is_told_release or server.named_release:
             return False
-        from legroom.deployments.containers import hides_release  # noqa: PLC0415 - not for a plain command line
+        from legroom.deployments.containers import hides_release  # not for a plain command line
 
         return bool(server.launcher) or hides_release(server.image) or _is_other_hardware(server)
 

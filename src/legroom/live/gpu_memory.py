@@ -138,7 +138,7 @@ def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> 
 def server_processes(port: int) -> tuple[int, ...]:
     """Who listens on a port of this machine, and everything below it; () where that cannot be seen."""
     try:
-        import psutil  # noqa: PLC0415 - only where a server's processes are asked for
+        import psutil  # only where a server's processes are asked for
     except ImportError:
         return ()
     try:

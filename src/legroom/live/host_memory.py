@@ -18,8 +18,10 @@ from legroom.records import dataclass
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2^63."""
 _KMSG_RECORD = 8192
-_KILLED = re.compile(r"(?P<scope>Memory cgroup out of memory|Out of memory)[^:]*: Killed process (?P<pid>\d+) "
-                     r"\((?P<name>[^)]*)\).*?anon-rss:(?P<anon>\d+)kB")  # fmt: skip
+_KILLED = re.compile(
+    r"(?P<scope>Memory cgroup out of memory|Out of memory)[^:]*: Killed process (?P<pid>\d+) "
+    r"\((?P<name>[^)]*)\).*?anon-rss:(?P<anon>\d+)kB"
+)
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,13 @@ def compare(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) ->
     rows.append(
         # All GPUs together may hold less than the peak at any time: only more than its band is not as planned.
         ComparedFigure(
-            "memory_used_bytes", plan.layout.peak_used_bytes * gpus, 0,
-            max(peak.high or 0 if peak else 0, plan.layout.peak_used_bytes) * gpus, sample.memory_used_bytes,
+            "memory_used_bytes",
+            plan.layout.peak_used_bytes * gpus,
+            0,
+            max(peak.high or 0 if peak else 0, plan.layout.peak_used_bytes) * gpus,
+            sample.memory_used_bytes,
         )
-    )  # fmt: skip
+    )
     return tuple(row for row in rows if row.planned > 0)
 
 

@@ -50,8 +50,14 @@ class ProposedRemedy:
     """What it costs."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"why": self.why, "flags": dict(self.flags), "env": dict(self.env), "steps": list(self.steps),
-                "command": list(self.command), "trades": self.trades}  # fmt: skip
+        return {
+            "why": self.why,
+            "flags": dict(self.flags),
+            "env": dict(self.env),
+            "steps": list(self.steps),
+            "command": list(self.command),
+            "trades": self.trades,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,11 @@ def remedies_for(
     make = _BY_KIND.get(finding.kind, _by_what_helps)
     proposed = list(make(finding, traffic(window), planned))
     if planned is None and finding.kind in _NEEDS_PLAN:
-        why = f"flags are computed from a plan, and it could not be read: {problem}" if problem else (
-            "flags are computed from a plan, and none is known for this server"
-        )  # fmt: skip
+        why = (
+            f"flags are computed from a plan, and it could not be read: {problem}"
+            if problem
+            else ("flags are computed from a plan, and none is known for this server")
+        )
         proposed.append(ProposedRemedy(why, steps=(MAKE_A_PLAN,)))
     return tuple(proposed[:_MOST_REMEDIES]) or (ProposedRemedy("nothing needs to be changed"),)
 
@@ -368,11 +376,32 @@ def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 
 
 _BY_KIND = {
-    "crash_loop": _start_up, "unreachable": _start_up, "pool_pressure": _burst, "preemption_thrash": _burst,
-    "queue_backlog": _burst, "long_prompt_burst": _long_prompts, "memory_creep": _creep,
-    "host_memory_creep": _host_creep, "gpu_neighbour": _neighbour, "memory_burst": _memory_burst,
-    "fragmentation": _fragmentation, "prefix_cache_waste": _prefix_cache, "plan_drift": _drift,
-    "stuck_engine": _stuck, "no_traffic": _idle,
-}  # fmt: skip
-_NEEDS_PLAN = frozenset({"crash_loop", "pool_pressure", "preemption_thrash", "queue_backlog", "long_prompt_burst",
-                         "memory_creep", "prefix_cache_waste", "gpu_neighbour", "memory_burst"})  # fmt: skip
+    "crash_loop": _start_up,
+    "unreachable": _start_up,
+    "pool_pressure": _burst,
+    "preemption_thrash": _burst,
+    "queue_backlog": _burst,
+    "long_prompt_burst": _long_prompts,
+    "memory_creep": _creep,
+    "host_memory_creep": _host_creep,
+    "gpu_neighbour": _neighbour,
+    "memory_burst": _memory_burst,
+    "fragmentation": _fragmentation,
+    "prefix_cache_waste": _prefix_cache,
+    "plan_drift": _drift,
+    "stuck_engine": _stuck,
+    "no_traffic": _idle,
+}
+_NEEDS_PLAN = frozenset(
+    {
+        "crash_loop",
+        "pool_pressure",
+        "preemption_thrash",
+        "queue_backlog",
+        "long_prompt_burst",
+        "memory_creep",
+        "prefix_cache_waste",
+        "gpu_neighbour",
+        "memory_burst",
+    }
+)

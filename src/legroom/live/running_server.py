@@ -31,20 +31,33 @@ if TYPE_CHECKING:
 _CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _OF_CACHE = {
-    "gpu_memory_utilization": float, "cache_dtype": str, "kv_cache_memory_bytes": int, "num_gpu_blocks_override": int,
+    "gpu_memory_utilization": float,
+    "cache_dtype": str,
+    "kv_cache_memory_bytes": int,
+    "num_gpu_blocks_override": int,
     "cpu_offload_gb": float,
-}  # fmt: skip
+}
 """Labels of `vllm:cache_config_info` that are settings."""
 _NAMES = {"cache_dtype": "kv_cache_dtype"}
 _OF_SERVER = {
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
-    "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                        "enable_expert_parallel"),
+    "parallel_config": (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "enable_expert_parallel",
+    ),
     "model_config": ("enforce_eager", "quantization", "dtype"),
-}  # fmt: skip
+}
 """Settings in `/server_info`, by vLLM's own names."""
-_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
-          "enforce_eager", "quantization")  # fmt: skip
+_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "enable_expert_parallel",
+    "enforce_eager",
+    "quantization",
+)
 """Settings that have one default whatever the model and the card."""
 
 

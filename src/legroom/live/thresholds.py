@@ -157,9 +157,12 @@ class Thresholds:
     def longest_over_s(self) -> float:
         """How far back the steps of a server are asked for."""
         return max(
-            self.preemption_over_s, self.hit_rate_over_s, self.long_prompt_over_s + self.long_prompt_before_s,
-            self.stuck_first_s, self.forecast_over_s,
-        )  # fmt: skip
+            self.preemption_over_s,
+            self.hit_rate_over_s,
+            self.long_prompt_over_s + self.long_prompt_before_s,
+            self.stuck_first_s,
+            self.forecast_over_s,
+        )
 
     def changed(self, settings: dict[str, Any]) -> Thresholds:
         """These thresholds with some of them set from a file; a name or type that is none is said."""

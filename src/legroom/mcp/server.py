@@ -30,9 +30,11 @@ _ASKS_THE_HUB = ToolAnnotations(read_only_hint=True, destructive_hint=False, ide
 
 Model = Annotated[
     str | None,
-    Field(description="A Hub id, a bundled short name, or (stdio only) a folder with a config.json.",
-          examples=["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"]),
-]  # fmt: skip
+    Field(
+        description="A Hub id, a bundled short name, or (stdio only) a folder with a config.json.",
+        examples=["meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"],
+    ),
+]
 Gpu = Annotated[str, Field(description="A GPU by name, or a size.", examples=["h100", "a100-80gb", "rtx4090", "24GiB"])]
 OptionalGpu = Annotated[
     str | None, Field(description="A GPU by name, or a size, where the log does not say.", examples=["h100", "24GiB"])
@@ -45,14 +47,18 @@ Vllm = Annotated[
 ]
 Flags = Annotated[
     dict[str, Any] | None,
-    Field(description="vLLM engine arguments by their Python or command-line names; what is left out is the default.",
-          examples=[{"max_model_len": 32768, "tensor_parallel_size": 2}]),
-]  # fmt: skip
+    Field(
+        description="vLLM engine arguments by their Python or command-line names; what is left out is the default.",
+        examples=[{"max_model_len": 32768, "tensor_parallel_size": 2}],
+    ),
+]
 CommandLine = Annotated[
     str | None,
-    Field(description="In place of model and flags: the command that is run.",
-          examples=["vllm serve Qwen/Qwen3-8B --max-model-len 32768"]),
-]  # fmt: skip
+    Field(
+        description="In place of model and flags: the command that is run.",
+        examples=["vllm serve Qwen/Qwen3-8B --max-model-len 32768"],
+    ),
+]
 Language = Annotated[Literal["en", "zh"], Field(description="English or Chinese.")]
 Size = Annotated[str | None, Field(description="A size such as 2GiB.", examples=["2GiB", "79.1GiB"])]
 
@@ -133,7 +139,7 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         headroom), kv (blocks, tokens, concurrency, longest context), failure (what vLLM will say), advice (flags that
         fix it, each with its layout), command, and the confidence of every figure. No GPU is needed.
         """
-        from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+        from legroom.planning.plan_json import plan_json
 
         what = calls.deployment(model, command, flags, vllm, local_files)
         made = calls.planned(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)
@@ -159,8 +165,8 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
         limits it, its layout, and the command to run.
         """
-        from legroom.planning.sizing import named_gpus, size_json, size_models  # noqa: PLC0415
-        from legroom.planning.wish import Wish, counts_up_to  # noqa: PLC0415
+        from legroom.planning.sizing import named_gpus, size_json, size_models
+        from legroom.planning.wish import Wish, counts_up_to
 
         what = calls.deployment(model, None, flags, vllm, local_files)
         wish = Wish(context, float(concurrency), counts_up_to(max_gpus))
@@ -195,10 +201,10 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         Answers with verdict, phase, and findings ranked by confidence; each has cause, entry (read on with
         `explain`), evidence (line, text, facts), why, fixes (flags, env, steps, command, and the layout that the
         memory model computed for it) and dead_ends (what not to try). A healthy log is told as such.
-        """  # fmt: skip
-        from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-        from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
-        from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
+        """
+        from legroom.diagnosis.diagnose import read_log
+        from legroom.diagnosis.diagnosis_json import readings_json
+        from legroom.diagnosis.starting_plan import Hints
 
         if (log is None) == (path is None):
             raise LegroomError("say which log once", "give `log` (its text) or `path`")
@@ -208,7 +214,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         if path is not None:
             if not local_files:
                 raise LegroomError("files of this machine are not read over HTTP", "give the text as `log`")
-            from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+            from legroom.diagnosis.reader import pieces_of_file
 
             return readings_json([read_log(pieces_of_file(path), path, hints)])
         assert log is not None
@@ -222,15 +228,14 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
 
 def explain(
-    id: Annotated[str, Field(description="An entry of the catalog.", examples=["LR203"])],
-    lang: Language = "en",
+    id: Annotated[str, Field(description="An entry of the catalog.", examples=["LR203"])], lang: Language = "en"
 ) -> dict[str, Any]:
     """Tell the long story of one cause: signatures, root cause, arithmetic with a worked example, what helps, what not.
 
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
-    from legroom.explain.catalog import entry  # noqa: PLC0415
-    from legroom.explain.entry import entry_json  # noqa: PLC0415
+    from legroom.explain.catalog import entry
+    from legroom.explain.entry import entry_json
 
     return entry_json(entry(id), lang)
 
@@ -238,16 +243,20 @@ def explain(
 def search_catalog(
     query: Annotated[
         str,
-        Field(min_length=1, max_length=4000, description="Words in English or Chinese, a cause label, or a log line.",
-              examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"]),
+        Field(
+            min_length=1,
+            max_length=4000,
+            description="Words in English or Chinese, a cause label, or a log line.",
+            examples=["cumem", "kv_too_small_for_max_len", "No available memory for the cache blocks", "碎片"],
+        ),
     ],
     limit: Annotated[int, Field(ge=1, le=50, description="At most this many.")] = 5,
     lang: Language = "en",
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog import entries  # noqa: PLC0415
-    from legroom.explain.entry import summary_json  # noqa: PLC0415
-    from legroom.explain.search import search  # noqa: PLC0415
+    from legroom.explain.catalog import entries
+    from legroom.explain.entry import summary_json
+    from legroom.explain.search import search
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
     return {"query": query, "hits": hits}
@@ -286,7 +295,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
 
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
-        """  # fmt: skip
+        """
         trace = calls.trace_of(requests, mix)
         plan = None
         if model is not None:
@@ -295,10 +304,13 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             what = calls.deployment(model, None, flags, vllm, local_files)
             plan = calls.planned(what, Machine(gpu, gpus), advice=False)
         given: dict[str, int | bool | None] = {
-            "num_blocks": num_blocks, "block_size": block_size, "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
-        }  # fmt: skip
+        }
         return calls.replayed(trace, plan, given, step_ms)
 
     return simulate
@@ -323,9 +335,9 @@ def lint(
 
     Answers with findings: rule, severity, line, message, and what to write instead. Nothing is run.
     """
-    from legroom.facts.releases import release as known_release  # noqa: PLC0415
-    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
-    from legroom.lint.report import report_json  # noqa: PLC0415
+    from legroom.facts.releases import release as known_release
+    from legroom.lint.lint import Options, lint_texts
+    from legroom.lint.report import report_json
 
     any_release = vllm == "any"
     options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)

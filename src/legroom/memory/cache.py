@@ -81,9 +81,12 @@ def _copy(record: _Record, **changes: Any) -> _Record:
 BUDGET = ("notes", "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
 """What divides the card and changes none of the parts."""
 GRAPHS = (
-    "cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "max_seq_len_to_capture",
+    "cudagraph_mode",
+    "cudagraph_capture_sizes",
+    "max_cudagraph_capture_size",
+    "max_seq_len_to_capture",
     "graph_estimate_applied",
-)  # fmt: skip
+)
 """What is captured and how: no part of the weights, the KV cache or the profile run."""
 PROFILE_RUN = Inputs(*BUDGET, *GRAPHS)
 """The profile run captures nothing. Its KV cache is empty, but decides which kernel expands a latent."""

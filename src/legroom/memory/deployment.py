@@ -148,11 +148,7 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 
 
 def kv_cache_figure(
-    budget: int,
-    parts: tuple[Figure, ...],
-    band: tuple[int, int],
-    settings: EngineSettings,
-    neighbours_bytes: int = 0,
+    budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
     """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for.
 

@@ -125,7 +125,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
-        from legroom.memory.weights.loaded import on_one_card, weights  # noqa: PLC0415 - few servers share experts
+        from legroom.memory.weights.loaded import on_one_card, weights  # few servers share experts
 
         return weights(model, on_one_card(settings), gpu).bytes
     return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
@@ -133,7 +133,7 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
     """What one node of a deployment takes; more than eight GPUs are several nodes."""
-    from legroom.memory.weights.loaded import offloaded_tensors, weight_segments  # noqa: PLC0415 - few plans offload
+    from legroom.memory.weights.loaded import offloaded_tensors, weight_segments  # few plans offload
 
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(NODE_GPUS, ranks))

@@ -60,11 +60,7 @@ class ServerState:
 
 
 def server_states(
-    model: Model,
-    gpu: Gpu,
-    settings: EngineSettings,
-    memory: DeploymentMemory,
-    host_bytes_s: float | None = None,
+    model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, host_bytes_s: float | None = None
 ) -> tuple[ServerState, ...]:
     """Every state of a server that is started with sleep mode; LegroomError where its release has none."""
     rules = sleep_rules(settings.release)

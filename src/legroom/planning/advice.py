@@ -232,7 +232,7 @@ def _on_more_gpus(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 def _searched(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
     """The same weights first, then quantized checkpoints where they save GPUs or hold more."""
-    from legroom.planning.checkpoints import quantized_checkpoints  # noqa: PLC0415
+    from legroom.planning.checkpoints import quantized_checkpoints
 
     target, args = start.target, _pinned(start, kept, released)
     same = list(_by_context([target], args, start, kept, gpus))
@@ -249,8 +249,8 @@ def _by_context(
 ) -> Iterator[Advice]:
     """The longest context that holds with nothing but the parallel sizes and the share of the card changed; where that
     would never do, the longest that any setting holds."""
-    from legroom.planning.search import find  # noqa: PLC0415 - a plan that fits needs none
-    from legroom.planning.wish import Wish  # noqa: PLC0415
+    from legroom.planning.search import find  # a plan that fits needs none
+    from legroom.planning.wish import Wish
 
     squeezed: Advice | None = None
     for context in _contexts(start, kept):
@@ -308,11 +308,16 @@ def _best(result: WishResult, start: Plan, wish: Wish) -> Advice | None:
 def _trades(flags: Mapping[str, Any], result: WishResult, start: Plan) -> Iterator[str]:
     """What a combination costs: as the levers say it where a lever does the same."""
     said = {
-        "model": "quantized weights", "tensor_parallel_size": "idle GPUs", "pipeline_parallel_size": "idle GPUs",
-        "max_model_len": "shorter context", "kv_cache_dtype": "fp8 KV cache", "enforce_eager": "no CUDA graphs",
-        "max_num_seqs": "fewer sequences", "max_num_batched_tokens": "smaller batches",
+        "model": "quantized weights",
+        "tensor_parallel_size": "idle GPUs",
+        "pipeline_parallel_size": "idle GPUs",
+        "max_model_len": "shorter context",
+        "kv_cache_dtype": "fp8 KV cache",
+        "enforce_eager": "no CUDA graphs",
+        "max_num_seqs": "fewer sequences",
+        "max_num_batched_tokens": "smaller batches",
         "max_cudagraph_capture_size": "fewer captured graphs",
-    }  # fmt: skip
+    }
     names = list(dict.fromkeys(said[name] for name in flags if name in said))
     if result.best and result.best.args.gpus_needed > start.target.gpus:
         names = ["more GPUs" if name == "idle GPUs" else name for name in names]

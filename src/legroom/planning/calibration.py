@@ -34,13 +34,30 @@ TOTAL_TOLERANCE = 0.01
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _WEIGHTS = (
-    *_PARALLEL, "dtype", "quantization", "enable_expert_parallel", "enable_lora", "max_loras", "max_lora_rank",
-    "cpu_offload_gb", "speculative_config", "language_model_only", "kv_cache_dtype",
-)  # fmt: skip
+    *_PARALLEL,
+    "dtype",
+    "quantization",
+    "enable_expert_parallel",
+    "enable_lora",
+    "max_loras",
+    "max_lora_rank",
+    "cpu_offload_gb",
+    "speculative_config",
+    "language_model_only",
+    "kv_cache_dtype",
+)
 _PROFILE = (
-    *_WEIGHTS, "engine", "runner", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
-    "limit_mm_per_prompt", "mm_processor_kwargs", "skip_mm_profiling", "attention_backend",
-)  # fmt: skip
+    *_WEIGHTS,
+    "engine",
+    "runner",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "limit_mm_per_prompt",
+    "mm_processor_kwargs",
+    "skip_mm_profiling",
+    "attention_backend",
+)
 TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "weights_bytes": _WEIGHTS,
     "activation_bytes": (*_PROFILE, "max_model_len"),
@@ -72,7 +89,7 @@ class Observation:
     @property
     def key(self) -> str:
         """A short name for what was run, the same for every start of it."""
-        import hashlib  # noqa: PLC0415 - a plan with nothing stored needs none of it
+        import hashlib  # a plan with nothing stored needs none of it
 
         what = json.dumps([self.gpu, self.model, self.release, self.settings], sort_keys=True, default=str)
         return hashlib.sha256(what.encode()).hexdigest()[:10]

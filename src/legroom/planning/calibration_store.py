@@ -102,7 +102,7 @@ def locked(path: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
-            import fcntl  # noqa: PLC0415 (absent on Windows, where a second writer is simply not held off)
+            import fcntl  # (absent on Windows, where a second writer is simply not held off)
         except ImportError:
             yield
             return

@@ -143,9 +143,7 @@ def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ra
     ]
     best = max(modules, key=lambda record: record.ranks == ranks, default=None)
     measured = CardMeasurements(
-        context,
-        best.vllm_non_torch_bytes if best else None,
-        best is not None and best.ranks == ranks and ranks > 1,
+        context, best.vllm_non_torch_bytes if best else None, best is not None and best.ranks == ranks and ranks > 1
     )
     total = own[0].total_bytes
     note = f"measured by legroom probe on {own[0].seen or 'this machine'}: a total of {gib(total)}"

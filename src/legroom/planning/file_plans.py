@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6
 """Kinds of GPU that one server is planned for."""
-_SEVERAL_NODES = ("--nnodes", "--node-rank", "--data-parallel-address", "--data-parallel-start-rank",
-                  "--data-parallel-external-lb", "--data-parallel-rank")  # fmt: skip
+_SEVERAL_NODES = (
+    "--nnodes",
+    "--node-rank",
+    "--data-parallel-address",
+    "--data-parallel-start-rank",
+    "--data-parallel-external-lb",
+    "--data-parallel-rank",
+)
 """Flags of a server whose other GPUs are in other pods."""
 
 
@@ -80,7 +86,7 @@ class FileServer:
 
 def started_servers(path: str, text: str, asked: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
     """The servers of a text, and why it could not be read where it could not."""
-    from legroom.deployments.read import read_file  # noqa: PLC0415 - only files need YAML and the like
+    from legroom.deployments.read import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, asked or latest()))
     unread = next((part.unread for part in parts if part.is_whole and part.unread), None)

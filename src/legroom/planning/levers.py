@@ -38,7 +38,7 @@ class Lever:
 def shorter_context(plan: Plan) -> Proposals:
     """The longest length that fits across the error band, rounded down so that small drift does not break it: the
     first start, with a cold compile cache, has the smallest pool."""
-    from legroom.planning.plan import cold_start  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+    from legroom.planning.plan import cold_start  # a plan knows its advice, and advice its plan
 
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
@@ -53,7 +53,7 @@ def shorter_context(plan: Plan) -> Proposals:
 
 def more_utilization(plan: Plan) -> Proposals:
     """Raise the share of the card, a hundredth at a time; a pool too small at the largest share is so at every one."""
-    from legroom.planning.plan import try_flags  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
 
     first = int(plan.settings.gpu_memory_utilization * 100) + 1
     most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
@@ -116,7 +116,7 @@ def fewer_graphs(plan: Plan) -> Proposals:
 def fewer_media(plan: Plan) -> Proposals:
     """Leave out the media that the profile run is largest for, videos first, then all but one image; with the longest
     context that fits then, where the full one does not."""
-    from legroom.planning.plan import try_flags  # noqa: PLC0415 - a plan knows its advice, and advice its plan
+    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
 
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
@@ -236,9 +236,11 @@ LEVERS: tuple[Lever, ...] = (
 LAST_RESORTS: tuple[Lever, ...] = (
     Lever("online quantization", online_quantization, "weights are rounded to 8 bits while they are loaded", 7),
     Lever(
-        "offloaded weights", offloaded_weights,
-        "part of the weights stays in the host's memory and crosses the bus at every step: many times slower", 30,
+        "offloaded weights",
+        offloaded_weights,
+        "part of the weights stays in the host's memory and crosses the bus at every step: many times slower",
+        30,
     ),
     Lever("smaller model", smaller_model, "a smaller model of the same series", 25),
-)  # fmt: skip
+)
 """What nobody wants who has another way."""

@@ -42,7 +42,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     made = plan_on_named_card(with_measurements(target, args), args)
     made = replace(made, notes=(*made.notes, *remarks(made.target, args), *bug_notes(made)))
     if advice and made.verdict != "fits":
-        from legroom.planning.advice import with_advice  # noqa: PLC0415
+        from legroom.planning.advice import with_advice
 
         made = with_advice(made)
     return made
@@ -80,7 +80,7 @@ def with_probe(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
     """The card with what `legroom probe` measured of it on this machine, where it did."""
     if not cards_path().exists():
         return card
-    from legroom.planning.card_store import measured_card, read_cards  # noqa: PLC0415
+    from legroom.planning.card_store import measured_card, read_cards
 
     return measured_card(card, read_cards().cards, release, max(args.gpus_needed, 1))
 
@@ -89,8 +89,8 @@ def with_measured_total(card: Gpu) -> Gpu:
     """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
     if not store_path().exists():
         return card
-    from legroom.planning.calibration import usable_total  # noqa: PLC0415
-    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
+    from legroom.planning.calibration import usable_total
+    from legroom.planning.calibration_store import read_store
 
     total = usable_total(read_store().observations, card)
     if total is None:
@@ -103,9 +103,9 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
     """The target with what `legroom calibrate` has stored for it, if there is a store."""
     if not store_path().exists():
         return target
-    from legroom.planning.calibration import lookup  # noqa: PLC0415
-    from legroom.planning.calibration_store import read_store  # noqa: PLC0415
-    from legroom.vllm.resolve import resolve  # noqa: PLC0415
+    from legroom.planning.calibration import lookup
+    from legroom.planning.calibration_store import read_store
+    from legroom.vllm.resolve import resolve
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=lookup(read_store().observations, target, settings))

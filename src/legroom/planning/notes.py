@@ -61,7 +61,7 @@ def bug_notes(made: Plan) -> Iterator[str]:
     setting or a kind of model first. Bugs are known of releases that a later one corrected: the newest has none."""
     if made.target.release.version == latest().version:
         return
-    from legroom.planning.release_bugs import bugs_of  # noqa: PLC0415 - most plans are of the newest release
+    from legroom.planning.release_bugs import bugs_of  # most plans are of the newest release
 
     target = made.target
     bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)

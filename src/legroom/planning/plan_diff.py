@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 ABSENT = "not given"
 _PARTS = (
-    ("weights", "weights"), ("activation", "activations"), ("cuda_graph", "CUDA graphs"), ("non_torch", "non-torch"),
-    ("kv_cache", "KV cache"), ("outside", "outside the budget"),
-)  # fmt: skip
+    ("weights", "weights"),
+    ("activation", "activations"),
+    ("cuda_graph", "CUDA graphs"),
+    ("non_torch", "non-torch"),
+    ("kv_cache", "KV cache"),
+    ("outside", "outside the budget"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,10 @@ def server_diffs(old: Sequence[FileServer], new: Sequence[FileServer]) -> tuple[
     for number in range(len(new)):
         if number not in pairs and left:
             pairs[number] = left.pop(0)
-    diffs = [ServerDiff(server.name, pairs.get(number), server, _changes(pairs.get(number), server))
-             for number, server in enumerate(new)]  # fmt: skip
+    diffs = [
+        ServerDiff(server.name, pairs.get(number), server, _changes(pairs.get(number), server))
+        for number, server in enumerate(new)
+    ]
     return (*diffs, *(ServerDiff(server.name, server, None) for server in left))
 
 

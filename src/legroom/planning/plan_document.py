@@ -21,10 +21,23 @@ if TYPE_CHECKING:
 
 HOW_TO_WRITE_ONE = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
 WHOLE = (
-    "model", "vllm", "gpu.count", "gpu.total_bytes", "layout.total_bytes", "layout.budget_bytes",
-    "layout.weights_bytes", "layout.kv_cache_bytes", "layout.peak_used_bytes", "kv.block_size", "kv.num_blocks",
-    "kv.tokens", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs", "command",
-)  # fmt: skip
+    "model",
+    "vllm",
+    "gpu.count",
+    "gpu.total_bytes",
+    "layout.total_bytes",
+    "layout.budget_bytes",
+    "layout.weights_bytes",
+    "layout.kv_cache_bytes",
+    "layout.peak_used_bytes",
+    "kv.block_size",
+    "kv.num_blocks",
+    "kv.tokens",
+    "kv.max_concurrency",
+    "args.max_model_len",
+    "args.max_num_seqs",
+    "command",
+)
 """What every version of legroom has written into a plan."""
 _MOST_BYTES = 32 * 2**20
 
@@ -180,7 +193,7 @@ class PlanDocument:
     @property
     def release(self) -> Release:
         """The vLLM release it was planned for."""
-        from legroom.facts.releases import release  # noqa: PLC0415 - the guard and `run` never ask
+        from legroom.facts.releases import release  # the guard and `run` never ask
 
         return release(self.vllm)
 
@@ -203,7 +216,7 @@ def read_plan(path: str, needs: tuple[str, ...] = WHOLE) -> PlanDocument:
     """The plan in a file (`-`: stdin), or what is wrong with it."""
     try:
         if path == "-":
-            import sys  # noqa: PLC0415
+            import sys
 
             text = sys.stdin.read(_MOST_BYTES)
         elif (size := Path(path).stat().st_size) > _MOST_BYTES:

@@ -62,8 +62,13 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         args=_args(plan),
         layout=planned_layout(layout),
         kv=PlannedKv(
-            kv.block_size, max(kv.num_blocks, 0), max(kv.tokens, 0), kv.bytes_per_token, kv.max_concurrency,
-            max(kv.longest_len, 0), kv.needed_bytes,
+            kv.block_size,
+            max(kv.num_blocks, 0),
+            max(kv.tokens, 0),
+            kv.bytes_per_token,
+            kv.max_concurrency,
+            max(kv.longest_len, 0),
+            kv.needed_bytes,
             {str(users): tokens for users, tokens in shared_contexts(plan).items()},
         ),
         host=_host(plan),
@@ -80,7 +85,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
         ranks=tuple(PlannedStage(rank.rank, planned_layout(rank)) for rank in plan.memory.ranks),
         notes=tuple(dict.fromkeys(plan.notes)),
         terms=_every_term(plan) if explain_math else None,
-    )  # fmt: skip
+    )
 
 
 def plan_json(plan: Plan, explain_math: bool = False) -> dict[str, Any]:

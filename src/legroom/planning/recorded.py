@@ -59,15 +59,20 @@ _GROUP_SIZE = 128
 
 def _compressed(bits: int, kind: str, group_size: int | None, activations: Mapping[str, Any] | None) -> dict[str, Any]:
     weights = {
-        "num_bits": bits, "type": kind, "symmetric": True,
-        "strategy": "group" if group_size else "channel", "group_size": group_size,
-    }  # fmt: skip
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": True,
+        "strategy": "group" if group_size else "channel",
+        "group_size": group_size,
+    }
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     layout = "pack-quantized" if bits == 4 else f"{kind}-quantized"
     return {
-        "quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
-    }  # fmt: skip
+    }
 
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP_SIZE, "desc_act": False, "sym": True}
@@ -85,7 +90,9 @@ _BY_WORDS: tuple[tuple[str, dict[str, Any], frozenset[str]], ...] = (
     (
         "nf4",
         {
-            "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": "bfloat16",
         },
         frozenset(),
@@ -100,7 +107,7 @@ _BY_WORDS: tuple[tuple[str, dict[str, Any], frozenset[str]], ...] = (
     ),
     ("int8 w8a8", _compressed(8, "int", None, {**_PER_TOKEN, "type": "int"}), frozenset()),
     ("int4", _compressed(4, "int", _GROUP_SIZE, None), frozenset()),
-)  # fmt: skip
+)
 
 
 def config_of(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,9 +67,20 @@ class ModelFit:
 MOST_GPUS = 32
 """Four nodes of eight: as many of one GPU as are tried unless told otherwise."""
 USUAL_GPUS = (
-    "b200", "h200", "mi300x", "h100", "a100-80gb", "a100-40gb", "l40s", "rtx-a6000", "rtx5090", "rtx4090", "a10", "l4",
+    "b200",
+    "h200",
+    "mi300x",
+    "h100",
+    "a100-80gb",
+    "a100-40gb",
+    "l40s",
+    "rtx-a6000",
+    "rtx5090",
+    "rtx4090",
+    "a10",
+    "l4",
     "t4",
-)  # fmt: skip
+)
 """What is tried unless told otherwise: cards that people rent or have."""
 
 

@@ -38,7 +38,7 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 def model_of_log(name: str) -> Model:
     """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
-    from legroom.facts.models import from_bundled, load  # noqa: PLC0415 - most logs of failures name no known model
+    from legroom.facts.models import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
     asked = f"{cached['owner']}/{cached['name']}" if cached else name
@@ -53,12 +53,19 @@ def model_of_log(name: str) -> Model:
 
 def shape_of(model: Model) -> str:
     """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
-    import hashlib  # noqa: PLC0415 - a plan with nothing stored needs none of it
+    import hashlib  # a plan with nothing stored needs none of it
 
     parts = (
-        model.architecture, model.hidden_size, model.vocab_size, model.layers, model.tie_word_embeddings,
-        model.quantization, model.modalities, model.encoder_layers, model.is_pooling,
-    )  # fmt: skip
+        model.architecture,
+        model.hidden_size,
+        model.vocab_size,
+        model.layers,
+        model.tie_word_embeddings,
+        model.quantization,
+        model.modalities,
+        model.encoder_layers,
+        model.is_pooling,
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
@@ -81,10 +88,16 @@ _ENGINE_FACTS = {
 _ENGINE_OTHERS = {
     name: re.compile(rf"\b{name}=(?P<value>'[^']*'|[^,()\s]+)")
     for name in (
-        "tokenizer", "tokenizer_mode", "revision", "trust_remote_code", "download_dir", "load_format",
-        "served_model_name", "reasoning_parser",
+        "tokenizer",
+        "tokenizer_mode",
+        "revision",
+        "trust_remote_code",
+        "download_dir",
+        "load_format",
+        "served_model_name",
+        "reasoning_parser",
     )
-}  # fmt: skip
+}
 _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")
 
 

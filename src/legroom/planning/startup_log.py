@@ -288,9 +288,13 @@ def _failure(events: list[StartupEvent], index: int) -> StartupFailure:
             id_, event.line_number, event.text, _int(event, "needed_bytes"), _int(event, "free_bytes")
         )
     return StartupFailure(
-        id_, event.line_number, event.text, _int(event, "needed_bytes"), _int(event, "available_bytes"),
+        id_,
+        event.line_number,
+        event.text,
+        _int(event, "needed_bytes"),
+        _int(event, "available_bytes"),
         _int(event, "estimated_len_count"),
-    )  # fmt: skip
+    )
 
 
 def _process(line: str) -> str:

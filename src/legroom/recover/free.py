@@ -172,10 +172,11 @@ def _record(dead: Sequence[Holder]) -> dict[str, object]:
     return {
         "processes": [
             {"pid": fact.pid, "created_s": fact.created_s, "title": fact.title}
-            for holder in dead if (fact := holder.process)
+            for holder in dead
+            if (fact := holder.process)
         ],
         "segments": [holder.segment.path for holder in dead if holder.segment],
-    }  # fmt: skip
+    }
 
 
 def _line(freed: Freed) -> str:

@@ -190,7 +190,7 @@ class Holdings:
 
 def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
     """Gather everything once: hundredths of a second on a small machine, a second where thousands of processes run."""
-    import psutil  # noqa: PLC0415 - most commands never look
+    import psutil  # most commands never look
 
     if not (_PROC / "self/fd").exists():
         raise LegroomError(
@@ -222,7 +222,7 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
 
 def born(pid: int) -> float | None:
     """When the process of this PID was born, in the terms of `ProcessFact.created_s`; None where there is none."""
-    import psutil  # noqa: PLC0415
+    import psutil
 
     try:
         return float(psutil.Process(pid).create_time())
@@ -342,13 +342,13 @@ def _is_python(psutil: Any, process: Any, name: str, title: str) -> bool:
 
 
 def _gpus() -> tuple[GpuMemory, ...]:
-    from legroom.live.gpu_memory import devices  # noqa: PLC0415
+    from legroom.live.gpu_memory import devices
 
     return devices()
 
 
 def _user_name(uid: int) -> str:
-    import pwd  # noqa: PLC0415
+    import pwd
 
     try:
         return pwd.getpwuid(uid).pw_name

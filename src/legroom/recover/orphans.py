@@ -85,8 +85,13 @@ def _processes(holdings: Holdings) -> Iterator[Holder]:
         elif _SERVER.search(fact.title) and fact.is_python and fact.loads_vllm:
             yield _server(holdings, fact, gpu_bytes)
         elif gpu_bytes:
-            yield Holder("in use", fact.title or fact.name, "a living process that is not a part of vLLM", fact,
-                         gpu_bytes=gpu_bytes)  # fmt: skip
+            yield Holder(
+                "in use",
+                fact.title or fact.name,
+                "a living process that is not a part of vLLM",
+                fact,
+                gpu_bytes=gpu_bytes,
+            )
 
 
 def _server(holdings: Holdings, fact: ProcessFact, gpu_bytes: int) -> Holder:
@@ -133,9 +138,13 @@ def _hidden_owner(holdings: Holdings, top: int) -> str:
 
 def _with_parent(holdings: Holdings, top: ProcessFact, above: ProcessFact) -> tuple[HolderState, str, int]:
     """A Python parent has most likely made it; one that adopts (a supervisor as PID 1) has no connection to it."""
-    if above.pid == 1 and holdings.knows_peers and above.is_readable and above.pid not in top.peers and not (
-        _SERVER.search(above.title) or above.loads_vllm
-    ):  # fmt: skip
+    if (
+        above.pid == 1
+        and holdings.knows_peers
+        and above.is_readable
+        and above.pid not in top.peers
+        and not (_SERVER.search(above.title) or above.loads_vllm)
+    ):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
     return "in use", f"belongs to {_named(holdings, above.pid)}, which lives", top.pid
 
@@ -159,10 +168,11 @@ def _unseen(holdings: Holdings) -> Iterator[Holder]:
         for pid, used in card.processes:
             if pid not in holdings.processes:
                 yield Holder(
-                    "unseen", f"PID {pid} on GPU {card.index}",
+                    "unseen",
+                    f"PID {pid} on GPU {card.index}",
                     "the driver names it, but no such process can be seen: another container's, or one just gone",
                     gpu_bytes=used or 0,
-                )  # fmt: skip
+                )
 
 
 def _segments(holdings: Holdings, judged: list[Holder]) -> Iterator[Holder]:

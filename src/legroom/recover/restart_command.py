@@ -73,7 +73,7 @@ def last_run(folder: Path | None = None) -> Crashed | None:
 
 def _still_runs(run_note: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a note lives, and not another one that was given its PID since."""
-    import psutil  # noqa: PLC0415
+    import psutil
 
     pid, started_s = run_note.get("pid"), run_note.get("started_s")
     if not isinstance(pid, int) or pid < 1:
@@ -110,7 +110,7 @@ def _apart(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
 
 
 def _restart(crashed: Crashed) -> RestartCommand:
-    from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
+    from legroom.diagnosis.starting_plan import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
     restart = _from_log(crashed.log, hints) if crashed.log else None
@@ -122,8 +122,8 @@ def _restart(crashed: Crashed) -> RestartCommand:
 
 
 def _from_log(log: str, hints: Hints) -> RestartCommand | None:
-    from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-    from legroom.diagnosis.reader import pieces_of_file  # noqa: PLC0415
+    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.reader import pieces_of_file
 
     reading = read_log(pieces_of_file(log), log, hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
@@ -136,19 +136,20 @@ def _from_log(log: str, hints: Hints) -> RestartCommand | None:
 
 def _with_room(crashed: Crashed) -> RestartCommand:
     """The same command, changed until it fits across the error band, and with no more requests than always fit."""
-    from legroom.deployments.deployment import deployment_from_command  # noqa: PLC0415
-    from legroom.drawing.text import plural  # noqa: PLC0415
-    from legroom.facts.releases import release as known_release  # noqa: PLC0415
-    from legroom.planning.advice import with_advice  # noqa: PLC0415
-    from legroom.planning.plan import plan, plan_on_named_card, ready_command  # noqa: PLC0415
+    from legroom.deployments.deployment import deployment_from_command
+    from legroom.drawing.text import plural
+    from legroom.facts.releases import release as known_release
+    from legroom.planning.advice import with_advice
+    from legroom.planning.plan import plan, plan_on_named_card, ready_command
 
     assert crashed.command is not None
     meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
     fatal = [problem for problem in meant.problems if problem.stops_vllm]
     if fatal:
-        raise LegroomError("; ".join(problem.message for problem in fatal), "; ".join(
-            f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead
-        ))  # fmt: skip
+        raise LegroomError(
+            "; ".join(problem.message for problem in fatal),
+            "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
+        )
     first = plan_on_named_card(_target(crashed, meant.args, meant.release, meant.gpu_count), meant.args)
     made, why = first, "it fits as it is"
     if first.verdict != "fits":
@@ -178,10 +179,10 @@ def _with_room(crashed: Crashed) -> RestartCommand:
 
 
 def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) -> Any:
-    from legroom.facts.gpus import gpu, with_total  # noqa: PLC0415
-    from legroom.live.gpu_memory import devices  # noqa: PLC0415
-    from legroom.planning.plan import Target  # noqa: PLC0415
-    from legroom.vllm.served_model import served_model  # noqa: PLC0415
+    from legroom.facts.gpus import gpu, with_total
+    from legroom.live.gpu_memory import devices
+    from legroom.planning.plan import Target
+    from legroom.vllm.served_model import served_model
 
     cards = devices()
     if crashed.gpu is None and not cards:

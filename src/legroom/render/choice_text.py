@@ -41,14 +41,27 @@ def _rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     shown = choice.frontier[:_MOST_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
-    yield ("", f"{'goodput' if _has_limits(choice.goal) else 'tokens'}/{unit}", f"first token p99 ({_units(choice)})",
-           f"latency p99 ({_units(choice)})", "preemptions", "peak", "hits", "flags")  # fmt: skip
+    yield (
+        "",
+        f"{'goodput' if _has_limits(choice.goal) else 'tokens'}/{unit}",
+        f"first token p99 ({_units(choice)})",
+        f"latency p99 ({_units(choice)})",
+        "preemptions",
+        "peak",
+        "hits",
+        "flags",
+    )
     for outcome in shown:
         yield (
-            style.pick("▶", ">") if outcome == choice.best else "", f"{outcome.goodput:,.1f}",
-            f"{outcome.first_token_p99:,.2f}", f"{outcome.latency_p99:,.2f}", count(outcome.preemptions),
-            f"{outcome.peak_share:.0%}", f"{outcome.hit_ratio:.0%}", " ".join(any_release_words(outcome.flags)),
-        )  # fmt: skip
+            style.pick("▶", ">") if outcome == choice.best else "",
+            f"{outcome.goodput:,.1f}",
+            f"{outcome.first_token_p99:,.2f}",
+            f"{outcome.latency_p99:,.2f}",
+            count(outcome.preemptions),
+            f"{outcome.peak_share:.0%}",
+            f"{outcome.hit_ratio:.0%}",
+            " ".join(any_release_words(outcome.flags)),
+        )
 
 
 def _figure(figure: float) -> str:

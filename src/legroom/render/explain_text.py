@@ -34,8 +34,10 @@ _MYTH = (" (you may have read this)", "（常见误解）")
 
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
     """The long story of one cause."""
-    lines = [f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.said(language), 'bold')}",
-             style.paint(f"{entry.label} · {entry.phase or '-'}", "dim")]  # fmt: skip
+    lines = [
+        f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.said(language), 'bold')}",
+        style.paint(f"{entry.label} · {entry.phase or '-'}", "dim"),
+    ]
     story = entry.story
     sections: list[tuple[str, list[str]]] = [
         ("log", [line for s in entry.signatures for line in _para(s.text.said(language), style, "  ", "    ")]),
@@ -110,8 +112,11 @@ def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
 def _versions(entry: Entry, style: Style) -> list[str]:
     lines: list[str] = []
     for item in entry.versions:
-        notes = [item.behavior_change or "", f"introduced in {item.introduced}" if item.introduced else "",
-                 f"gone in {item.removed}" if item.removed else ""]  # fmt: skip
+        notes = [
+            item.behavior_change or "",
+            f"introduced in {item.introduced}" if item.introduced else "",
+            f"gone in {item.removed}" if item.removed else "",
+        ]
         change = "; ".join(note for note in notes if note)
         lines += _para(f"{item.version}: {change}" if change else item.version, style, "  ", "    ")
     return lines
@@ -128,8 +133,10 @@ def _evidence(entry: Entry, style: Style, language: Language) -> list[str]:
     if language == "zh":
         counted = f"统计了 {number} 个公开讨论：{entry.confirmed} 个确认了原因，{entry.with_fix} 个给出了有效的修复。"
     else:
-        counted = (f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state "
-                   "a fix that worked.")  # fmt: skip
+        counted = (
+            f"{number} public threads counted: {entry.confirmed} confirm the cause, {entry.with_fix} state "
+            "a fix that worked."
+        )
     if not number:
         counted = _NOT_COUNTED[language == "zh"]
     if entry.record is not None:

@@ -15,21 +15,29 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 14
 _NAMES = {
-    "allocated": "in use", "rounding": "rounding", "free_whole_segments": "free, whole",
+    "allocated": "in use",
+    "rounding": "rounding",
+    "free_whole_segments": "free, whole",
     "free_in_pieces": "free, in pieces",
-    "graph_pools": "pools of graphs", "non_torch": "beside PyTorch", "non_torch_growth": "beside PyTorch, growth",
+    "graph_pools": "pools of graphs",
+    "non_torch": "beside PyTorch",
+    "non_torch_growth": "beside PyTorch, growth",
     "others": "other processes",
-    "kv_last_blocks": "last KV blocks", "failed_request": "the failed request", "leak": "more than before",
-}  # fmt: skip
+    "kv_last_blocks": "last KV blocks",
+    "failed_request": "the failed request",
+    "leak": "more than before",
+}
 
 
 def fragments_text(report: FragmentReport, style: Style) -> str:
     state = report.reading.state
     lines = [style.paint(line, "bold") for line in wrap(headline(report), style.width)]
     ratio = report.fragmentation_ratio
-    pieces = "" if ratio is None or report.largest_free_bytes is None else (
-        f", the largest free piece has {human_bytes(report.largest_free_bytes)} (fragmentation {ratio:.0%})"
-    )  # fmt: skip
+    pieces = (
+        ""
+        if ratio is None or report.largest_free_bytes is None
+        else (f", the largest free piece has {human_bytes(report.largest_free_bytes)} (fragmentation {ratio:.0%})")
+    )
     device = "A worker without a GPU" if report.reading.is_host else f"GPU {report.reading.device}"
     reserved = "" if report.reading.is_host else f"{human_bytes(state.reserved_bytes)} reserved, "
     summary = (

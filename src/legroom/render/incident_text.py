@@ -45,10 +45,15 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
     for incident in incidents:
         is_open = incident.closed_s is None
         lasted = duration((now_s if incident.closed_s is None else incident.closed_s) - incident.opened_s)
-        rows.append((
-            str(incident.id), when(incident.opened_s), style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
-            incident.server.removeprefix("http://"), incident.title,
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(incident.id),
+                when(incident.opened_s),
+                style.paint(f"{lasted}, lasts", "red") if is_open else lasted,
+                incident.server.removeprefix("http://"),
+                incident.title,
+            )
+        )
     return "\n".join(columns(rows, "><<<<")) + "\n"
 
 
@@ -240,22 +245,40 @@ def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
 def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> dict[str, Any]:
     """The document that `legroom incident --json` prints."""
     return {
-        "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
-        "opened_s": incident.opened_s, "closed_s": incident.closed_s, "outcome": incident.outcome,
+        "id": incident.id,
+        "server": incident.server,
+        "kind": incident.kind,
+        "title": incident.title,
+        "opened_s": incident.opened_s,
+        "closed_s": incident.closed_s,
+        "outcome": incident.outcome,
         "detail": dict(incident.detail),
         "notes": [{"time_s": note.time_s, "text": note.text, "detail": dict(note.detail)} for note in incident.notes],
         "actions": [
-            {"id": action.id, "group": action.group, "name": action.name, "state": action.state,
-             "begun_s": action.begun_s, "finished_s": action.finished_s, "detail": dict(action.detail),
-             "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]}
+            {
+                "id": action.id,
+                "group": action.group,
+                "name": action.name,
+                "state": action.state,
+                "begun_s": action.begun_s,
+                "finished_s": action.finished_s,
+                "detail": dict(action.detail),
+                "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages],
+            }
             for action in incident.actions
         ],
         "recommended": [dict(answer) for answer in recommendations(incident)],
         "samples": [
-            {"time_s": point.time_s, "kv_use": point.gauge("kv_use"), "running": point.gauge("running"),
-             "waiting": point.gauge("waiting"), "preemptions": point.growth_of("preemptions")} for point in points
+            {
+                "time_s": point.time_s,
+                "kv_use": point.gauge("kv_use"),
+                "running": point.gauge("running"),
+                "waiting": point.gauge("waiting"),
+                "preemptions": point.growth_of("preemptions"),
+            }
+            for point in points
         ],
-    }  # fmt: skip
+    }
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:

@@ -86,9 +86,17 @@ def certainty(figure: Figure) -> str:
 
 
 _FAMILIES = {
-    "hopper": "Hopper", "blackwell": "Blackwell", "ada": "Ada", "ampere": "Ampere", "turing-volta": "Turing and Volta",
-    "pascal": "Pascal", "amd": "AMD", "intel": "Intel", "unified": "unified-memory", "unknown": "unnamed",
-}  # fmt: skip
+    "hopper": "Hopper",
+    "blackwell": "Blackwell",
+    "ada": "Ada",
+    "ampere": "Ampere",
+    "turing-volta": "Turing and Volta",
+    "pascal": "Pascal",
+    "amd": "AMD",
+    "intel": "Intel",
+    "unified": "unified-memory",
+    "unknown": "unnamed",
+}
 
 
 def basis_words(plan: Plan) -> str:

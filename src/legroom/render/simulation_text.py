@@ -93,8 +93,11 @@ def _figures(timeline: Timeline) -> list[tuple[str, str]]:
         ("prefix cache", f"{timeline.hit_ratio:.1%} of prompt tokens found"),
     ]
     if timeline.clocks is None:
-        for name, values in (("queue", timeline.queue_steps), ("first token", timeline.first_token_wait_steps),
-                             ("latency", timeline.latency_steps)):  # fmt: skip
+        for name, values in (
+            ("queue", timeline.queue_steps),
+            ("first token", timeline.first_token_wait_steps),
+            ("latency", timeline.latency_steps),
+        ):
             figures.append((name, _percentiles([float(value) for value in values], "steps")))
     else:
         seconds = timeline.seconds

@@ -49,8 +49,10 @@ def _footers(fits: Sequence[Fit], style: Style) -> Iterator[str]:
         yield from wrap(
             f"{style.pick('–', '-')} too small: {numbers} of each GPU {'were' if tried[-1] > 1 else 'was'} tried, and "
             "`free` is what each card lacks with the most; --max-gpus tries more",
-            style.width, "  ", "    ",
-        )  # fmt: skip
+            style.width,
+            "  ",
+            "    ",
+        )
     for reason in dict.fromkeys(fit.limiting for fit in without if not fit.short_bytes):
         names = ", ".join(fit.gpu.name for fit in without if fit.limiting == reason)
         yield from wrap(f"{names}: {reason}", style.width, "  ", "    ")

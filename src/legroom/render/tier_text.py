@@ -47,18 +47,22 @@ def _worth(report: TierReport) -> list[tuple[str, str]]:
     figures = []
     if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
         verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
-        figures.append((
-            "loading",
-            f"{verdict}: {report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s; "
-            f"even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)",
-        ))  # fmt: skip
+        figures.append(
+            (
+                "loading",
+                f"{verdict}: {report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s; "
+                f"even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)",
+            )
+        )
     if report.first_tokens_s:
         ours, theirs = report.first_tokens_s
-        figures.append((
-            "first token",
-            f"p50 {percentile(ours, 0.5):,.2f} s, p99 {percentile(ours, 0.99):,.2f} s; without the tier "
-            f"{percentile(theirs, 0.5):,.2f} s and {percentile(theirs, 0.99):,.2f} s  (estimated)",
-        ))  # fmt: skip
+        figures.append(
+            (
+                "first token",
+                f"p50 {percentile(ours, 0.5):,.2f} s, p99 {percentile(ours, 0.99):,.2f} s; without the tier "
+                f"{percentile(theirs, 0.5):,.2f} s and {percentile(theirs, 0.99):,.2f} s  (estimated)",
+            )
+        )
     return figures
 
 

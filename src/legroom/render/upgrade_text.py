@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 _ALWAYS = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown whether or not they change."""
 _SAID_BY = {
-    "KV cache, first start": "KV cache", "longest requests at once, first start": "longest requests at once",
+    "KV cache, first start": "KV cache",
+    "longest requests at once, first start": "longest requests at once",
     "tokens of full-length requests": "tokens as vLLM prints them",
-}  # fmt: skip
+}
 """Figures that often are those of another row."""
 _SMALL_BYTES = MIB
 """Smaller changes are summed up in one line; `--json` has them all."""

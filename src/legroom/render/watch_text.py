@@ -10,11 +10,19 @@ from legroom.live.view import ServerView, State
 from legroom.units import human_bytes
 
 COLOURS: dict[State, Colour] = {
-    "healthy": "green", "idle": "grey", "warning": "orange", "critical": "red", "unreachable": "red",
-}  # fmt: skip
+    "healthy": "green",
+    "idle": "grey",
+    "warning": "orange",
+    "critical": "red",
+    "unreachable": "red",
+}
 _MARKS: dict[State, tuple[str, str]] = {
-    "healthy": ("●", "*"), "idle": ("○", "o"), "warning": ("▲", "!"), "critical": ("■", "X"), "unreachable": ("×", "x"),
-}  # fmt: skip
+    "healthy": ("●", "*"),
+    "idle": ("○", "o"),
+    "warning": ("▲", "!"),
+    "critical": ("■", "X"),
+    "unreachable": ("×", "x"),
+}
 
 
 def mark(state: State, style: Style) -> str:

@@ -64,7 +64,7 @@ def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1)
 
     A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
     """
-    from legroom.live.gpu_memory import devices, visible  # noqa: PLC0415 - loads the driver's library
+    from legroom.live.gpu_memory import devices, visible  # loads the driver's library
 
     if named:
         known_gpu(named)  # what means nothing to legroom is the user's to put right
@@ -89,7 +89,7 @@ def _used(card: GpuMemory) -> int:
 
 def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expectation:
     """What `legroom plan` would say of the command."""
-    from legroom.planning.machine import Machine, make_plan  # noqa: PLC0415
+    from legroom.planning.machine import Machine, make_plan
 
     if not command.args.model:
         raise LegroomError("which model?")
@@ -111,10 +111,10 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
-    from legroom.memory.kv.plan import kv_plan  # noqa: PLC0415
-    from legroom.vllm.engine import on_cpu  # noqa: PLC0415
-    from legroom.vllm.resolve import resolve  # noqa: PLC0415
-    from legroom.vllm.served_model import served_model  # noqa: PLC0415
+    from legroom.memory.kv.plan import kv_plan
+    from legroom.vllm.engine import on_cpu
+    from legroom.vllm.resolve import resolve
+    from legroom.vllm.served_model import served_model
 
     nothing = "no GPU here, so no plan of a card"
     pool = cpu_pool_bytes(command, env)
@@ -166,7 +166,7 @@ def compared(log: Path, expected: Expectation) -> str:
 
 def calibrated(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured  # noqa: PLC0415
+    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"

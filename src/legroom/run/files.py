@@ -138,7 +138,7 @@ class RunFile:
 
     def moving(self) -> str:
         """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
-        from legroom.facts.flags import dest_name  # noqa: PLC0415 - `run` waits in little memory
+        from legroom.facts.flags import dest_name  # `run` waits in little memory
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
@@ -181,7 +181,7 @@ def check_writable(path: str) -> None:
 
 def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words as the shell takes them, and the variables that stand for what is not written down."""
-    from legroom.vllm.command_line import command_parts  # noqa: PLC0415 - a table of flags, for this alone
+    from legroom.vllm.command_line import command_parts  # a table of flags, for this alone
 
     kept: list[str] = []
     variables: list[str] = []

@@ -110,10 +110,12 @@ def heal(
         return Remedy("", "", f"the log does not say why.{last}", False, refused="there is nothing to go by")
     first = findings[0]
     diagnosed = Remedy(
-        first.cause, first.entry, f"{_title(first)}: {masked(first.why + _exception_text(first))}",
+        first.cause,
+        first.entry,
+        f"{_title(first)}: {masked(first.why + _exception_text(first))}",
         cause_of(first.cause).is_memory,
         tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
-    )  # fmt: skip
+    )
     keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_len(reading.runs[0].case) if reading.runs else None
     case = _Case(command, bounds, gpus, environ, keys, pool_tokens)
@@ -185,9 +187,11 @@ def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _
     command = case.command
     file = value_of(command.words, command.flags_at, "config", command.release)
     taken_out = [name for name, value in fix.flags.items() if value is None]
-    if file and taken_out and not any(
-        value_of(command.words, command.flags_at, name, command.release) is not None for name in taken_out
-    ):  # fmt: skip
+    if (
+        file
+        and taken_out
+        and not any(value_of(command.words, command.flags_at, name, command.release) is not None for name in taken_out)
+    ):
         return f"it stands in {file}: change it there"
     return "that has been tried"
 

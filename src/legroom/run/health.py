@@ -116,7 +116,7 @@ class ServerAddress:
 
 
 def _wrapped(plain: socket.socket, host: str) -> socket.socket:
-    import ssl  # noqa: PLC0415 - megabytes that few need
+    import ssl  # megabytes that few need
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is our own child

@@ -108,9 +108,11 @@ def _lower_flags(
     offloaded_gib = _gib_of(other_value(command.args, "--kv-offloading-size"))
     if offloaded_gib * GIB > over:
         yield Fix(
-            "cpu_offload", f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in.",
-            flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None}, confidence=0.7,
-        )  # fmt: skip
+            "cpu_offload",
+            f"{offloaded_gib:g} GiB of host memory were asked for to keep KV blocks in.",
+            flags={"kv_offloading_size": int((offloaded_gib * GIB - over) // GIB) or None},
+            confidence=0.7,
+        )
 
 
 def _smaller_pool(room: int, pool: int, command: ServerCommand, environ: Mapping[str, str]) -> Iterator[Fix]:

@@ -121,7 +121,7 @@ class TriedFix:
         remedy, self._remedy = self._remedy, None
         if remedy is None:
             return
-        from legroom.explain.outcomes import Outcome, record_outcome  # noqa: PLC0415 - only after a fix
+        from legroom.explain.outcomes import Outcome, record_outcome  # only after a fix
 
         outcome = Outcome(remedy["cause"], remedy["entry"], remedy["fix"], self._release, worked, "run")
         try:

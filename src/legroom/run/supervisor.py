@@ -62,10 +62,11 @@ class Supervisor:
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
-            max(options.drain_s, prepared["own_drain_s"]), say,
+            max(options.drain_s, prepared["own_drain_s"]),
+            say,
             start_drain=self._drain_guard if self._guard_token else None,
             has_clients=lambda: has_clients(self._address.port),
-        )  # fmt: skip
+        )
         self._mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
         self._engines: list[int] = []
@@ -121,8 +122,14 @@ class Supervisor:
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **self.setup.env}
         if self._guard_token:
             env[GUARD_TOKEN] = self._guard_token
-        child = Child(self.setup.words, env, log=life.log, see=self._see, outputs=self._outputs,
-                      leftover_grace_s=self._timing.leftover_grace_s)  # fmt: skip
+        child = Child(
+            self.setup.words,
+            env,
+            log=life.log,
+            see=self._see,
+            outputs=self._outputs,
+            leftover_grace_s=self._timing.leftover_grace_s,
+        )
         task: TaskProcess | None = None
         watch: HangWatch | None = None
         timed_out = hung = False
@@ -135,9 +142,11 @@ class Supervisor:
                     self.stopping.is_up = True
                     task = self._came_up(child, life, task)
                     watch = HangWatch(
-                        self.options.hang_timeout_s, ticks_in_front(child), self._address.answers,
+                        self.options.hang_timeout_s,
+                        ticks_in_front(child),
+                        self._address.answers,
                         is_stopped=has_stopped_engine(child),
-                    )  # fmt: skip
+                    )
                 timed_out = timed_out or self._is_late(child, watch is not None, began)
                 hung = self._hangs(child, watch) or hung
                 task = self._wait(child, task, self._look_s(watch))
@@ -291,15 +300,18 @@ class Supervisor:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
-            from legroom.run.files import save  # noqa: PLC0415
+            from legroom.run.files import save
 
             self.say(save(self.options.save, self.setup.words, self.setup.env))
 
     def _question(self) -> dict[str, Any]:
         return {
-            "words": self.setup.words, "env": self.setup.env, "vllm": self.prepared["vllm"],
-            "gpus": self.prepared["gpus"], **self._kept(),
-        }  # fmt: skip
+            "words": self.setup.words,
+            "env": self.setup.env,
+            "vllm": self.prepared["vllm"],
+            "gpus": self.prepared["gpus"],
+            **self._kept(),
+        }
 
     def _kept(self) -> dict[str, Any]:
         return self._life.question() if self._life is not None else {"log": str(self.file.log)}
@@ -324,10 +336,11 @@ class Supervisor:
     def _fix(self) -> dict[str, Any] | None:
         options = self.options
         bounds = {
-            "keep": self.prepared["keep"], "min_context": options.min_context,
+            "keep": self.prepared["keep"],
+            "min_context": options.min_context,
             "min_concurrency": options.min_concurrency,
             "tried": [(tried.words, tried.env) for tried in self._setups.tried],
-        }  # fmt: skip
+        }
         try:
             return self._answer_of("find_fix", self._question() | bounds)
         except LegroomError as why:
@@ -376,9 +389,10 @@ class Supervisor:
     def _record(self, state: RunState, child: Child | None = None) -> None:
         """What others read of this run: who it is, and whether it is about to start its server anyway."""
         pids = {
-            "child_pid": child.pid if child else None, "keeper_pid": child.keeper_pid if child else None,
+            "child_pid": child.pid if child else None,
+            "keeper_pid": child.keeper_pid if child else None,
             "engine_pids": self._engines if child else [],
-        }  # fmt: skip
+        }
         command = {"command": self.setup.words, "env": self.setup.env}
         self.file.record({"pid": os.getpid(), **pids, "url": self.prepared["url"], "state": state, **command}, self.say)
 

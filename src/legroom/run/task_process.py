@@ -31,9 +31,12 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], TaskProgram]
 def start_python(task: str, question: IO[bytes], answer: int, complaint: IO[bytes]) -> TaskProgram:
     """`python -m legroom.run.tasks TASK`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "legroom.run.tasks", task], stdin=question, stdout=answer, stderr=complaint,
+        [sys.executable, "-m", "legroom.run.tasks", task],
+        stdin=question,
+        stdout=answer,
+        stderr=complaint,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 class TaskProcess:

@@ -60,19 +60,27 @@ def prepare(question: Question) -> Answer:
             f"added {shlex.join(added)}: with vLLM's own default of 0 a SIGTERM during requests hangs the server"
         )
     return _command_answer(command, (*command.words, *added)) | {
-        "gpus": asdict(gpus), "expected": asdict(expected), "notes": notes,
+        "gpus": asdict(gpus),
+        "expected": asdict(expected),
+        "notes": notes,
         "keep": [kept_name(written) for written in question["keep"]],
         "capacity_mark": next(line.mark for line in startup_lines() if line.id == "max_concurrency"),
-    }  # fmt: skip
+    }
 
 
 def _command_answer(command: ServerCommand, words: tuple[str, ...]) -> Answer:
     return {
-        "words": list(words), "env": dict(command.env), "vllm": command.stated_release or command.release.version,
-        "host": command.host, "port": command.port, "url": command.url, "model": command.args.model,
-        "line": _shown(words, command.env), "own_drain_s": _own_drain_s(command, words),
+        "words": list(words),
+        "env": dict(command.env),
+        "vllm": command.stated_release or command.release.version,
+        "host": command.host,
+        "port": command.port,
+        "url": command.url,
+        "model": command.args.model,
+        "line": _shown(words, command.env),
+        "own_drain_s": _own_drain_s(command, words),
         "has_guard": any(part.dest == "middleware" and part.value == MIDDLEWARE for part in command_parts(words)),
-    }  # fmt: skip
+    }
 
 
 def _shown(words: tuple[str, ...], env: Mapping[str, str]) -> str:
@@ -106,9 +114,7 @@ def find_fix(question: Question) -> Answer:
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
     kill = kernel_kill(account_of(question["account"])) if question.get("account") else None
-    remedy = heal(
-        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill
-    )  # fmt: skip
+    remedy = heal(Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill)
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _shown(remedy.words, remedy.env or {})
@@ -119,9 +125,7 @@ def apply_changes(question: Question) -> Answer:
     """The command with the flags and variables that somebody left for the next restart."""
     env = question["changes"].get("env") or {}
     unset = [name for name, value in env.items() if value is None]
-    given = {
-        name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset
-    }  # fmt: skip
+    given = {name: str(value) for name, value in {**question["env"], **env}.items() if name not in unset}
     command = read_command([*assignments(given), *question["words"]], question["vllm"], os.environ)
     flags = question["changes"].get("flags") or {}
     changes = dict(_change(name, value, command.release) for name, value in flags.items())
@@ -134,9 +138,12 @@ def apply_changes(question: Question) -> Answer:
         raise LegroomError(f"the server would move to {after.url}")
     expected = expect(after, os.environ, Gpus(**question["gpus"]))
     return {
-        "words": list(changed), "env": given, "unset": unset, "line": _shown(changed, given),
+        "words": list(changed),
+        "env": given,
+        "unset": unset,
+        "line": _shown(changed, given),
         "expected": asdict(expected),
-    }  # fmt: skip
+    }
 
 
 def compare_pool(question: Question) -> Answer:
@@ -146,7 +153,7 @@ def compare_pool(question: Question) -> Answer:
 
 def verify_and_calibrate(question: Question) -> Answer:
     """The server is up: send it a few requests, and keep what it measured for later plans."""
-    from legroom.verify.smoke_test import smoke_test  # noqa: PLC0415 - an HTTP client, for this task alone
+    from legroom.verify.smoke_test import smoke_test  # an HTTP client, for this task alone
 
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
@@ -160,13 +167,13 @@ def verify_and_calibrate(question: Question) -> Answer:
 
 def drain_guard(question: Question) -> Answer:
     """Let the guard inside the server admit nothing new, and wait until every request that it let in is answered."""
-    from legroom.actions.drain import GuardDrain  # noqa: PLC0415 - an HTTP client, for this task alone
+    from legroom.actions.drain import GuardDrain  # an HTTP client, for this task alone
 
     return {"line": asyncio.run(_drained(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
 
 
 async def _drained(guard: DrainMethod, deadline_s: float) -> str:
-    from legroom.actions.drain import count_in_flight, wait_until_empty  # noqa: PLC0415
+    from legroom.actions.drain import count_in_flight, wait_until_empty
 
     await guard.begin()
     if await count_in_flight(guard) is None:
@@ -186,9 +193,13 @@ def _change(name: str, value: Any, release: Release) -> tuple[str, Any]:
 
 
 TASKS: dict[str, Callable[[Question], Answer]] = {
-    "prepare": prepare, "find_fix": find_fix, "apply_changes": apply_changes, "compare_pool": compare_pool,
-    "verify_and_calibrate": verify_and_calibrate, "drain_guard": drain_guard,
-}  # fmt: skip
+    "prepare": prepare,
+    "find_fix": find_fix,
+    "apply_changes": apply_changes,
+    "compare_pool": compare_pool,
+    "verify_and_calibrate": verify_and_calibrate,
+    "drain_guard": drain_guard,
+}
 
 
 def answered(task: str, question: Question) -> Answer:

@@ -130,9 +130,14 @@ class Actor:
         if override is None:
             return
         back = RestartOrder(
-            order.server, order.limits, "undo", "it did not come up with its new flags", True, order.incident_id,
+            order.server,
+            order.limits,
+            "undo",
+            "it did not come up with its new flags",
+            True,
+            order.incident_id,
             restore=(failed.action_id, override),
-        )  # fmt: skip
+        )
         try:
             outcome = await self._restart(back)
         except (ActionFailed, JournalUnavailable) as error:
@@ -204,9 +209,14 @@ class Actor:
         override = kept_override(taken_back, self._context.home) if taken_back is not None else None
         restore = (taken_back, override) if taken_back is not None and override is not None else None
         order = RestartOrder(
-            server, limits, action.name, str(detail.get("reason")), bool(detail.get("failing")), action.incident_id,
+            server,
+            limits,
+            action.name,
+            str(detail.get("reason")),
+            bool(detail.get("failing")),
+            action.incident_id,
             restore=restore,
-        )  # fmt: skip
+        )
         outcome = await ServerRestart(self._context, order).resume(action)
         if outcome.state == FAILED:
             await self._take_back(order, outcome, None)

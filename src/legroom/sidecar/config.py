@@ -267,9 +267,7 @@ def _webhook(table: Table) -> Webhook:
     token = table.secret("token")
     style = table.choice("format", FORMATS, "json")
     made = Webhook(
-        url,
-        next(known for known in FORMATS if known == style),
-        {"Authorization": f"Bearer {token}"} if token else {},
+        url, next(known for known in FORMATS if known == style), {"Authorization": f"Bearer {token}"} if token else {}
     )
     table.end()
     return made

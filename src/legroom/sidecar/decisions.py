@@ -89,9 +89,10 @@ def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> 
     except LegroomError:
         return None  # which flags it takes is not known
     changes = (
-        _change(remedy, used) for remedy in remedies
+        _change(remedy, used)
+        for remedy in remedies
         if (remedy.flags or remedy.env) and not remedy.flags.keys() & _BY_PEOPLE
-    )  # fmt: skip
+    )
     return next((change for change in changes if change is not None), None)
 
 

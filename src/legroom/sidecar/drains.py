@@ -98,16 +98,18 @@ def _others_at(journal: Journal, server: str, drain: Action) -> tuple[Action, ..
     """Drains of the same server for incidents that last: it stays drained for them."""
     drains = _drains(journal.actions(group=drain.group))
     return tuple(
-        other for other in drains
+        other
+        for other in drains
         if other.id != drain.id and other.detail.get("server") == server and _lasts(journal, other)
-    )  # fmt: skip
+    )
 
 
 def _drains(actions: Iterable[Action]) -> tuple[Action, ...]:
     return tuple(
-        action for action in actions
+        action
+        for action in actions
         if action.name == "drain" and action.state == DONE and action.detail.get("by") == BY
-    )  # fmt: skip
+    )
 
 
 def _lasts(journal: Journal, drain: Action) -> bool:

@@ -23,8 +23,8 @@ class SidecarMetrics:
     """`legroom_*`, as a Prometheus reads them."""
 
     def __init__(self) -> None:
-        import prometheus_client  # noqa: PLC0415  slow to import
-        from prometheus_client import CollectorRegistry, Counter, Gauge  # noqa: PLC0415
+        import prometheus_client  # slow to import
+        from prometheus_client import CollectorRegistry, Counter, Gauge
 
         untyped: Any = prometheus_client
         untyped.disable_created_metrics()
@@ -83,7 +83,7 @@ class SidecarMetrics:
 
     def text(self, lasting: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
         """The exposition and its content type, with the incidents that last and the state of the journal now."""
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()
         for incident in lasting:
@@ -125,7 +125,7 @@ class SidecarApi(Protocol):
 
 
 def make_app(served: SidecarApi) -> web.Application:
-    from aiohttp import web  # noqa: PLC0415  slow to import
+    from aiohttp import web  # slow to import
 
     async def metrics(_: web.Request) -> web.Response:
         text, kind = served.metrics_text()
@@ -180,14 +180,19 @@ def make_app(served: SidecarApi) -> web.Application:
 def incident_json(incident: Incident) -> dict[str, Any]:
     """An incident as `/incidents` lists it."""
     return {
-        "id": incident.id, "server": incident.server, "kind": incident.kind, "title": incident.title,
-        "opened_s": incident.opened_s, "closed_s": incident.closed_s, "outcome": incident.outcome,
+        "id": incident.id,
+        "server": incident.server,
+        "kind": incident.kind,
+        "title": incident.title,
+        "opened_s": incident.opened_s,
+        "closed_s": incident.closed_s,
+        "outcome": incident.outcome,
         "detail": dict(incident.detail),
-    }  # fmt: skip
+    }
 
 
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
-    from aiohttp import web  # noqa: PLC0415
+    from aiohttp import web
 
     if token is None:
         return web.json_response({"error": "no token is set, so nothing can be changed here"}, status=403)

@@ -94,12 +94,19 @@ class IncidentKeeper:
             if incident.server in group_of and place not in self._open and incident.key is not None:
                 self._kinds[incident.kind] = None
                 self._open[place] = OpenIncident(
-                    incident.key, incident.server, group_of[incident.server], incident.kind, incident.title,
-                    incident.opened_s, str(_last_noted(incident, "severity", "warning")), None,
-                    reason=_reason(incident), number=incident.id,
+                    incident.key,
+                    incident.server,
+                    group_of[incident.server],
+                    incident.kind,
+                    incident.title,
+                    incident.opened_s,
+                    str(_last_noted(incident, "severity", "warning")),
+                    None,
+                    reason=_reason(incident),
+                    number=incident.id,
                     acknowledged=bool(_last_noted(incident, "acknowledged", False)),
                     lasts_until_s=now_s + patience_s.get(incident.kind, 0.0),
-                )  # fmt: skip
+                )
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:

@@ -69,10 +69,17 @@ def body_of(notification: Notification, style: Format) -> Any:
 
 def _plain(sent: Notification) -> dict[str, Any]:
     return {
-        "incident": sent.incident, "server": sent.server, "group": sent.group, "kind": sent.kind,
-        "severity": sent.severity, "title": masked(sent.title), "text": masked(sent.text),
-        "opened_s": sent.opened_s, "closed_s": sent.closed_s, "detail": masked(dict(sent.detail)),
-    }  # fmt: skip
+        "incident": sent.incident,
+        "server": sent.server,
+        "group": sent.group,
+        "kind": sent.kind,
+        "severity": sent.severity,
+        "title": masked(sent.title),
+        "text": masked(sent.text),
+        "opened_s": sent.opened_s,
+        "closed_s": sent.closed_s,
+        "detail": masked(dict(sent.detail)),
+    }
 
 
 def _slack(sent: Notification) -> dict[str, Any]:
@@ -84,12 +91,14 @@ def _slack(sent: Notification) -> dict[str, Any]:
 def _alert(sent: Notification) -> dict[str, Any]:
     alert: dict[str, Any] = {
         "labels": {
-            "alertname": f"legroom_{sent.kind}", "instance": sent.server, "group": sent.group,
+            "alertname": f"legroom_{sent.kind}",
+            "instance": sent.server,
+            "group": sent.group,
             "severity": sent.severity,
         },
         "annotations": {"summary": masked(sent.title), "description": masked(sent.text)},
         "startsAt": _iso(sent.opened_s),
-    }  # fmt: skip
+    }
     if sent.incident is not None:
         alert["annotations"]["incident"] = str(sent.incident)
     if sent.closed_s is not None:
@@ -99,7 +108,7 @@ def _alert(sent: Notification) -> dict[str, Any]:
 
 async def post(hook: Webhook, notification: Notification, first_pause_s: float = _FIRST_PAUSE_S) -> None:
     """Posts it, trying again a few times where that can help. Raises `ActionFailed` in the end."""
-    import aiohttp  # noqa: PLC0415
+    import aiohttp
 
     url = hook.url
     if hook.format == "alertmanager" and "/api/" not in url:
@@ -150,9 +159,17 @@ def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> 
     finding = incident.finding
     text = text or (finding.reason if finding else incident.reason)
     return Notification(
-        incident.number, incident.server, incident.group, incident.kind, incident.title, text,
-        incident.opened_s, closed_s, incident.severity, dict(finding.numbers) if finding else {},
-    )  # fmt: skip
+        incident.number,
+        incident.server,
+        incident.group,
+        incident.kind,
+        incident.title,
+        text,
+        incident.opened_s,
+        closed_s,
+        incident.severity,
+        dict(finding.numbers) if finding else {},
+    )
 
 
 class Notifier:

@@ -64,15 +64,23 @@ def _run(table: Table, server: str) -> Platform:
 
 def _command(table: Table, server: str) -> Platform:
     return CommandPlatform(
-        table.need("restart_command", str), server, table.path("pid_file"), table.path("flags_file"),
+        table.need("restart_command", str),
+        server,
+        table.path("pid_file"),
+        table.path("flags_file"),
         table.number("settle_s", 10.0, most=3600.0),
-    )  # fmt: skip
+    )
 
 
 _PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
-    "systemd": _systemd, "docker": _docker, "compose": _compose, "kubernetes": _kubernetes,
-    "supervisord": _supervisord, "run": _run, "command": _command,
-}  # fmt: skip
+    "systemd": _systemd,
+    "docker": _docker,
+    "compose": _compose,
+    "kubernetes": _kubernetes,
+    "supervisord": _supervisord,
+    "run": _run,
+    "command": _command,
+}
 
 
 def drain_method_of(table: Table | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:

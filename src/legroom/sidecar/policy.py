@@ -16,9 +16,18 @@ ActionName = Literal["notify", "drain", "restart", "restart-with-flags", "scale"
 ACTION_NAMES: tuple[ActionName, ...] = ("notify", "drain", "restart", "restart-with-flags", "scale")
 RESTARTS: tuple[ActionName, ...] = ("restart", "restart-with-flags")
 Refusal = Literal[
-    "busy", "not allowed", "no help", "unhealthy majority", "hour spent", "day spent", "pause", "slow drain",
-    "most replicas", "impossible", "failed",
-]  # fmt: skip
+    "busy",
+    "not allowed",
+    "no help",
+    "unhealthy majority",
+    "hour spent",
+    "day spent",
+    "pause",
+    "slow drain",
+    "most replicas",
+    "impossible",
+    "failed",
+]
 """Why nothing is done: `busy` is over by itself and soon, `failed` is an action that could not be begun."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 

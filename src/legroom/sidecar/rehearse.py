@@ -24,8 +24,15 @@ from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
 
-_COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
-             "finished")  # fmt: skip
+_COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "recomputed_tokens",
+    "finished",
+)
 _BUSY_S = 60.0  # how long a rehearsed action is taken to last
 _FOREVER_S = 1e11
 
@@ -59,10 +66,13 @@ class Rehearsal:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "looks": self.looks, "servers": self.servers, "from_s": self.from_s, "until_s": self.until_s,
+            "looks": self.looks,
+            "servers": self.servers,
+            "from_s": self.from_s,
+            "until_s": self.until_s,
             "actions": len(self.actions),
             "events": [{name: getattr(event, name) for name in event.__dataclass_fields__} for event in self.events],
-        }  # fmt: skip
+        }
 
 
 def rehearse(path: Path, config: SidecarConfig) -> Rehearsal:
@@ -176,10 +186,16 @@ def _sample(server: str, point: JournalPoint) -> Sample:
     counter: Mapping[str, float | None] = {name: point.total(name) for name in _COUNTERS}
     blocks, memory = point.gauge("num_blocks"), point.gauge("memory_used_bytes")
     engine = EngineSample(
-        model="", engine="0", **gauge, **counter,  # type: ignore[arg-type]
+        model="",
+        engine="0",
+        **gauge,
+        **counter,  # type: ignore[arg-type]
         num_blocks=None if blocks is None else round(blocks),
-    )  # fmt: skip
+    )
     return Sample(
-        point.time_s + point.span_s, server, (engine,), process_start_s=point.gauge("process_start_s"),
+        point.time_s + point.span_s,
+        server,
+        (engine,),
+        process_start_s=point.gauge("process_start_s"),
         memory_used_bytes=None if memory is None else round(memory),
-    )  # fmt: skip
+    )

@@ -145,11 +145,17 @@ class ServerRestart:
     def _detail(self, before: State, started_s: float | None) -> dict[str, Any]:
         order = self._order
         return {
-            "by": BY, "server": order.server.name, "platform": self._platform.name, "door": self._drain_method.name,
-            "identity_before": before.identity, "process_start_before_s": started_s, "failing": order.failing,
-            "reason": order.reason, "change": str(order.change) if order.change is not None else None,
+            "by": BY,
+            "server": order.server.name,
+            "platform": self._platform.name,
+            "door": self._drain_method.name,
+            "identity_before": before.identity,
+            "process_start_before_s": started_s,
+            "failing": order.failing,
+            "reason": order.reason,
+            "change": str(order.change) if order.change is not None else None,
             "takes_back": order.restore[0] if order.restore is not None else None,
-        }  # fmt: skip
+        }
 
     async def _drain_server(self) -> None:
         """Begins the drain and waits, unless nothing in the server will ever finish."""

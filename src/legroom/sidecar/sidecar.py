@@ -114,7 +114,7 @@ class Sidecar:
         await self._journal.close()
 
     async def _serve(self) -> Any:
-        from aiohttp import web  # noqa: PLC0415  slow to import
+        from aiohttp import web  # slow to import
 
         runner = web.AppRunner(make_app(self), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -285,10 +285,13 @@ class Sidecar:
         """Fine while looks come in. A journal that cannot be written is said, and does not stop the watching."""
         quiet_s = time.monotonic() - self._last_look_s
         return {
-            "ok": quiet_s < 6 * self._config.interval_s + 30.0, "last_look_s": round(quiet_s, 3),
-            "servers": len(self._watchers), "incidents_open": len(self._keeper.all()),
-            "journal": self._journal.problem or "ok", "acting": sorted(self._config.act),
-        }  # fmt: skip
+            "ok": quiet_s < 6 * self._config.interval_s + 30.0,
+            "last_look_s": round(quiet_s, 3),
+            "servers": len(self._watchers),
+            "incidents_open": len(self._keeper.all()),
+            "journal": self._journal.problem or "ok",
+            "acting": sorted(self._config.act),
+        }
 
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
         """From the journal; what is open now where that cannot be read."""

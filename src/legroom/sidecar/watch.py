@@ -155,10 +155,20 @@ class WatchSession:
             return
         steps = watcher.window.steps
         step = steps[-1] if steps else None
-        grown = {name: (step.total(name) or 0.0) / step.seconds if step else 0.0 for name in
-                 ("generation_tokens", "preemptions")}  # fmt: skip
-        kept.append(HistoryPoint(look.time_s, now.kv_use, now.running or 0.0, now.waiting or 0.0,
-                           grown["generation_tokens"], grown["preemptions"]))  # fmt: skip
+        grown = {
+            name: (step.total(name) or 0.0) / step.seconds if step else 0.0
+            for name in ("generation_tokens", "preemptions")
+        }
+        kept.append(
+            HistoryPoint(
+                look.time_s,
+                now.kv_use,
+                now.running or 0.0,
+                now.waiting or 0.0,
+                grown["generation_tokens"],
+                grown["preemptions"],
+            )
+        )
 
     def judge_now(self, server: str) -> ServerView:
         """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
@@ -168,9 +178,10 @@ class WatchSession:
             detector.kind: _at_once(detector, watcher, seen, now.time_s)
             for detector in watcher.detectors
             if detector.kind not in known
-            and (seen := detector.measure(watcher.window, now.time_s)) is not None and seen.is_bad
+            and (seen := detector.measure(watcher.window, now.time_s)) is not None
+            and seen.is_bad
             and (detector.kind in _AT_ONCE or seen.is_certain)
-        }  # fmt: skip
+        }
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
             watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
@@ -221,7 +232,7 @@ class WatchSession:
         return made
 
     def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
-        from legroom.live.remedies import remedies_for  # noqa: PLC0415 - planning is only needed once something is wrong
+        from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
         remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
@@ -251,7 +262,7 @@ class WatchSession:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        from legroom.live.journal.journal import JournalUnavailable  # noqa: PLC0415
+        from legroom.live.journal.journal import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
             raise error
@@ -279,9 +290,19 @@ def _under_way(look: ScrapeFailure) -> str | None:
 
 def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
     return DetectorFinding(
-        detector.kind, watcher.window.server, seen.severity or detector.severity, seen.title or detector.title,
-        seen.reason, now_s, now_s, seen.numbers, seen.engine, detector.cause, detector.entry, detector.situation,
-    )  # fmt: skip
+        detector.kind,
+        watcher.window.server,
+        seen.severity or detector.severity,
+        seen.title or detector.title,
+        seen.reason,
+        now_s,
+        now_s,
+        seen.numbers,
+        seen.engine,
+        detector.cause,
+        detector.entry,
+        detector.situation,
+    )
 
 
 def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
@@ -309,7 +330,7 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
     if config.kubernetes is not None:
         await _until_seen(replace(config, interval_s=gap_s), session, gap_s)
         return
-    from legroom.live.metrics.scrape import look, open_session  # noqa: PLC0415 - slow to import
+    from legroom.live.metrics.scrape import look, open_session  # slow to import
 
     async with open_session() as connections:
         for number in range(ONCE_LOOKS):
@@ -321,8 +342,8 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
 
 async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
     """The last scrapes of every server, and where there was but one, the next, for which one has to wait."""
-    from legroom.live.metrics.scrape import open_session  # noqa: PLC0415
-    from legroom.sidecar.sources import prometheus_source  # noqa: PLC0415 - slow to import
+    from legroom.live.metrics.scrape import open_session
+    from legroom.sidecar.sources import prometheus_source  # slow to import
 
     source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
     async with open_session() as connections:
@@ -360,14 +381,14 @@ async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
     """A view after every look, for ever."""
-    from legroom.sidecar.sources import source_of  # noqa: PLC0415 - slow to import
+    from legroom.sidecar.sources import source_of  # slow to import
 
     await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
 
 
 def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
     """A recording through the same eyes, as fast as it can be read."""
-    from legroom.live.metrics.recording import replay  # noqa: PLC0415
+    from legroom.live.metrics.recording import replay
 
     for look in replay(path):
         yield session.take(look)

@@ -201,7 +201,7 @@ def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
 def _replayed(part: Trace, candidate: Candidate) -> Timeline:
     if candidate.tier is None:
         return simulate(part, candidate.settings, cost=candidate.cost, engine=_engine())
-    from legroom.simulation.tiers.replay import simulate_with_tier  # noqa: PLC0415 - most searches have no tier
+    from legroom.simulation.tiers.replay import simulate_with_tier  # most searches have no tier
 
     tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
     timeline = tiered.timeline

@@ -43,14 +43,22 @@ class ReplayOutcome:
     def as_json(self) -> dict[str, Any]:
         """The row of a frontier."""
         return {
-            "flags": self.flags, "num_blocks": self.num_blocks, "finished": self.finished, "rejected": self.rejected,
-            "preemptions": self.preemptions, "throughput": round(self.throughput, 3),
-            "goodput": round(self.goodput, 3), "good_ratio": round(self.good_ratio, 4),
-            "first_token_p99": round(self.first_token_p99, 4), "latency_p99": round(self.latency_p99, 4),
-            "wait_growth_ratio": round(self.wait_growth_ratio, 4), "keeps_up": self.keeps_up,
-            "peak_ratio": round(self.peak_share, 4), "hit_ratio": round(self.hit_ratio, 4),
+            "flags": self.flags,
+            "num_blocks": self.num_blocks,
+            "finished": self.finished,
+            "rejected": self.rejected,
+            "preemptions": self.preemptions,
+            "throughput": round(self.throughput, 3),
+            "goodput": round(self.goodput, 3),
+            "good_ratio": round(self.good_ratio, 4),
+            "first_token_p99": round(self.first_token_p99, 4),
+            "latency_p99": round(self.latency_p99, 4),
+            "wait_growth_ratio": round(self.wait_growth_ratio, 4),
+            "keeps_up": self.keeps_up,
+            "peak_ratio": round(self.peak_share, 4),
+            "hit_ratio": round(self.hit_ratio, 4),
             "time_per_token_p99": round(self.time_per_token_p99, 5),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,7 @@ def check_cost(trace: Trace, cost: StepCost | None) -> None:
     """Arrivals in seconds need steps that take time."""
     if trace.in_seconds and cost is None:
         raise LegroomError(
-            f"{trace.name} tells arrivals in seconds, so steps need a duration",
-            "give a GPU and a model, or --step-ms",
+            f"{trace.name} tells arrivals in seconds, so steps need a duration", "give a GPU and a model, or --step-ms"
         )
 
 

@@ -20,12 +20,32 @@ class Request:
     """Lengths, progress, and the dates that latency is made of."""
 
     __slots__ = (
-        "arrival_index", "block_hashes", "blocks", "draft_credit", "finish_step", "first_sched_step",
-        "first_token_step", "id", "in_flight_tokens", "most_tokens", "num_cached_blocks", "num_computed_tokens",
-        "num_draft_tokens", "num_output_tokens", "num_placeholders", "num_preemptions", "num_prompt_tokens",
-        "peak_computed_tokens", "priority", "quiet_tokens", "recomputed_tokens", "shared_prefix_boundary",
-        "stale_tokens", "status", "token_ids",
-    )  # fmt: skip
+        "arrival_index",
+        "block_hashes",
+        "blocks",
+        "draft_credit",
+        "finish_step",
+        "first_sched_step",
+        "first_token_step",
+        "id",
+        "in_flight_tokens",
+        "most_tokens",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_draft_tokens",
+        "num_output_tokens",
+        "num_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "peak_computed_tokens",
+        "priority",
+        "quiet_tokens",
+        "recomputed_tokens",
+        "shared_prefix_boundary",
+        "stale_tokens",
+        "status",
+        "token_ids",
+    )
 
     def __init__(self, row: TraceRequest, arrival_index: int, max_model_len: int) -> None:
         self.id = row.id

@@ -158,15 +158,20 @@ class Trace:
     def _rows(self, order: Sequence[int]) -> Trace:
         ids = [self.id_of(i) for i in order]
         return Trace(
-            self.name, self.in_seconds, ids,
+            self.name,
+            self.in_seconds,
+            ids,
             array("d", (self.arrivals[i] for i in order)),
             array("q", (self.prompt_lens[i] for i in order)),
             array("q", (self.output_lens[i] for i in order)),
             array("q", (self.priorities[i] for i in order)),
             array("q", (self.prefix_groups[i] for i in order)),
             array("q", (self.prefix_lens[i] for i in order)),
-            self.prefix_names, self.prefix_parents, self.prefix_reach, self._group_of,
-        )  # fmt: skip
+            self.prefix_names,
+            self.prefix_parents,
+            self.prefix_reach,
+            self._group_of,
+        )
 
 
 def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) -> None:

@@ -26,7 +26,7 @@ class ProcessExecutor:
             for number, item in enumerate(items):
                 yield number, work(shared, item)
             return
-        from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: PLC0415
+        from concurrent.futures import ProcessPoolExecutor, as_completed
 
         pool = ProcessPoolExecutor(workers, initializer=_remember, initargs=(work, shared))
         try:

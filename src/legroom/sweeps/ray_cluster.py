@@ -53,7 +53,7 @@ def _imported() -> Any:
     # Set before the import. A cluster that legroom starts for itself reports to nobody.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray  # noqa: PLC0415
+        import ray
     except ImportError:
         raise LegroomError("a sweep on Ray needs the package ray", "pip install 'legroom[ray]'") from None
     return ray
@@ -68,9 +68,12 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     try:
         _reach(address)
         ray.init(
-            address, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+            address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
             runtime_env={"py_modules": [str(Path(__file__).parents[1])], "excludes": _NOT_SHIPPED},
-        )  # fmt: skip
+        )
     except (ConnectionError, RuntimeError, ValueError, OSError, ImportError) as error:
         where = f"the Ray cluster at {address}" if address and address != AUTO else "a Ray cluster"
         reason = re.split(r"\n|\. ", str(error).strip())[0].rstrip(".")  # its advice is about other programs' options

@@ -101,14 +101,26 @@ def _load_json(run: LoadRun) -> dict[str, Any]:
         "peak_running": max((point.running for point in run.points), default=0),
         "peak_waiting": max((point.waiting for point in run.points), default=0),
         "requests_s": [
-            {"first_token_s": outcome.first_token_s, "total_s": outcome.total_s, "prompt_tokens": outcome.prompt_tokens,
-             "output_tokens": outcome.output_tokens} for outcome in good
+            {
+                "first_token_s": outcome.first_token_s,
+                "total_s": outcome.total_s,
+                "prompt_tokens": outcome.prompt_tokens,
+                "output_tokens": outcome.output_tokens,
+            }
+            for outcome in good
         ],
         "samples": [
-            {"at_s": point.at_s, "kv_use": point.kv_use, "running": point.running, "waiting": point.waiting,
-             "preemptions": point.preemptions, "memory_bytes": point.memory_bytes} for point in run.points
+            {
+                "at_s": point.at_s,
+                "kv_use": point.kv_use,
+                "running": point.running,
+                "waiting": point.waiting,
+                "preemptions": point.preemptions,
+                "memory_bytes": point.memory_bytes,
+            }
+            for point in run.points
         ],
-    }  # fmt: skip
+    }
 
 
 _ROUNDS = 3

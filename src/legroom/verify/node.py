@@ -45,7 +45,7 @@ def this_node(visible_devices: str | None = None) -> NodeState:
 
 def _driver() -> str:
     try:
-        import pynvml  # noqa: PLC0415 - loads the driver's library
+        import pynvml  # loads the driver's library
 
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()

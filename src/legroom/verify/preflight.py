@@ -54,11 +54,15 @@ class Preflight:
         ]
         return {
             "ok": self.ok,
-            "node": {"gpus": gpus, "driver": node.driver, "shm_bytes": node.shm_bytes,
-                     "memory_limit_bytes": node.memory_limit_bytes},
+            "node": {
+                "gpus": gpus,
+                "driver": node.driver,
+                "shm_bytes": node.shm_bytes,
+                "memory_limit_bytes": node.memory_limit_bytes,
+            },
             "checks": [{"name": each.name, "finding": each.finding, "message": each.message} for each in self.checks],
             "plan": plan_json(self.plan) if self.plan is not None else None,
-        }  # fmt: skip
+        }
 
 
 def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
@@ -102,7 +106,7 @@ def _gpus(node: NodeState, needed: int) -> NodeCheck:
 
 
 def _memory(plan: Plan, card: GpuMemory) -> NodeCheck:
-    from legroom.vllm.command_line import any_release_words  # noqa: PLC0415
+    from legroom.vllm.command_line import any_release_words
 
     free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
     if plan.verdict == "fits":
@@ -121,8 +125,11 @@ def _driver(node: NodeState, release: Release) -> Iterator[NodeCheck]:
     if not node.driver or oldest is None:
         return
     if driver_is_older(node.driver, oldest):
-        yield NodeCheck("driver", "warning", f"driver {node.driver} is older than {oldest}, which CUDA {build.cuda} of "
-                        f"vLLM {release} was made for")  # fmt: skip
+        yield NodeCheck(
+            "driver",
+            "warning",
+            f"driver {node.driver} is older than {oldest}, which CUDA {build.cuda} of vLLM {release} was made for",
+        )
     else:
         yield NodeCheck("driver", "ok", f"driver {node.driver} serves CUDA {build.cuda}")
 
@@ -132,8 +139,12 @@ def _shm(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
     if there is None or needed < 2:
         return
     if there <= _DOCKER_SHM_BYTES:
-        yield NodeCheck("shm", "failure", f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: "
-                        f"mount an emptyDir with medium Memory of {gib(wanted, 0)}")  # fmt: skip
+        yield NodeCheck(
+            "shm",
+            "failure",
+            f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: "
+            f"mount an emptyDir with medium Memory of {gib(wanted, 0)}",
+        )
     elif there < wanted:
         yield NodeCheck("shm", "warning", f"/dev/shm has {human_bytes(there)}, and {gib(wanted, 0)} may be used")
     else:

@@ -76,9 +76,16 @@ class LoadMonitor:
             self._memory_at, memory = at, self._memory.read()
         self.last = sample
         self.points.append(
-            LoadSample(at, sample.kv_use_max, sample.running or 0, sample.waiting or 0, sample.preemptions, memory,
-                  self._open_requests())
-        )  # fmt: skip
+            LoadSample(
+                at,
+                sample.kv_use_max,
+                sample.running or 0,
+                sample.waiting or 0,
+                sample.preemptions,
+                memory,
+                self._open_requests(),
+            )
+        )
         return sample
 
     async def drained(self, limit_s: float = _DRAINED_S) -> bool:
@@ -109,7 +116,7 @@ def memory_of(url: str) -> MemoryReader | None:
 
 
 def _resident(pids: tuple[int, ...]) -> int | None:
-    import psutil  # noqa: PLC0415
+    import psutil
 
     try:
         return sum(int(psutil.Process(pid).memory_info().rss) for pid in pids)

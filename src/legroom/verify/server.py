@@ -122,13 +122,14 @@ class ServerClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ServerClient:
-        import aiohttp  # noqa: PLC0415 - slow to import
+        import aiohttp  # slow to import
 
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=None if self._verify_tls else False),  # type: ignore[arg-type]
-            headers=dict(self.metrics.headers), cookie_jar=aiohttp.DummyCookieJar(),
+            headers=dict(self.metrics.headers),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=10),
-        )  # fmt: skip
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -175,12 +176,17 @@ class ServerClient:
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
         """One streamed completion of exactly `output_len` tokens."""
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         body = {
-            "model": model, "prompt": prompt, "max_tokens": output_len, "temperature": 0, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         began = time.monotonic()
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
@@ -196,7 +202,7 @@ class ServerClient:
 
     async def pooled(self, path: str, model: str, prompt: list[int]) -> RequestOutcome:
         """One input to a pooling model, at one of its endpoints."""
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         began = time.monotonic()
         try:
@@ -223,7 +229,7 @@ class ServerClient:
         return await self._ask("POST", path, body, timeout_s, True)
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parsed: bool) -> Any:
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
         try:
@@ -247,7 +253,7 @@ class ServerClient:
 
 
 def _reason(error: Exception) -> str:
-    import aiohttp  # noqa: PLC0415
+    import aiohttp
 
     if isinstance(error, TimeoutError):
         return "it took too long"

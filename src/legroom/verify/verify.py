@@ -106,9 +106,15 @@ class _VerificationRun:
                 self.checks.append(Check("load", False, "interrupted before it began"))
         what = self.memory.what if self.memory else ""
         return Verification(
-            self.server.url, self.served, self.pool, tuple(self.checks), self.load, what, tuple(self.notes),
+            self.server.url,
+            self.served,
+            self.pool,
+            tuple(self.checks),
+            self.load,
+            what,
+            tuple(self.notes),
             self.interrupted,
-        )  # fmt: skip
+        )
 
     async def _steps(self) -> None:
         self.served = await self.server.served()
@@ -291,8 +297,16 @@ class _Ramp:
         if monitor.problem and first is not None:  # else it was said at the beginning
             run.notes.append(f"a look at the metrics failed: {monitor.problem}")
         grown = _difference(first, monitor.last)
-        return LoadRun(self.load.name, len(self.load.requests), self.concurrency, tuple(self.outcomes),
-                       tuple(monitor.points), seconds, grown, interrupted)  # fmt: skip
+        return LoadRun(
+            self.load.name,
+            len(self.load.requests),
+            self.concurrency,
+            tuple(self.outcomes),
+            tuple(monitor.points),
+            seconds,
+            grown,
+            interrupted,
+        )
 
     async def _send_all(self) -> None:
         requests = self.load.requests

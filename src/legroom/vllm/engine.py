@@ -41,16 +41,46 @@ def on_cpu(args: ServeArgs) -> ServeArgs:
 _V2_ARCHITECTURES = (
     ("0.22.0", "0.22.1", {"Qwen3ForCausalLM"}),
     ("0.23.0", "0.23.0", {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"}),
-    ("0.24.0", "0.24.0", {"Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
-                          "LlamaForCausalLM", "MistralForCausalLM"}),
+    (
+        "0.24.0",
+        "0.24.0",
+        {
+            "Qwen3ForCausalLM",
+            "DeepseekV2ForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "GraniteMoeForCausalLM",
+            "LlamaForCausalLM",
+            "MistralForCausalLM",
+        },
+    ),
     ("0.25.0", "0.25.1", {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"}),
-    ("0.26.0", "0.26.0", {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                          "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"}),
+    (
+        "0.26.0",
+        "0.26.0",
+        {
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "InklingForCausalLM",
+            "InklingForConditionalGeneration",
+            "LongcatFlashNgramForCausalLM",
+            "Qwen2MoeForCausalLM",
+        },
+    ),
     ("0.28.0", "0.28.0", {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}),
-    ("0.27.0", "0.28.0", {"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
-                          "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration",
-                          "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM"}),
-)  # fmt: skip
+    (
+        "0.27.0",
+        "0.28.0",
+        {
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "InklingForCausalLM",
+            "InklingForConditionalGeneration",
+            "KimiK3ForConditionalGeneration",
+            "LongcatFlashNgramForCausalLM",
+            "Qwen2MoeForCausalLM",
+        },
+    ),
+)
 """Architectures that ran on the V2 model runner by default while it was new, as each release lists them."""
 
 _V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
@@ -225,8 +255,15 @@ def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
         return True
     if (args.prefill_context_parallel_size or 1) > 1 and not uses_mla(model):
         return True
-    unsupported = ("--enable-dbo", "--logits-processors", "--enable-prompt-embeds", "--kv-sharing-fast-prefill",
-                   "--ec-transfer-config", "--enable-return-routed-experts", "--enable-elastic-ep")  # fmt: skip
+    unsupported = (
+        "--enable-dbo",
+        "--logits-processors",
+        "--enable-prompt-embeds",
+        "--kv-sharing-fast-prefill",
+        "--ec-transfer-config",
+        "--enable-return-routed-experts",
+        "--enable-elastic-ep",
+    )
     external = pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher"
     return external or any(is_given(args, name) for name in unsupported)
 

@@ -143,13 +143,7 @@ def _own_top_size(model: Model, release: Release) -> int | None:
 
 
 def _sizes_v1(
-    args: ServeArgs,
-    gpu: Gpu,
-    release: Release,
-    *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    own_top: int | None,
+    args: ServeArgs, gpu: Gpu, release: Release, *, max_num_seqs: int, max_num_batched_tokens: int, own_top: int | None
 ) -> tuple[int, ...]:
     config = _compilation(args)
     asked = args.cudagraph_capture_sizes or _int_list(config.get("cudagraph_capture_sizes"))

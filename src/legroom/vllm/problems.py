@@ -119,7 +119,7 @@ def _older_way(name: str, release: Release) -> str:
 
 def nearest_flags(name: str, release: Release, limit: int = 3) -> tuple[str, ...]:
     """Flags of this release that look like a misspelt one, the likeliest first."""
-    import difflib  # noqa: PLC0415 - only a misspelt flag needs it
+    import difflib  # only a misspelt flag needs it
 
     names = [flag for flag in flags_of(release) if flag.startswith("--")]
     return tuple(difflib.get_close_matches(name, names, n=limit, cutoff=0.7))

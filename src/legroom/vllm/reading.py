@@ -17,9 +17,7 @@ from legroom.facts.releases import Release, successor
 from legroom.vllm.args import ServeArgs, Usage
 from legroom.vllm.problems import FlagProblem, ProblemKind
 
-_SCALES = {
-    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-}  # fmt: skip
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])")
 _PLAIN_INT = re.compile(r"[+-]?\d{1,18}")
 _JSON_HUMAN = re.compile(r'("(?:[^"\\]|\\.)*")|\b(\d+(?:\.\d+)?)([kKmMgGtT])\b')
@@ -286,7 +284,7 @@ class FlagReader:
 
 
 def _nearest_choice(text: str, allowed: tuple[Any, ...]) -> str:
-    import difflib  # noqa: PLC0415 - only a misspelt value needs it
+    import difflib  # only a misspelt value needs it
 
     numbers = [choice for choice in allowed if isinstance(choice, int)]
     if numbers and text.isdecimal():

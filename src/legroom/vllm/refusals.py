@@ -36,10 +36,19 @@ class Unsupported:
 
 
 _POSITIVE = (
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "pipeline_parallel_size",
-    "data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "max_loras",
-    "max_lora_rank", "kv_cache_memory_bytes", "num_gpu_blocks_override",
-)  # fmt: skip
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "max_loras",
+    "max_lora_rank",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+)
 _LARGEST = 2**50
 
 

@@ -21,9 +21,7 @@ from legroom.vllm.served_model import config_overrides
 from legroom.vllm.speculation import draft_method
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling, uses_sparse_mla
 
-_DTYPES = {
-    "half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32",
-}  # fmt: skip
+_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def _reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release)
     yield from _architecture(model, release)
     yield from _dtype(settings, gpu)
     if settings.quantization or settings.given.quantization:
-        from legroom.vllm.unsupported import quantization_reasons  # noqa: PLC0415 - most models have none
+        from legroom.vllm.unsupported import quantization_reasons  # most models have none
 
         yield from quantization_reasons(settings, model, gpu, release)
     yield from _kv_cache_dtype(settings, model, gpu, release)
@@ -58,7 +58,7 @@ def _card(gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """The published builds hold machine code for a range of cards, and no other."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
-    from legroom.facts.builds import built_for  # noqa: PLC0415
+    from legroom.facts.builds import built_for
 
     oldest, newest = built_for(release)
     message = "CUDA error: no kernel image is available for execution on the device"
@@ -153,9 +153,12 @@ _RUNS_ALSO = {
 _MARLIN_NAMES = {"gptq": ("gptq_marlin", "marlin"), "awq": ("awq_marlin", "marlin")}
 _ONLINE_SHORTHANDS = ("online", "fp8_per_", "int8_per_", "nvfp4_per_")
 _CONFIG_CLASSES = {
-    "compressed-tensors": "CompressedTensorsConfig", "quark": "QuarkConfig", "torchao": "TorchAOConfig",
-    "fbgemm_fp8": "FBGEMMFp8Config", "fp_quant": "FPQuantConfig",
-}  # fmt: skip
+    "compressed-tensors": "CompressedTensorsConfig",
+    "quark": "QuarkConfig",
+    "torchao": "TorchAOConfig",
+    "fbgemm_fp8": "FBGEMMFp8Config",
+    "fp_quant": "FPQuantConfig",
+}
 
 
 def quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:

@@ -37,11 +37,7 @@ _LONGEST_SILENCE_S = 30.0
 
 
 def create_app(
-    access: Access | None = None,
-    limits: WorkerLimits | None = None,
-    feed: LiveFeed | None = None,
-    *,
-    page: bool = True,
+    access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
 ) -> Starlette:
     """The application; `feed` is what it watches, if anything. Without `page` it is the API alone."""
     pool = WorkerPool(limits)

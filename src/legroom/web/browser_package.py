@@ -12,9 +12,19 @@ from legroom.version import __version__
 
 _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
-    "catalog", "deployments", "diagnosis", "drawing", "explain", "facts", "memory", "planning", "render",
-    "simulation", "sweeps", "vllm",
-)  # fmt: skip
+    "catalog",
+    "deployments",
+    "diagnosis",
+    "drawing",
+    "explain",
+    "facts",
+    "memory",
+    "planning",
+    "render",
+    "simulation",
+    "sweeps",
+    "vllm",
+)
 """What the endpoints use, besides the modules at the top."""
 _WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")
 
@@ -42,7 +52,7 @@ def _own_files() -> Iterator[tuple[str, bytes]]:
 
 def _yaml_files() -> Iterator[tuple[str, bytes]]:
     try:
-        import yaml  # noqa: PLC0415
+        import yaml
     except ImportError:
         raise LegroomError("a static page needs PyYAML", "pip install legroom", UNREACHABLE) from None
     folder = Path(yaml.__file__).parent

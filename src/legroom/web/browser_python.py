@@ -89,7 +89,7 @@ def _checked(package: bytes, name: str) -> bytes:
 
 
 def _members(package: bytes) -> dict[str, bytes]:
-    import io  # noqa: PLC0415
+    import io
 
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:

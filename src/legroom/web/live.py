@@ -100,14 +100,18 @@ class LiveFeed:
         """Those that began or ended lately, the newest first."""
         return [
             {
-                "server": change.incident.server, "kind": change.incident.kind, "title": change.incident.title,
-                "severity": change.incident.severity, "opened_s": change.incident.opened_s, "time_s": change.time_s,
+                "server": change.incident.server,
+                "kind": change.incident.kind,
+                "title": change.incident.title,
+                "severity": change.incident.severity,
+                "opened_s": change.incident.opened_s,
+                "time_s": change.time_s,
                 "is_over": change.is_over,
                 "reason": change.incident.finding.reason if change.incident.finding else change.incident.reason,
                 "entry": change.incident.finding.entry if change.incident.finding else None,
             }
             for change in self._session.changes
-        ]  # fmt: skip
+        ]
 
 
 def _put(reader: asyncio.Queue[str], text: str) -> None:

@@ -74,8 +74,13 @@ def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
 
 def _log_hint(name: str) -> dict[str, Any]:
     schema = schemas()["DiagnoseRequest"]["properties"][name]
-    return {"name": name, "in": "query", "required": False, "description": schema["description"],
-            "schema": {"type": "string", "maxLength": schema["maxLength"]}}  # fmt: skip
+    return {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "description": schema["description"],
+        "schema": {"type": "string", "maxLength": schema["maxLength"]},
+    }
 
 
 def _responses(name: str, errors: dict[str, str]) -> dict[str, Any]:

@@ -13,12 +13,22 @@ from typing import Any
 from legroom.explain.catalog_files import problems
 
 REQUESTS = {
-    "plan": "PlanRequest", "math": "PlanRequest", "size": "SizeRequest", "read": "ReadRequest",
-    "lint": "LintRequest", "fragments": "FragmentsRequest",
-    "diagnose": "DiagnoseRequest", "simulate": "SimulateRequest", "models": "EmptyRequest", "gpus": "EmptyRequest",
-    "releases": "EmptyRequest", "flags": "FlagsRequest", "catalog": "CatalogRequest", "entry": "EntryRequest",
+    "plan": "PlanRequest",
+    "math": "PlanRequest",
+    "size": "SizeRequest",
+    "read": "ReadRequest",
+    "lint": "LintRequest",
+    "fragments": "FragmentsRequest",
+    "diagnose": "DiagnoseRequest",
+    "simulate": "SimulateRequest",
+    "models": "EmptyRequest",
+    "gpus": "EmptyRequest",
+    "releases": "EmptyRequest",
+    "flags": "FlagsRequest",
+    "catalog": "CatalogRequest",
+    "entry": "EntryRequest",
     "hub": "HubRequest",
-}  # fmt: skip
+}
 _DEEPEST = 60
 
 

@@ -118,7 +118,7 @@ class SecurityLayer:
         if denied is None:
             await self._app(scope, receive, send_with_headers)
             return
-        from legroom.web.responses import error_response  # noqa: PLC0415
+        from legroom.web.responses import error_response
 
         await error_response(denied.status, denied.message, denied.hint)(scope, receive, send_with_headers)
 

@@ -94,9 +94,11 @@ def static_files(runtime: str | None = None) -> dict[str, bytes]:
     shell = ["./", *page, "worker.js", *(name for name in engine if not name.endswith(".packed"))]
     scripts = _scripts("worker.js", "sw.js")
     values = {
-        "__VERSION__": _version({**page, **engine, **scripts}), "__FILES__": json.dumps(loads),
-        "__LOCK_INFO__": json.dumps(lock_info), "__SHELL__": json.dumps(shell),
-    }  # fmt: skip
+        "__VERSION__": _version({**page, **engine, **scripts}),
+        "__FILES__": json.dumps(loads),
+        "__LOCK_INFO__": json.dumps(lock_info),
+        "__SHELL__": json.dumps(shell),
+    }
     for name, body in scripts.items():
         scripts[name] = _filled(body.decode(), values).encode()
     return {**page, **scripts, **engine, "README.txt": _readme().encode()}
@@ -172,6 +174,6 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _readme() -> str:
-    from legroom.version import __version__  # noqa: PLC0415
+    from legroom.version import __version__
 
     return _README.format(version=__version__, pyodide=pinned()["version"], licence=pinned()["license"])

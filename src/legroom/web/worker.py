@@ -76,7 +76,7 @@ def _answered(frame: Frame, source: BinaryIO) -> tuple[int, bytes]:
     except LegroomError as error:
         document, status = error_document(error), status_of(error)
     except Exception:
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
         bug = LegroomError("this is a bug in legroom, not in your input", "the server's terminal shows where", 70)
@@ -108,7 +108,7 @@ def _no_constant(name: str) -> None:
 
 def _log_hints(query: bytes) -> dict[str, object]:
     """What the address says beside a log, of the form that a request's own fields have."""
-    from legroom.web.schemas import check_request  # noqa: PLC0415
+    from legroom.web.schemas import check_request
 
     hints: dict[str, object] = json.loads(query) if query else {}
     problem = check_request("diagnose", {**hints, "log": ""}) if hints else ""
@@ -118,8 +118,8 @@ def _log_hints(query: bytes) -> dict[str, object]:
 
 
 def _diagnosis(hints: dict[str, object], pieces: Iterator[bytes]) -> dict[str, object]:
-    from legroom.isolation import isolated  # noqa: PLC0415
-    from legroom.web.endpoints.texts import diagnose_pieces  # noqa: PLC0415
+    from legroom.isolation import isolated
+    from legroom.web.endpoints.texts import diagnose_pieces
 
     with isolated():
         return diagnose_pieces(pieces, hints)

@@ -95,11 +95,22 @@ def _device(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> Worker
     _reset_peak(cuda, device)
     card = card_use(cuda, device)
     return WorkerMemory(
-        rank, card.gpu, card.used_bytes, torch.reserved_bytes, torch.allocated_bytes, torch.active_bytes,
-        torch.inactive_split_bytes, torch.largest_free_bytes, torch.graph_pool_bytes,
-        None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0), card.others_bytes,
-        torch.peak_allocated_bytes, torch.alloc_retries, host.rss_bytes, host.pinned_bytes,
-    )  # fmt: skip
+        rank,
+        card.gpu,
+        card.used_bytes,
+        torch.reserved_bytes,
+        torch.allocated_bytes,
+        torch.active_bytes,
+        torch.inactive_split_bytes,
+        torch.largest_free_bytes,
+        torch.graph_pool_bytes,
+        None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
+        card.others_bytes,
+        torch.peak_allocated_bytes,
+        torch.alloc_retries,
+        host.rss_bytes,
+        host.pinned_bytes,
+    )
 
 
 def _reset_peak(cuda: Any, device: int) -> None:
@@ -135,7 +146,7 @@ class CardUse:
 
 def card_use(cuda: Any, device: int) -> CardUse:
     """PyTorch writes a UUID without NVML's prefix."""
-    from legroom.live.gpu_memory import devices  # noqa: PLC0415
+    from legroom.live.gpu_memory import devices
 
     uuid = str(cuda.get_device_properties(device).uuid)
     card = next((gpu for gpu in devices() if gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)

@@ -15,10 +15,10 @@ def register() -> None:
     if os.environ.get(SWITCH, "").strip().lower() not in {"1", "true", "yes", "on"}:
         return
     try:
-        from legroom.worker import telemetry  # noqa: PLC0415 - most servers never ask
+        from legroom.worker import telemetry  # most servers never ask
 
         telemetry.join()
     except Exception as error:
-        import logging  # noqa: PLC0415
+        import logging
 
         logging.getLogger("legroom.worker").warning("memory of the workers is not reported: %r", error)

@@ -88,11 +88,18 @@ class BlackBoxRecorder:
                 self._earlier.append(oldest)
         self._recent.append(
             MemoryReading(
-                round(now_s, 1), device.allocated_bytes, device.reserved_bytes, device.peak_allocated_bytes,
-                device.largest_free_bytes, device.used_bytes, device.non_torch_bytes, device.others_bytes,
-                device.host_rss_bytes, device.host_pinned_bytes,
+                round(now_s, 1),
+                device.allocated_bytes,
+                device.reserved_bytes,
+                device.peak_allocated_bytes,
+                device.largest_free_bytes,
+                device.used_bytes,
+                device.non_torch_bytes,
+                device.others_bytes,
+                device.host_rss_bytes,
+                device.host_pinned_bytes,
             )
-        )  # fmt: skip
+        )
 
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         """PyTorch's allocator calls this in the thread whose request it is about to refuse."""
@@ -141,18 +148,29 @@ class BlackBoxRecorder:
             _say_failure(error)
 
     def _record(
-        self, trigger: Trigger, request: FailedRequest, frames: list[FrameType], device: int | None = None,
-        free_bytes: int | None = None, limit_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        trigger: Trigger,
+        request: FailedRequest,
+        frames: list[FrameType],
+        device: int | None = None,
+        free_bytes: int | None = None,
+        limit_bytes: int | None = None,
+    ) -> None:
         with self._lock:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
             self._written += 1
             self._settings = _or(stack.engine_settings, frames) or self._settings
             record = BlackBox(
-                round(time.time(), 3), trigger, _process(), request, host=_or(_host), step=_step_of(frames),
-                settings=masked(self._settings), history=(*self._earlier, *self._recent),
-            )  # fmt: skip
+                round(time.time(), 3),
+                trigger,
+                _process(),
+                request,
+                host=_or(_host),
+                step=_step_of(frames),
+                settings=masked(self._settings),
+                history=(*self._earlier, *self._recent),
+            )
             cuda = initialized_cuda()
             if cuda is not None:
                 number = cuda.current_device() if device is None else device

@@ -22,11 +22,17 @@ _BATCH = "input_batch"
 """That of the second model runner's functions, which has no step any more when it samples (0.16 on)."""
 _SETTINGS = {
     "model_config": ("model", "max_model_len", "dtype", "quantization", "enforce_eager"),
-    "cache_config": ("gpu_memory_utilization", "block_size", "cache_dtype", "num_gpu_blocks", "kv_cache_memory_bytes",
-                     "enable_prefix_caching"),
+    "cache_config": (
+        "gpu_memory_utilization",
+        "block_size",
+        "cache_dtype",
+        "num_gpu_blocks",
+        "kv_cache_memory_bytes",
+        "enable_prefix_caching",
+    ),
     "scheduler_config": ("max_num_seqs", "max_num_batched_tokens"),
     "parallel_config": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-}  # fmt: skip
+}
 """Where vLLM keeps what decides memory, and under which names."""
 _FLAG_NAMES = {"cache_dtype": "kv_cache_dtype"}
 _UNSET = ("auto", "None")

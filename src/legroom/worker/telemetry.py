@@ -70,7 +70,7 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
     how just before."""
     while "prometheus_client" not in sys.modules:
         time.sleep(every_s)
-    from legroom.worker import page  # noqa: PLC0415
+    from legroom.worker import page
 
     page.show(board)
 
@@ -91,6 +91,6 @@ def report(board: Board, recorder: BlackBoxRecorder, every_s: float = EVERY_S) -
 
 
 def _shared_gauges() -> SharedGauges:
-    from legroom.worker import page  # noqa: PLC0415
+    from legroom.worker import page
 
     return page.SharedGauges()

@@ -19,10 +19,21 @@ BOUNDS = (0.1, 1.0, 10.0, float("inf"))
 def engine(**fields: Any) -> EngineSample:
     """An idle engine of 1,000 blocks of 16 tokens, changed as asked."""
     idle: dict[str, Any] = {
-        "model": "m", "engine": "0", "kv_use": 0.0, "running": 0.0, "waiting": 0.0, "preemptions": 0.0,
-        "prefix_queries": 0.0, "prefix_hits": 0.0, "prompt_tokens": 0.0, "generation_tokens": 0.0, "finished": 0.0,
-        "num_blocks": 1000, "block_size": 16, "prefix_caching": True,
-    }  # fmt: skip
+        "model": "m",
+        "engine": "0",
+        "kv_use": 0.0,
+        "running": 0.0,
+        "waiting": 0.0,
+        "preemptions": 0.0,
+        "prefix_queries": 0.0,
+        "prefix_hits": 0.0,
+        "prompt_tokens": 0.0,
+        "generation_tokens": 0.0,
+        "finished": 0.0,
+        "num_blocks": 1000,
+        "block_size": 16,
+        "prefix_caching": True,
+    }
     return EngineSample(**(idle | fields))
 
 
@@ -30,9 +41,12 @@ class FakeServer:
     """Feeds one detector, a look every five seconds."""
 
     def __init__(
-        self, detector: type[Detector], plan: Mapping[str, Any] | None = None, levels: Thresholds = DEFAULT,
+        self,
+        detector: type[Detector],
+        plan: Mapping[str, Any] | None = None,
+        levels: Thresholds = DEFAULT,
         interval_s: float = 5.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.window = Window(SERVER)
         self.detector = detector(levels, None if plan is None else plan_from_json(plan, needs=()))
         self.interval_s = interval_s

@@ -46,11 +46,18 @@ ENGINE = st.builds(
     st.sampled_from(["a", "b"]),
     st.sampled_from(["", "0", "1"]),
     kv_use=st.none() | st.floats(0, 1),
-    running=NUMBER, waiting=NUMBER, preemptions=NUMBER, prefix_queries=NUMBER, prefix_hits=NUMBER,
-    prompt_tokens=NUMBER, generation_tokens=NUMBER, finished=NUMBER,
-    num_blocks=st.none() | st.integers(1, 10**6), block_size=st.none() | st.just(16),
+    running=NUMBER,
+    waiting=NUMBER,
+    preemptions=NUMBER,
+    prefix_queries=NUMBER,
+    prefix_hits=NUMBER,
+    prompt_tokens=NUMBER,
+    generation_tokens=NUMBER,
+    finished=NUMBER,
+    num_blocks=st.none() | st.integers(1, 10**6),
+    block_size=st.none() | st.just(16),
     ttft=st.none() | st.integers(0, 100).map(lambda n: Histogram((1.0, float("inf")), (n, n), float(n))),
-)  # fmt: skip
+)
 TIME = st.floats(0, 1e5)
 LOOK = st.builds(
     Sample,

@@ -10,8 +10,11 @@ from legroom.live.remedies import remedies_for
 from legroom.units import GIB
 
 QUIET: dict[str, Any] = {
-    "allocated_bytes": 120 * GIB, "reserved_bytes": 121 * GIB, "others_bytes": 0, "alloc_retries": 2,
-}  # fmt: skip
+    "allocated_bytes": 120 * GIB,
+    "reserved_bytes": 121 * GIB,
+    "others_bytes": 0,
+    "alloc_retries": 2,
+}
 
 
 def test_a_retry_of_the_allocator_is_said_at_the_next_look() -> None:

@@ -5,8 +5,13 @@ from fake_server import FakeServer
 
 from legroom.live.detectors.preemption_thrash import PreemptionThrash
 
-BUSY = {"kv_use": 0.95, "running": 20.0, "add_generation_tokens": 500.0, "add_prompt_tokens": 500.0,
-        "add_finished": 5.0}  # fmt: skip
+BUSY = {
+    "kv_use": 0.95,
+    "running": 20.0,
+    "add_generation_tokens": 500.0,
+    "add_prompt_tokens": 500.0,
+    "add_finished": 5.0,
+}
 
 
 def test_no_preemption_is_no_thrash() -> None:

@@ -100,9 +100,11 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
     ) -> Any:
         width, height = SIZES[size]
         context = browser.new_context(
-            viewport={"width": width, "height": height}, locale=LANGUAGES[language],
-            color_scheme="dark" if dark else "light", accept_downloads=True,
-        )  # fmt: skip
+            viewport={"width": width, "height": height},
+            locale=LANGUAGES[language],
+            color_scheme="dark" if dark else "light",
+            accept_downloads=True,
+        )
         context.set_default_timeout(45_000)
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)

@@ -156,11 +156,22 @@ def fleet(size: int, looks: int) -> str:
     """A stream of looks at many servers."""
     states = ("healthy", "idle", "warning", "critical", "unreachable")
     views = (
-        {"server": f"http://gpu{number:03}:8000", "time_s": 1000.0 + look, "state": states[number % 5],
-         "sentence": "serving", "models": ["m"], "kv_use": (number * 7 + look) % 100 / 100, "running": 4, "waiting": 0,
-         "findings": [], "notes": [], "forecast": None}
-        for look in range(looks) for number in range(size)
-    )  # fmt: skip
+        {
+            "server": f"http://gpu{number:03}:8000",
+            "time_s": 1000.0 + look,
+            "state": states[number % 5],
+            "sentence": "serving",
+            "models": ["m"],
+            "kv_use": (number * 7 + look) % 100 / 100,
+            "running": 4,
+            "waiting": 0,
+            "findings": [],
+            "notes": [],
+            "forecast": None,
+        }
+        for look in range(looks)
+        for number in range(size)
+    )
     return "".join(f"data: {json.dumps(view)}\n\n" for view in views)
 
 

@@ -127,10 +127,18 @@ def test_a_whole_command_is_read(served, open_page):
 
 
 def test_a_pasted_config_is_planned(served, open_page):
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
-              "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-              "intermediate_size": 8192, "vocab_size": 32000,
-              "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}  # fmt: skip
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    }
     page = open_page(f"{served.url}#/plan")
     page.get_by_role("button", name="config.json").click()
     page.locator("textarea").fill(json.dumps(config))
@@ -201,9 +209,16 @@ def test_a_script_in_a_models_name_is_text(served, open_page):
     page = open_page(f"{served.url}#/plan", errors_are_fine=True)
     page.on("dialog", lambda dialog: pytest.fail("a script from the name of a model ran"))
     page.get_by_role("button", name="config.json").click()
-    config = {"_name_or_path": SCRIPT, "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
-              "max_position_embeddings": 512}  # fmt: skip
+    config = {
+        "_name_or_path": SCRIPT,
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+    }
     page.locator("textarea").fill(json.dumps(config))
     wait_until(page, "document.body.innerText.includes('onerror=alert(1)')")
     assert page.locator("img[src=x]").count() == 0

@@ -80,7 +80,7 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
 def _launched(command: SimpleCommand) -> LaunchedEngine | None:
     if "-m" not in command.texts():
         return None
-    from legroom.deployments.launchers import launched_engine  # noqa: PLC0415 - not for a plain command line
+    from legroom.deployments.launchers import launched_engine  # not for a plain command line
 
     return launched_engine(command.words)
 
@@ -93,7 +93,7 @@ def _on_its_lines(word: Word) -> str:
 
 
 def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[StartedServer | Invoked]:
-    from legroom.deployments.containers import container_run  # noqa: PLC0415 - not for a plain command line
+    from legroom.deployments.containers import container_run  # not for a plain command line
 
     run = container_run(command.words[start:])
     if run is None or not run.words:
@@ -119,7 +119,14 @@ def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> 
     yield from with_servers(
         subjects,
         lambda server: replace(
-            server, place=place, image=run.image, in_container=True, shm=run.shm, gpus=run.gpus, stop_limit=limit,
-            memory_limit_bytes=run.memory_limit_bytes, read_as=f"a {basename(tool.text)} run line",
+            server,
+            place=place,
+            image=run.image,
+            in_container=True,
+            shm=run.shm,
+            gpus=run.gpus,
+            stop_limit=limit,
+            memory_limit_bytes=run.memory_limit_bytes,
+            read_as=f"a {basename(tool.text)} run line",
         ),
-    )  # fmt: skip
+    )

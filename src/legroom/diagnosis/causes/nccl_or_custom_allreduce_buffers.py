@@ -88,10 +88,7 @@ def _registered() -> Iterator[Fix]:
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "The default buffers are small enough to be registered, once the process may lock as much as it wants.",
-        steps=(
-            _DEFAULT_BUFFERS,
-            "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node",
-        ),
+        steps=(_DEFAULT_BUFFERS, "docker run --ulimit memlock=-1 (or ulimit -l unlimited) on every node"),
         confidence=0.6,
     )
 

@@ -85,7 +85,7 @@ def _why(id_: str, facts: dict[str, object]) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Name the right flag where the facts know it."""
-    from legroom.diagnosis.flag_repair import repairs  # noqa: PLC0415 - only for a refused flag
+    from legroom.diagnosis.flag_repair import repairs  # only for a refused flag
 
     yield from help_for(planner, "wrong_flag")
     yield from repairs(planner)

@@ -25,11 +25,20 @@ JOURNAL = "/root/.local/share/legroom"
 """Where the sidecar keeps its incidents."""
 OPEN_FILES = 65536
 _PICK_DEVICES = (
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-)  # fmt: skip
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
 _CACHES = (
-    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME",
-)  # fmt: skip
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "TRANSFORMERS_CACHE",
+    "VLLM_CACHE_ROOT",
+    "XDG_CACHE_HOME",
+)
 """Where a host keeps downloads and compiled code: a container has volumes for them, by paths of its own."""
 _DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
-_OF_ONE_MACHINE = frozenset({
-    "PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH",
-})  # fmt: skip
+_OF_ONE_MACHINE = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH"}
+)
 """Where things lie on the machine that the server was described on."""
 _WHY = {ENDPOINTS_SWITCH: "opens the endpoints that put the server to sleep and wake it"}
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -36,11 +36,7 @@ class EnvLine:
 
 
 def environment(
-    plan: PlanDocument | None,
-    words: ServerWords,
-    release: Release,
-    given: Mapping[str, str],
-    times: StartTimes | None,
+    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str], times: StartTimes | None
 ) -> tuple[EnvLine, ...]:
     """What was given, then what helps."""
     broken = _broken(plan, words, release)

@@ -46,10 +46,17 @@ _KEYS = {
 """Flags that the chart has keys for; every other one goes into extraArgs."""
 _MOST = 999_999
 """Helm reads numbers as floats and writes a million as 1e+06; extraArgs are texts."""
-_OWN = frozenset({
-    "--enable-prefix-caching", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
-    "--enable-lora", "--host", "--port",
-})  # fmt: skip
+_OWN = frozenset(
+    {
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--enable-chunked-prefill",
+        "--no-enable-chunked-prefill",
+        "--enable-lora",
+        "--host",
+        "--port",
+    }
+)
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:

@@ -39,13 +39,20 @@ if TYPE_CHECKING:
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"
 NEEDS_PLAN = True
-_BY_KSERVE = frozenset({
-    "--host", "--port", "--served-model-name", "--tensor-parallel-size", "--ssl-certfile", "--ssl-keyfile",
-    "--shutdown-timeout",
-})  # fmt: skip
-_IN_PARALLELISM = frozenset({
-    "--data-parallel-size", "--data-parallel-size-local", "--enable-expert-parallel", "--data-parallel-rpc-port",
-})  # fmt: skip
+_BY_KSERVE = frozenset(
+    {
+        "--host",
+        "--port",
+        "--served-model-name",
+        "--tensor-parallel-size",
+        "--ssl-certfile",
+        "--ssl-keyfile",
+        "--shutdown-timeout",
+    }
+)
+_IN_PARALLELISM = frozenset(
+    {"--data-parallel-size", "--data-parallel-size-local", "--enable-expert-parallel", "--data-parallel-rpc-port"}
+)
 """Flags that KServe's template of several nodes writes itself."""
 
 _DOWNLOADER = "storage-initializer"

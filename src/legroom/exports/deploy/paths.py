@@ -16,22 +16,59 @@ if TYPE_CHECKING:
 
 _NO_PATHS = frozenset({"--root-path", "--served-model-name", "--uds"})
 """Flags whose value begins with a slash and is no file that a container needs."""
-_FROM_HERE = frozenset({
-    "--chat-template", "--tool-parser-plugin", "--reasoning-parser-plugin", "--ssl-keyfile", "--ssl-certfile",
-    "--ssl-ca-certs", "--log-config-file", "--tokenizer", "--hf-config-path", "--lora-modules", "--default-mm-loras",
-    "--prompt-adapters", "--speculative-config", "--speculative-model", "--quantization-param-path",
-    "--allowed-local-media-path", "--download-dir",
-})  # fmt: skip
+_FROM_HERE = frozenset(
+    {
+        "--chat-template",
+        "--tool-parser-plugin",
+        "--reasoning-parser-plugin",
+        "--ssl-keyfile",
+        "--ssl-certfile",
+        "--ssl-ca-certs",
+        "--log-config-file",
+        "--tokenizer",
+        "--hf-config-path",
+        "--lora-modules",
+        "--default-mm-loras",
+        "--prompt-adapters",
+        "--speculative-config",
+        "--speculative-model",
+        "--quantization-param-path",
+        "--allowed-local-media-path",
+        "--download-dir",
+    }
+)
 """Flags that vLLM looks up from where it was started."""
 _DOWNLOADS = "--download-dir"
-_WRITTEN = frozenset({_DOWNLOADS, "--kv-transfer-config", "--ec-transfer-config", "--compilation-config",
-                      "--profiler-config"})  # fmt: skip
+_WRITTEN = frozenset(
+    {_DOWNLOADS, "--kv-transfer-config", "--ec-transfer-config", "--compilation-config", "--profiler-config"}
+)
 """Flags whose folders vLLM writes to."""
 _OF_THE_IMAGE = frozenset(
     f"/{name}".rstrip("/")
-    for name in ("", "bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "tmp",
-                 "usr", "var", "dev/shm", "root/.cache", "usr/local", "usr/lib", "usr/bin")
-)  # fmt: skip
+    for name in (
+        "",
+        "bin",
+        "dev",
+        "etc",
+        "home",
+        "lib",
+        "lib64",
+        "opt",
+        "proc",
+        "root",
+        "run",
+        "sbin",
+        "sys",
+        "tmp",
+        "usr",
+        "var",
+        "dev/shm",
+        "root/.cache",
+        "usr/local",
+        "usr/lib",
+        "usr/bin",
+    )
+)
 """Folders that an image has itself: what is mounted over them hides the server's own."""
 
 

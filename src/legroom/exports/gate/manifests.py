@@ -38,28 +38,48 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """API group -> what is looked at. A group that the cluster does not have is simply never asked about."""
 _LABEL = "legroom/gate"
 _DEFAULTS: Mapping[str, Any] = {
-    "namespace": "legroom", "image": f"legroom:{__version__}", "mode": "warn", "opt_in": False, "default_gpu": "",
-    "certificates": "cert-manager", "ca_file": None, "replicas": 2,
-}  # fmt: skip
+    "namespace": "legroom",
+    "image": f"legroom:{__version__}",
+    "mode": "warn",
+    "opt_in": False,
+    "default_gpu": "",
+    "certificates": "cert-manager",
+    "ca_file": None,
+    "replicas": 2,
+}
 _SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--namespace", metavar="NAME", default=_DEFAULTS["namespace"],
-                       help="where it goes (default: %(default)s)")  # fmt: skip
-    group.add_argument("--image", metavar="NAME", default=_DEFAULTS["image"],
-                       help="an image with legroom[gate] in it (default: %(default)s)")  # fmt: skip
-    group.add_argument("--mode", choices=("warn", "enforce"), default=_DEFAULTS["mode"],
-                       help="of namespaces that do not choose one (default: warn)")  # fmt: skip
-    group.add_argument("--opt-in", action="store_true",
-                       help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off")  # fmt: skip
+    group.add_argument(
+        "--namespace", metavar="NAME", default=_DEFAULTS["namespace"], help="where it goes (default: %(default)s)"
+    )
+    group.add_argument(
+        "--image",
+        metavar="NAME",
+        default=_DEFAULTS["image"],
+        help="an image with legroom[gate] in it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--mode",
+        choices=("warn", "enforce"),
+        default=_DEFAULTS["mode"],
+        help="of namespaces that do not choose one (default: warn)",
+    )
+    group.add_argument(
+        "--opt-in", action="store_true", help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
+    )
     group.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
-    group.add_argument("--certificates", choices=("cert-manager", "self"), default=_DEFAULTS["certificates"],
-                       help="who makes them: cert-manager, or this command (default: cert-manager)")  # fmt: skip
-    group.add_argument("--ca-file", metavar="FILE",
-                       help="for --certificates self: where the authority is kept")  # fmt: skip
-    group.add_argument("--replicas", metavar="N", type=int, default=_DEFAULTS["replicas"],
-                       help="how many (default: %(default)s)")  # fmt: skip
+    group.add_argument(
+        "--certificates",
+        choices=("cert-manager", "self"),
+        default=_DEFAULTS["certificates"],
+        help="who makes them: cert-manager, or this command (default: cert-manager)",
+    )
+    group.add_argument("--ca-file", metavar="FILE", help="for --certificates self: where the authority is kept")
+    group.add_argument(
+        "--replicas", metavar="N", type=int, default=_DEFAULTS["replicas"], help="how many (default: %(default)s)"
+    )
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
@@ -107,7 +127,7 @@ def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPa
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
         return None
-    from legroom.exports.gate.certificates import kept_authority, new_authority, new_certificate  # noqa: PLC0415
+    from legroom.exports.gate.certificates import kept_authority, new_authority, new_certificate
 
     authority = kept_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
     return authority, new_certificate(authority, service_names(namespace))
@@ -144,28 +164,42 @@ def _issued(namespace: str) -> list[dict[str, Any]]:
     issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
     certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
     spec = {
-        "secretName": f"{NAME_IN_CLUSTER}-tls", "dnsNames": list(service_names(namespace)),
-        "issuerRef": {"name": NAME_IN_CLUSTER, "kind": "Issuer"}, "duration": "2160h", "renewBefore": "720h",
+        "secretName": f"{NAME_IN_CLUSTER}-tls",
+        "dnsNames": list(service_names(namespace)),
+        "issuerRef": {"name": NAME_IN_CLUSTER, "kind": "Issuer"},
+        "duration": "2160h",
+        "renewBefore": "720h",
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
-    }  # fmt: skip
+    }
     return [{**issuer, "spec": {"selfSigned": {}}}, {**certificate, "spec": spec}]
 
 
 def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-              "labelSelector": {"matchLabels": _selector()}}  # fmt: skip
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _selector()},
+    }
     pod = {
         "serviceAccountName": NAME_IN_CLUSTER,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [spread],
-        "securityContext": {"runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER,
-                            "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [_container(options)],
-        "volumes": [{"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}},
-                    {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}}],
-    }  # fmt: skip
+        "volumes": [
+            {"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}},
+            {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}},
+        ],
+    }
     scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT), "prometheus.io/scheme": "https"}
     spec = {
         "replicas": options["replicas"],
@@ -201,15 +235,23 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
         "startupProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 2, "failureThreshold": 30},
         "livenessProbe": {"httpGet": {"path": "/healthz", **check}, "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 5, "failureThreshold": 2},
-        "lifecycle": {"preStop": Commented(
-            "The API server learns that the pod is leaving; then what is under way is answered.",
-            {"exec": {"command": ["python", "-c", "import time; time.sleep(5)"]}})},
+        "lifecycle": {
+            "preStop": Commented(
+                "The API server learns that the pod is leaving; then what is under way is answered.",
+                {"exec": {"command": ["python", "-c", "import time; time.sleep(5)"]}},
+            )
+        },
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
-                            "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [{"name": "tls", "mountPath": "/etc/legroom/tls", "readOnly": True},
-                         {"name": "scratch", "mountPath": "/scratch"}],
-    }  # fmt: skip
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "tls", "mountPath": "/etc/legroom/tls", "readOnly": True},
+            {"name": "scratch", "mountPath": "/scratch"},
+        ],
+    }
 
 
 def _service(namespace: str) -> dict[str, Any]:
@@ -250,12 +292,13 @@ def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | N
     if options["opt_in"]:
         usual = {"key": _LABEL, "operator": "In", "values": ["on", options["mode"]]}
     chosen = {"key": _LABEL, "operator": "In", "values": [other]}
-    hooks = [
-        _webhook(options["mode"], [usual], namespace, authority),
-        _webhook(other, [chosen], namespace, authority),
-    ]
-    return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
-            "metadata": metadata, "webhooks": hooks}  # fmt: skip
+    hooks = [_webhook(options["mode"], [usual], namespace, authority), _webhook(other, [chosen], namespace, authority)]
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": metadata,
+        "webhooks": hooks,
+    }
 
 
 def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
@@ -275,12 +318,17 @@ def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, author
         "namespaceSelector": {"matchExpressions": [left_alone, *namespaces]},
         "objectSelector": {"matchExpressions": [{"key": _LABEL, "operator": "NotIn", "values": ["off"]}]},
         "rules": [
-            {"apiGroups": [group], "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"],
-             "resources": list(resources), "scope": "Namespaced"}
+            {
+                "apiGroups": [group],
+                "apiVersions": ["*"],
+                "operations": ["CREATE", "UPDATE"],
+                "resources": list(resources),
+                "scope": "Namespaced",
+            }
             for group, resources in _KINDS
         ],
         "clientConfig": client,
-    }  # fmt: skip
+    }
 
 
 def _base64(data: bytes) -> str:

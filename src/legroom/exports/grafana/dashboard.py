@@ -41,7 +41,7 @@ def add_options(parser: Any) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     _sdk()
-    from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
     text = JSONEncoder(sort_keys=True, indent=2).encode(_dashboard(request))
     return (ExportedFile(FILE, text + "\n"),)
@@ -49,7 +49,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 def _sdk() -> None:
     try:
-        import grafana_foundation_sdk  # noqa: F401, PLC0415
+        import grafana_foundation_sdk  # noqa: F401
     except ImportError as error:
         raise LegroomError(
             "the Grafana Foundation SDK is not installed", "pip install 'legroom[export]'", UNREACHABLE
@@ -65,8 +65,8 @@ def uid(plan: PlanDocument | None) -> str:
 
 
 def _dashboard(request: ExportRequest) -> Any:
-    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
-    from grafana_foundation_sdk.models.dashboard import DashboardCursorSync  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import dashboard
+    from grafana_foundation_sdk.models.dashboard import DashboardCursorSync
 
     levels = levels_for(request.plan, request.options)
     named = f"vLLM: {request.plan.model}" if request.plan else "vLLM"
@@ -104,15 +104,15 @@ def _without_interval_settings(dashboard: Any) -> Any:
 
 
 def _source() -> Any:
-    from grafana_foundation_sdk.models.common import DataSourceRef  # noqa: PLC0415
+    from grafana_foundation_sdk.models.common import DataSourceRef
 
     return DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
 def _variables(measures: Measures) -> list[Any]:
     """Which Prometheus, and what of it: each variable offers what is left by those before it."""
-    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
-    from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import dashboard
+    from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
     running = measures.series("running")[0]
     asked, chosen = {}, ""
@@ -137,7 +137,7 @@ def _variables(measures: Measures) -> list[Any]:
 
 def _annotations() -> list[Any]:
     """What happened, over every panel: incidents of the sidecar, alerts, and servers that came up."""
-    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import dashboard
 
     up = f"up{{{INSTANCE}}}"
     queries = {
@@ -152,13 +152,13 @@ def _annotations() -> list[Any]:
 
 
 def _row(row: DashboardRow) -> Any:
-    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import dashboard
 
     return dashboard.Row(f"{row.title} (needs {row.needs})" if row.needs else row.title)
 
 
 def _panel(panel: Panel) -> Any:
-    from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import bargauge, stat, table, timeseries
 
     kinds = {"timeseries": timeseries, "stat": stat, "bargauge": bargauge, "table": table}
     builder = kinds[panel.kind].Panel().title(panel.title).description(panel.description).datasource(_source())
@@ -169,7 +169,7 @@ def _panel(panel: Panel) -> Any:
     if panel.kind == "timeseries":
         _as_lines(builder, panel)
     if panel.kind == "bargauge":
-        from grafana_foundation_sdk.models.common import VizOrientation  # noqa: PLC0415
+        from grafana_foundation_sdk.models.common import VizOrientation
 
         builder.orientation(VizOrientation.HORIZONTAL)
     for number, query in enumerate(panel.queries):
@@ -178,8 +178,8 @@ def _panel(panel: Panel) -> Any:
 
 
 def _as_lines(builder: Any, panel: Panel) -> None:
-    from grafana_foundation_sdk.builders import common as build  # noqa: PLC0415
-    from grafana_foundation_sdk.models import common  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import common as build
+    from grafana_foundation_sdk.models import common
 
     builder.fill_opacity(8).line_width(1).show_points(common.VisibilityMode.NEVER)
     builder.tooltip(build.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(common.SortOrder.DESCENDING))
@@ -189,8 +189,8 @@ def _as_lines(builder: Any, panel: Panel) -> None:
 
 
 def _thresholds(panel: Panel) -> Any:
-    from grafana_foundation_sdk.builders import dashboard  # noqa: PLC0415
-    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import dashboard
+    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
 
     steps = [
         Threshold(value=None, color="green"),
@@ -200,8 +200,8 @@ def _thresholds(panel: Panel) -> Any:
 
 
 def _target(expr: str, legend: str, ref: str, kind: str) -> Any:
-    from grafana_foundation_sdk.builders import prometheus  # noqa: PLC0415
-    from grafana_foundation_sdk.models.prometheus import PromQueryFormat  # noqa: PLC0415
+    from grafana_foundation_sdk.builders import prometheus
+    from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
     builder = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(ref).datasource(_source())
     if kind == "timeseries":

@@ -91,10 +91,7 @@ def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
         "Tokens in the KV cache",
         f"KV use times the planned {_pools(plan)}. The line is the pool: "
         f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
-        (
-            Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"),
-            Query(f"vector({tokens})", "planned pool"),
-        ),
+        (Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"), Query(f"vector({tokens})", "planned pool")),
         "short",
         "timeseries",
         8,
@@ -225,7 +222,7 @@ def prefix_row(measures: Measures) -> DashboardRow:
             12,
             (),
             1.0,
-        ),
+        )
     ]
     if measures.has("prefix_hits"):
         panels.append(

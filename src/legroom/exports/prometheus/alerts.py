@@ -27,9 +27,14 @@ NO_ROOM_REASONS = "queue_full|queue_timeout"
 """Reasons of `legroom_guard_rejected_total` that say the pool, not the request, was the limit."""
 _UPSTREAM_REASONS = "upstream_down|upstream_timeout"
 _UNSEEN_KINDS = (
-    "fragmentation", "gpu_neighbour", "host_memory_creep", "memory_burst", "memory_creep", "plan_drift",
+    "fragmentation",
+    "gpu_neighbour",
+    "host_memory_creep",
+    "memory_burst",
+    "memory_creep",
+    "plan_drift",
     "prefix_cache_waste",
-)  # fmt: skip
+)
 """Incidents of the sidecar that no rule over vLLM's metrics can see."""
 _SLOT = re.compile(r"<([a-z0-9_]+)>")
 _RATE = 'printf "%.2f"'

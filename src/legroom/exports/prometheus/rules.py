@@ -48,28 +48,58 @@ _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
 def add_options(parser: Any) -> None:
     """What the rules need to know beside the release and the plan."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
-    parser.add_argument("--target", action="append", metavar="HOST:PORT", default=None,
-                        help="a server to scrape, again for more (default: localhost, the plan's port)")  # fmt: skip
-    parser.add_argument("--guard", action="append", metavar="HOST:PORT", default=None,
-                        help="a legroom guard to scrape (a middleware is on its server's page)")  # fmt: skip
-    parser.add_argument("--watch", action="append", metavar="HOST:PORT", default=None,
-                        help="a legroom watch --daemon to scrape")  # fmt: skip
-    parser.add_argument("--runbook-base", default=RUNBOOK_BASE, metavar="URL",
-                        help="where the runbook pages are: legroom export alert-runbooks writes them "
-                        f"(default: {RUNBOOK_BASE}, a path without a host)")  # fmt: skip
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="HOST:PORT",
+        default=None,
+        help="a server to scrape, again for more (default: localhost, the plan's port)",
+    )
+    parser.add_argument(
+        "--guard",
+        action="append",
+        metavar="HOST:PORT",
+        default=None,
+        help="a legroom guard to scrape (a middleware is on its server's page)",
+    )
+    parser.add_argument(
+        "--watch", action="append", metavar="HOST:PORT", default=None, help="a legroom watch --daemon to scrape"
+    )
+    parser.add_argument(
+        "--runbook-base",
+        default=RUNBOOK_BASE,
+        metavar="URL",
+        help="where the runbook pages are: legroom export alert-runbooks writes them "
+        f"(default: {RUNBOOK_BASE}, a path without a host)",
+    )
     parser.add_argument("--ttft-p99", metavar="TIME", help="alert when the p99 of the first token exceeds it (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="the same for the time between tokens (150ms)")
-    parser.add_argument("--disk-speed", metavar="SPEED",
-                        help="how fast weights are read: a start may take that long (default: 200MB/s)")  # fmt: skip
-    parser.add_argument("--batch", metavar="LABELS", default="",
-                        help='servers that work off a backlog, full by design: job="vllm-batch"')  # fmt: skip
-    parser.add_argument("--operator", action="store_true",
-                        help="a PrometheusRule and a PodMonitor for the Prometheus operator instead")  # fmt: skip
-    parser.add_argument("--monitor", choices=("pod", "service"), default="pod",
-                        help="with --operator: a PodMonitor, or a ServiceMonitor in its place")  # fmt: skip
+    parser.add_argument(
+        "--disk-speed", metavar="SPEED", help="how fast weights are read: a start may take that long (default: 200MB/s)"
+    )
+    parser.add_argument(
+        "--batch",
+        metavar="LABELS",
+        default="",
+        help='servers that work off a backlog, full by design: job="vllm-batch"',
+    )
+    parser.add_argument(
+        "--operator", action="store_true", help="a PrometheusRule and a PodMonitor for the Prometheus operator instead"
+    )
+    parser.add_argument(
+        "--monitor",
+        choices=("pod", "service"),
+        default="pod",
+        help="with --operator: a PodMonitor, or a ServiceMonitor in its place",
+    )
     parser.add_argument("--namespace", metavar="NAME", help="of those (default: left to kubectl)")
-    parser.add_argument("--operator-label", action="append", metavar="KEY=VALUE", default=None,
-                        help="what the operator selects them by, such as release=kube-prometheus-stack")  # fmt: skip
+    parser.add_argument(
+        "--operator-label",
+        action="append",
+        metavar="KEY=VALUE",
+        default=None,
+        help="what the operator selects them by, such as release=kube-prometheus-stack",
+    )
     parser.add_argument("--speed-up", metavar="N", help="divide every window and `for` by N, to rehearse the alerts")
 
 
@@ -92,7 +122,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     ]
     head = _head(request)
     if options.get("operator"):
-        from legroom.exports.prometheus.operator import operator_objects  # noqa: PLC0415
+        from legroom.exports.prometheus.operator import operator_objects
 
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, _WATCH_JOB, request))),)
     return (
@@ -169,7 +199,7 @@ def _targets(given: Sequence[str] | None, option: str) -> list[str]:
 
 
 def rules_text(*documents: Any) -> str:
-    import yaml  # noqa: PLC0415 - only an export writes YAML
+    import yaml  # only an export writes YAML
 
     class Dumper(yaml.SafeDumper):
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:

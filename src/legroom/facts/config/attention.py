@@ -19,9 +19,13 @@ from legroom.facts.config.layer_patterns import layer_kinds
 def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
     """The state-space mixer of one layer of the given kind."""
     readers = {
-        "mamba1": _mamba1, "mamba2": _mamba2, "gdn": _gdn, "kda": _kda, "lightning": _lightning,
+        "mamba1": _mamba1,
+        "mamba2": _mamba2,
+        "gdn": _gdn,
+        "kda": _kda,
+        "lightning": _lightning,
         "short_conv": _short_conv,
-    }  # fmt: skip
+    }
     if kind not in readers:
         raise LegroomError(
             f"the model config has a layer of type {kind!r}, which legroom does not know",
@@ -111,21 +115,80 @@ def _short_conv(text: Mapping[str, Any]) -> dict[str, int]:
 
 
 _LATENT_TYPES = {
-    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_v41", "deepseek_ref", "dots3_note",
-    "glm_moe_dsa", "glm4_moe_lite", "glm5_next", "glm5_next_text", "kimi_k2", "kimi_linear", "longcat_flash",
-    "pangu_ultra_moe", "bailing_hybrid", "hy_v4", "deepseek_mtp", "k3_dspark",
-}  # fmt: skip
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "deepseek_ref",
+    "dots3_note",
+    "glm_moe_dsa",
+    "glm4_moe_lite",
+    "glm5_next",
+    "glm5_next_text",
+    "kimi_k2",
+    "kimi_linear",
+    "longcat_flash",
+    "pangu_ultra_moe",
+    "bailing_hybrid",
+    "hy_v4",
+    "deepseek_mtp",
+    "k3_dspark",
+}
 """Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank keep full heads."""
 
-_QKV_BIAS = ("Qwen2", "QWen", "GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Bert",
-             "Roberta", "XLMRoberta", "Whisper", "Bart", "GptOss", "MiMoForCausal")  # fmt: skip
-_O_BIAS = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Bert", "Roberta",
-           "XLMRoberta", "Whisper", "Bart", "GptOss")  # fmt: skip
+_QKV_BIAS = (
+    "Qwen2",
+    "QWen",
+    "GPT2",
+    "GPTNeoX",
+    "GPTBigCode",
+    "Bloom",
+    "OPT",
+    "Starcoder2",
+    "PhiForCausal",
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "Whisper",
+    "Bart",
+    "GptOss",
+    "MiMoForCausal",
+)
+_O_BIAS = (
+    "GPT2",
+    "GPTNeoX",
+    "GPTBigCode",
+    "Bloom",
+    "OPT",
+    "Starcoder2",
+    "PhiForCausal",
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "Whisper",
+    "Bart",
+    "GptOss",
+)
 _QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
 _GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
-_ENCODER_ONLY = ("BertModel", "BertFor", "RobertaModel", "RobertaFor", "XLMRoberta", "ModernBert", "NomicBert",
-                 "GteModel", "GteNewModel", "JinaRoberta", "SnowflakeGte", "HF_ColBERT", "LlamaBidirectional",
-                 "BertSplade")  # fmt: skip
+_ENCODER_ONLY = (
+    "BertModel",
+    "BertFor",
+    "RobertaModel",
+    "RobertaFor",
+    "XLMRoberta",
+    "ModernBert",
+    "NomicBert",
+    "GteModel",
+    "GteNewModel",
+    "JinaRoberta",
+    "SnowflakeGte",
+    "HF_ColBERT",
+    "LlamaBidirectional",
+    "BertSplade",
+)
 
 
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:

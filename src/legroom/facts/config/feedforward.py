@@ -12,31 +12,88 @@ from legroom.facts.model import Dense, Experts, FeedForward
 
 Config = Mapping[str, Any]
 
-_PLAIN = frozenset({
-    "gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "mpt", "falcon", "RefinedWeb", "RefinedWebModel",
-    "starcoder2", "phi", "phi-msft", "persimmon", "nemotron", "nemotron_h", "bert", "roberta", "xlm-roberta",
-    "whisper", "arcee", "apertus", "fuyu", "codegen", "bart", "mbart", "nomic_bert_plain", "deberta-v2",
-    "nemotron_h_puzzle",
-})  # fmt: skip
+_PLAIN = frozenset(
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neox",
+        "opt",
+        "bloom",
+        "mpt",
+        "falcon",
+        "RefinedWeb",
+        "RefinedWebModel",
+        "starcoder2",
+        "phi",
+        "phi-msft",
+        "persimmon",
+        "nemotron",
+        "nemotron_h",
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "whisper",
+        "arcee",
+        "apertus",
+        "fuyu",
+        "codegen",
+        "bart",
+        "mbart",
+        "nomic_bert_plain",
+        "deberta-v2",
+        "nemotron_h_puzzle",
+    }
+)
 """Model types whose block is up, activation, down: no gate."""
 
-_BIASED = frozenset({
-    "gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "phi", "phi-msft", "persimmon", "bert", "roberta",
-    "xlm-roberta", "whisper", "starcoder2", "codegen", "bart", "mbart", "gpt_oss", "fuyu", "deberta-v2",
-})  # fmt: skip
+_BIASED = frozenset(
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neox",
+        "opt",
+        "bloom",
+        "phi",
+        "phi-msft",
+        "persimmon",
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "whisper",
+        "starcoder2",
+        "codegen",
+        "bart",
+        "mbart",
+        "gpt_oss",
+        "fuyu",
+        "deberta-v2",
+    }
+)
 """Model types whose linear layers have biases whether or not the config says so."""
 
 _EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 _EXPERTS_PER_TOKEN = (
-    "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts",
-    "num_selected_experts", "top_k", "moe_router_topk",
-)  # fmt: skip
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+    "num_selected_experts",
+    "top_k",
+    "moe_router_topk",
+)
 _EXPERT_WIDTH = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size", "ffn_hidden_size")
 _SHARED_COUNT = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SHARED_WIDTH = (
-    "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
-    "share_expert_dim", "moe_shared_expert_size",
-)  # fmt: skip
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+    "moe_shared_expert_size",
+)
 
 
 def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None, ...]:
@@ -70,13 +127,24 @@ def _model_type(config: Config, architecture: str) -> str:
 
 
 _BY_ARCHITECTURE = {
-    "NemotronHForCausalLM": "nemotron_h", "DeciLMForCausalLM": "nemotron-nas", "JambaForCausalLM": "jamba",
-    "MambaForCausalLM": "mamba", "Mamba2ForCausalLM": "mamba2", "FalconMambaForCausalLM": "falcon_mamba",
-    "GraniteMoeHybridForCausalLM": "granitemoehybrid", "Gemma4ForConditionalGeneration": "gemma4",
-    "Gemma4ForCausalLM": "gemma4", "Llama4ForConditionalGeneration": "llama4", "Llama4ForCausalLM": "llama4",
-    "OPTForCausalLM": "opt", "GPT2LMHeadModel": "gpt2", "PhiForCausalLM": "phi", "QWenLMHeadModel": "qwen",
-    "GptOssForCausalLM": "gpt_oss", "NemotronForCausalLM": "nemotron",
-}  # fmt: skip
+    "NemotronHForCausalLM": "nemotron_h",
+    "DeciLMForCausalLM": "nemotron-nas",
+    "JambaForCausalLM": "jamba",
+    "MambaForCausalLM": "mamba",
+    "Mamba2ForCausalLM": "mamba2",
+    "FalconMambaForCausalLM": "falcon_mamba",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4ForCausalLM": "gemma4",
+    "Llama4ForConditionalGeneration": "llama4",
+    "Llama4ForCausalLM": "llama4",
+    "OPTForCausalLM": "opt",
+    "GPT2LMHeadModel": "gpt2",
+    "PhiForCausalLM": "phi",
+    "QWenLMHeadModel": "qwen",
+    "GptOssForCausalLM": "gpt_oss",
+    "NemotronForCausalLM": "nemotron",
+}
 
 
 def _first(config: Config, names: Sequence[str]) -> int:
@@ -154,14 +222,33 @@ def _experts(config: Config, architecture: str) -> Experts | None:
 
 
 _SHARED_GATES = frozenset({"qwen2_moe", "qwen3_next", "qwen3_5_moe"})
-_FLOAT_ROUTERS = frozenset({
-    "minimax_m2", "minimax_m3", "minimax_m3_vl", "step3p5", "step3p7", "glm4_moe", "ernie4_5_moe", "grok-1",
-    "mimo_v2_flash", "afmoe",
-})  # fmt: skip
-_CORRECTED = frozenset({
-    "minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h", "ernie4_5_moe", "glm4_moe", "dots1", "kimi_linear",
-    "afmoe",
-})  # fmt: skip
+_FLOAT_ROUTERS = frozenset(
+    {
+        "minimax_m2",
+        "minimax_m3",
+        "minimax_m3_vl",
+        "step3p5",
+        "step3p7",
+        "glm4_moe",
+        "ernie4_5_moe",
+        "grok-1",
+        "mimo_v2_flash",
+        "afmoe",
+    }
+)
+_CORRECTED = frozenset(
+    {
+        "minimax_m2",
+        "minimax_m3",
+        "minimax_m3_vl",
+        "nemotron_h",
+        "ernie4_5_moe",
+        "glm4_moe",
+        "dots1",
+        "kimi_linear",
+        "afmoe",
+    }
+)
 
 
 def _correction_bias(config: Config, kind: str) -> bool:
@@ -338,9 +425,22 @@ def _deepseek_v4(config: Config, count: int) -> tuple[FeedForward | None, ...]:
 
 
 _SPECIAL = {
-    "deepseek_v4": _deepseek_v4, "deepseek_ref": _deepseek_v4,
-    "nemotron_h": _nemotron_h, "nemotron_h_puzzle": _nemotron_h, "nemotron-nas": _deci, "deci": _deci,
-    "jamba": _jamba, "mamba": _none, "mamba2": _none, "falcon_mamba": _none, "granitemoehybrid": _granite_hybrid,
-    "gemma4": _gemma4, "gemma3n": _gemma3n, "llama4": _llama4, "lfm2": _lfm2, "lfm2_moe": _lfm2, "arctic": _arctic,
+    "deepseek_v4": _deepseek_v4,
+    "deepseek_ref": _deepseek_v4,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_puzzle": _nemotron_h,
+    "nemotron-nas": _deci,
+    "deci": _deci,
+    "jamba": _jamba,
+    "mamba": _none,
+    "mamba2": _none,
+    "falcon_mamba": _none,
+    "granitemoehybrid": _granite_hybrid,
+    "gemma4": _gemma4,
+    "gemma3n": _gemma3n,
+    "llama4": _llama4,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
+    "arctic": _arctic,
     "phi3small": _phi3_small,
-}  # fmt: skip
+}

@@ -18,24 +18,42 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "hidden_dim_size"),
     "num_attention_heads": ("n_head", "num_heads", "n_heads", "decoder_attention_heads"),
     "num_key_value_heads": (
-        "n_head_kv", "num_kv_heads", "n_kv_heads", "kv_heads", "multi_query_group_num", "num_attention_groups",
+        "n_head_kv",
+        "num_kv_heads",
+        "n_kv_heads",
+        "kv_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
         "num_query_groups",
     ),
     "head_dim": ("head_size", "hidden_size_per_head", "kv_channels", "attention_head_dim", "d_kv"),
     "intermediate_size": (
-        "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "inner_size", "decoder_ffn_dim", "hidden_dim",
+        "n_inner",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "d_ff",
+        "inner_size",
+        "decoder_ffn_dim",
+        "hidden_dim",
     ),
     "vocab_size": ("padded_vocab_size", "n_vocab"),
-}  # fmt: skip
+}
 """The canonical name of a width, and the other names that released configs use for it."""
 
 EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
 """The names of one number: a config that has one of them needs no default for the others."""
 
 LENGTH_NAMES = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 """Where vLLM looks for the longest sequence."""
 
 _LIMITS = {
@@ -84,9 +102,13 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     text = dict(nested if nested is not None else config)
     if nested is not None:
         for key in (
-            "architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config",
+            "architectures",
+            "dtype",
+            "torch_dtype",
+            "tie_word_embeddings",
+            "quantization_config",
             "transformers_version",
-        ):  # fmt: skip
+        ):
             if text.get(key) is None and config.get(key) is not None:
                 text[key] = config[key]
     attn = text.get("attn_config")

@@ -10,18 +10,48 @@ from legroom.errors import LegroomError
 from legroom.facts.config.fields import int_field
 
 _NAMES = {
-    "full_attention": "full", "attention": "full", "global": "full", "global_attention": "full", "full": "full",
-    "sliding_attention": "sliding", "sliding_window": "sliding", "local": "sliding", "local_attention": "sliding",
-    "sliding": "sliding", "chunked_attention": "chunked", "conv": "short_conv", "short_conv": "short_conv",
-    "mamba": "mamba", "mamba1": "mamba", "mamba2": "mamba", "linear_attention": "linear", "hybrid": "mamba+full",
-    "moe": "none", "mlp": "none", "deepseek_sparse_attention": "full", "minimax_m3_sparse": "full",
-    "heavily_compressed_attention": "full", "compressed_sparse_attention": "full",
-}  # fmt: skip
+    "full_attention": "full",
+    "attention": "full",
+    "global": "full",
+    "global_attention": "full",
+    "full": "full",
+    "sliding_attention": "sliding",
+    "sliding_window": "sliding",
+    "local": "sliding",
+    "local_attention": "sliding",
+    "sliding": "sliding",
+    "chunked_attention": "chunked",
+    "conv": "short_conv",
+    "short_conv": "short_conv",
+    "mamba": "mamba",
+    "mamba1": "mamba",
+    "mamba2": "mamba",
+    "linear_attention": "linear",
+    "hybrid": "mamba+full",
+    "moe": "none",
+    "mlp": "none",
+    "deepseek_sparse_attention": "full",
+    "minimax_m3_sparse": "full",
+    "heavily_compressed_attention": "full",
+    "compressed_sparse_attention": "full",
+}
 
 _FULL_EVERY = {
-    "gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gemma3n": 5, "gemma3n_text": 5, "gemma4": 6, "gemma4_text": 6,
-    "gpt_oss": 2, "cohere2": 4, "cohere2_moe": 4, "olmo3": 4, "exaone4": 4, "exaone_moe": 4, "mellum": 4,
-}  # fmt: skip
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3_text": 6,
+    "gemma3n": 5,
+    "gemma3n_text": 5,
+    "gemma4": 6,
+    "gemma4_text": 6,
+    "gpt_oss": 2,
+    "cohere2": 4,
+    "cohere2_moe": 4,
+    "olmo3": 4,
+    "exaone4": 4,
+    "exaone_moe": 4,
+    "mellum": 4,
+}
 """Interleaved families: one full-attention layer in so many, the last of each run."""
 
 _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}

@@ -383,8 +383,21 @@ def _llama4(row: Mapping[str, Any], vision: Config, config: Config, hidden: int,
 
 
 _PROJECTORS: dict[str, Projector] = {
-    "none": _no_projector, "mlp": _mlp_projector, "merger": _merger, "patch_merger": _patch_merger,
-    "mistral3": _mistral3, "gemma": _gemma, "gemma4": _gemma4, "minimax": _minimax, "internvl": _internvl,
-    "llama4": _llama4, "glm": _glm, "cohere": _cohere, "pixel_shuffle": _pixel_shuffle,
-    "linear": _linear, "resampler": _resampler, "phi4mm": _phi4mm, "deepseek_vl2": _deepseek_vl2,
-}  # fmt: skip
+    "none": _no_projector,
+    "mlp": _mlp_projector,
+    "merger": _merger,
+    "patch_merger": _patch_merger,
+    "mistral3": _mistral3,
+    "gemma": _gemma,
+    "gemma4": _gemma4,
+    "minimax": _minimax,
+    "internvl": _internvl,
+    "llama4": _llama4,
+    "glm": _glm,
+    "cohere": _cohere,
+    "pixel_shuffle": _pixel_shuffle,
+    "linear": _linear,
+    "resampler": _resampler,
+    "phi4mm": _phi4mm,
+    "deepseek_vl2": _deepseek_vl2,
+}

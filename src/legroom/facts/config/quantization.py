@@ -23,8 +23,7 @@ def quantization(config: Config) -> Quantization | None:
     reader = _READERS.get(method)
     if reader is None:
         raise LegroomError(
-            f"quantization method {method!r} is not known",
-            f"methods known: {', '.join(sorted(set(_READERS)))}",
+            f"quantization method {method!r} is not known", f"methods known: {', '.join(sorted(set(_READERS)))}"
         )
     return _with_usual_list(_with_expert_dtype(reader(section), config, section), config)
 
@@ -199,9 +198,7 @@ def _compressed(section: Config) -> Quantization:
 
 
 _MODELOPT: dict[str, Quantization] = {
-    "FP8": Quantization(
-        "modelopt", 8, number="float", strategy="tensor", static_activations=True, scale_bits=32
-    ),
+    "FP8": Quantization("modelopt", 8, number="float", strategy="tensor", static_activations=True, scale_bits=32),
     "FP8_PER_CHANNEL_PER_TOKEN": Quantization(
         "modelopt", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32
     ),
@@ -216,7 +213,7 @@ _MODELOPT: dict[str, Quantization] = {
     ),
     "W4A16_NVFP4": Quantization("modelopt_fp4", 4, 16, number="float", strategy="group", scale_bits=8),
     "W4A16_AWQ": Quantization("modelopt", 4, 128, number="int", strategy="group"),
-}  # fmt: skip
+}
 
 
 def _modelopt(section: Config) -> Quantization:
@@ -303,13 +300,31 @@ def _int8(section: Config) -> Quantization:
 
 
 _READERS: dict[str, Callable[[Config], Quantization]] = {
-    "awq": _awq, "gptq": _gptq, "fp8": _fp8, "compressed-tensors": _compressed, "modelopt": _modelopt,
-    "modelopt_fp4": _modelopt, "modelopt_mixed": _modelopt, "mxfp4": _mxfp4, "gpt_oss_mxfp4": _mxfp4,
-    "bitsandbytes": _bitsandbytes, "gguf": _gguf, "auto-round": _auto_round, "inc": _auto_round,
-    "experts_int8": _int8, "deepseek_v4_fp8": _fp8, "fbgemm_fp8": lambda s: Quantization(
-        "fbgemm_fp8", 8, number="float", strategy="channel", dynamic_activations=True, scale_bits=32,
-        ignored=_ignored(s, "modules_to_not_convert")),
-}  # fmt: skip
+    "awq": _awq,
+    "gptq": _gptq,
+    "fp8": _fp8,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "modelopt_mixed": _modelopt,
+    "mxfp4": _mxfp4,
+    "gpt_oss_mxfp4": _mxfp4,
+    "bitsandbytes": _bitsandbytes,
+    "gguf": _gguf,
+    "auto-round": _auto_round,
+    "inc": _auto_round,
+    "experts_int8": _int8,
+    "deepseek_v4_fp8": _fp8,
+    "fbgemm_fp8": lambda s: Quantization(
+        "fbgemm_fp8",
+        8,
+        number="float",
+        strategy="channel",
+        dynamic_activations=True,
+        scale_bits=32,
+        ignored=_ignored(s, "modules_to_not_convert"),
+    ),
+}
 
 _ONLINE: dict[str, Quantization] = {
     "fp8": Quantization(

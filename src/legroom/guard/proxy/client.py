@@ -46,9 +46,24 @@ class ProxyState(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    __slots__ = ("_charged_bytes", "_discarding", "_exchange", "_head_only", "_proxy", "_queue", "_reader", "_task",
-                 "_unsent_bytes", "deadline_s", "keep_alive", "peer", "serving", "speaks_chunked",
-                 "stalled_since_s", "transport")  # fmt: skip
+    __slots__ = (
+        "_charged_bytes",
+        "_discarding",
+        "_exchange",
+        "_head_only",
+        "_proxy",
+        "_queue",
+        "_reader",
+        "_task",
+        "_unsent_bytes",
+        "deadline_s",
+        "keep_alive",
+        "peer",
+        "serving",
+        "speaks_chunked",
+        "stalled_since_s",
+        "transport",
+    )
 
     def __init__(self, proxy: ProxyState) -> None:
         self._proxy = proxy
@@ -189,9 +204,8 @@ class ClientConnection(asyncio.Protocol):
         proxy = self._proxy
         with_body = bool(body) or request.method in (b"POST", b"PUT", b"PATCH")
         head = request_head(
-            request.method, request.target, request.headers, proxy.upstream,
-            len(body) if with_body else None, self.peer,
-        )  # fmt: skip
+            request.method, request.target, request.headers, proxy.upstream, len(body) if with_body else None, self.peer
+        )
         exchange = Exchange(self, proxy.admission, guarded, request.method, head, body)
         if guarded is not None:
             guarded.body = b""

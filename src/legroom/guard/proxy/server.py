@@ -87,7 +87,7 @@ class Proxy:
         """What the log said last."""
 
     async def start(self) -> asyncio.Server:
-        import aiohttp  # noqa: PLC0415
+        import aiohttp
 
         secret, key = self.upstream.authorization, self.options.api_key
         credentials = secret.decode() if secret else f"Bearer {key}" if key else None
@@ -205,9 +205,11 @@ class Proxy:
 
     async def _limits(self) -> EngineLimits:
         page = await self._get(METRICS)
-        limits = limits_of_metrics(page.decode("utf-8", "replace")) if page is not None else EngineLimits(
-            source=f"{self.upstream.shown}{METRICS} does not answer"
-        )  # fmt: skip
+        limits = (
+            limits_of_metrics(page.decode("utf-8", "replace"))
+            if page is not None
+            else EngineLimits(source=f"{self.upstream.shown}{METRICS} does not answer")
+        )
         models = await self._get("/v1/models")
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
             lengths = [model.get("max_model_len") for model in json.loads(models or b"{}")["data"]]
@@ -246,8 +248,14 @@ class Proxy:
             down = theirs is None
             page = with_page(theirs or b"", self.admission.page(upstream_up=not down))
             status = 503 if down and self.admission.policy.proxy.metrics_when_down == "503" else 200
-            client.respond(status, [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
-                                 (b"content-length", b"%d" % len(page))], page)  # fmt: skip
+            client.respond(
+                status,
+                [
+                    (b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),
+                    (b"content-length", b"%d" % len(page)),
+                ],
+                page,
+            )
             return
         given = dict(headers).get(b"authorization", b"")
         status, document = control.answer(self.admission, self.options.token, method, path, given, body)
@@ -265,7 +273,7 @@ def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop where it is installed; the standard loop serves as well, with about a third fewer requests a second."""
     try:
-        import uvloop  # noqa: PLC0415
+        import uvloop
     except ImportError:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
@@ -284,7 +292,7 @@ async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
 
 def _raise_file_limit() -> None:
     """Two connections a stream: take as many as the system gives."""
-    import resource  # noqa: PLC0415
+    import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

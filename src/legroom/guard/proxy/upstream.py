@@ -59,8 +59,22 @@ class AnswerReceiver(Protocol):
 class Exchange:
     """Ties a client's connection to a server's until the answer ended, and gives the place in the pool back."""
 
-    __slots__ = ("_took_s", "_untaken_bytes", "admission", "body", "client", "deadline_s", "guarded", "head", "method",
-                 "over", "retried", "sent", "server", "status")  # fmt: skip
+    __slots__ = (
+        "_took_s",
+        "_untaken_bytes",
+        "admission",
+        "body",
+        "client",
+        "deadline_s",
+        "guarded",
+        "head",
+        "method",
+        "over",
+        "retried",
+        "sent",
+        "server",
+        "status",
+    )
 
     def __init__(
         self,
@@ -166,8 +180,22 @@ def down(why: str) -> Refusal:
 
 
 class ServerConnection(asyncio.Protocol):
-    __slots__ = ("_headers", "_parser", "_pool", "_reason", "_unsent", "_writing", "chunked", "exchange", "has_length",
-                 "idle_since_s", "out", "sent_s", "transport", "used")  # fmt: skip
+    __slots__ = (
+        "_headers",
+        "_parser",
+        "_pool",
+        "_reason",
+        "_unsent",
+        "_writing",
+        "chunked",
+        "exchange",
+        "has_length",
+        "idle_since_s",
+        "out",
+        "sent_s",
+        "transport",
+        "used",
+    )
 
     def __init__(self, pool: ServerPool) -> None:
         self._pool = pool
@@ -268,7 +296,7 @@ class ServerConnection(asyncio.Protocol):
         headers = exchange.on_head(status, self._headers)
         head = response_head(
             status, self._reason, headers, chunked=self.chunked, keep_alive=exchange.client.stays_open()
-        )  # fmt: skip
+        )
         self.out.append(head)
         if exchange.method == b"HEAD":  # the parser waits for a body that does not come
             self._finish(reusable=False)

@@ -19,9 +19,18 @@ from legroom.records import dataclass
 Headers = list[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
-    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade"}
-)  # fmt: skip
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
 """Headers that speak of one connection alone."""
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 WITHOUT_BODY = frozenset({204, 304})
@@ -92,8 +101,14 @@ def is_itself(upstream: Upstream, host: str, port: int) -> bool:
     return upstream.port == port and (here or upstream.host == host)
 
 
-def request_head(method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], upstream: Upstream,
-                 length: int | None, peer: str) -> bytes:  # fmt: skip
+def request_head(
+    method: bytes,
+    target: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    upstream: Upstream,
+    length: int | None,
+    peer: str,
+) -> bytes:
     """The head of a request as the server gets it. `length` None: there is no body."""
     lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (method, upstream.base_path.encode(), target, upstream.host_header)]
     dropped = named_by_connection(headers)

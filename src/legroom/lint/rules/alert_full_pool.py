@@ -17,9 +17,18 @@ RULE = Rule(
     "Pressure is a full pool while requests wait or are preempted (LR403).",
 )
 RULES = (RULE,)
-_PRESSURE = frozenset({
-    "waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token", "prompt_tokens_recomputed",
-})  # fmt: skip
+_PRESSURE = frozenset(
+    {
+        "waiting",
+        "preemptions",
+        "queue_time",
+        "swapped",
+        "ttft",
+        "e2e_latency",
+        "inter_token",
+        "prompt_tokens_recomputed",
+    }
+)
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:

@@ -33,9 +33,14 @@ OTHER = Rule(
 )
 RULES = (UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
 _BY_KIND = {
-    "unknown": UNKNOWN, "removed": REMOVED, "renamed": REMOVED, "not_yet": NOT_YET, "bad_value": VALUE,
-    "bad_choice": VALUE, "ignored": IGNORED,
-}  # fmt: skip
+    "unknown": UNKNOWN,
+    "removed": REMOVED,
+    "renamed": REMOVED,
+    "not_yet": NOT_YET,
+    "bad_value": VALUE,
+    "bad_choice": VALUE,
+    "ignored": IGNORED,
+}
 _SHARE = "--gpu-memory-utilization"
 _VARIABLE = re.compile(
     r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\{\d*\}|\.\.\.|…|\?\?|%\w+%|%(\(\w+\))?[sdrif](?!\w)|@\w+@|__\w+__"
@@ -141,7 +146,7 @@ def _is_slip(subject: StartedServer, problem: FlagProblem) -> bool:
     """Whether a flag that no release has can only be a slip of the pen."""
     if subject.launcher or subject.image:
         return False
-    import difflib  # noqa: PLC0415 - only where a flag was wrong
+    import difflib  # only where a flag was wrong
 
     meant = problem.instead.partition(" ")[0]
     if not has_same_words(problem.flag, meant, "-"):

@@ -19,15 +19,33 @@ RULES = (RULE,)
 _ELSEWHERE = ("--distributed-executor-backend", "--nnodes", "-n")
 """Flags that put ranks on other machines."""
 _SPREAD = (
-    "--data-parallel-size-local", "-dpl", "--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr",
-    "--data-parallel-address", "-dpa", "--data-parallel-backend", "-dpb", "--data-parallel-external-lb", "-dpe",
-    "--data-parallel-hybrid-lb", "-dph", "--headless",
-)  # fmt: skip
+    "--data-parallel-size-local",
+    "-dpl",
+    "--data-parallel-rank",
+    "-dpn",
+    "--data-parallel-start-rank",
+    "-dpr",
+    "--data-parallel-address",
+    "-dpa",
+    "--data-parallel-backend",
+    "-dpb",
+    "--data-parallel-external-lb",
+    "-dpe",
+    "--data-parallel-hybrid-lb",
+    "-dph",
+    "--headless",
+)
 """Flags that put data-parallel engines on other machines."""
 _SIZES = (
-    "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--prefill-context-parallel-size", "-pcp",
-    "--data-parallel-size", "-dp",
-)  # fmt: skip
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--prefill-context-parallel-size",
+    "-pcp",
+    "--data-parallel-size",
+    "-dp",
+)
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:

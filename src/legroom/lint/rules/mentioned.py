@@ -18,11 +18,24 @@ from legroom.vllm.problems import explain_unknown
 
 RULES: tuple[Rule, ...] = ()
 """It speaks in the name of the rules that judge the same names where they are understood."""
-_OF_MANY_PROGRAMS = frozenset({
-    "--device", "--image-feature-size", "--image-input-shape", "--image-input-type", "--image-token-id",
-    "--model-name", "--num-speculative-tokens", "--override-attention-dtype", "--rope-scaling",
-    "--rope-theta", "--system-prompt", "--task", "--url", "--version",
-})  # fmt: skip
+_OF_MANY_PROGRAMS = frozenset(
+    {
+        "--device",
+        "--image-feature-size",
+        "--image-input-shape",
+        "--image-input-type",
+        "--image-token-id",
+        "--model-name",
+        "--num-speculative-tokens",
+        "--override-attention-dtype",
+        "--rope-scaling",
+        "--rope-theta",
+        "--system-prompt",
+        "--task",
+        "--url",
+        "--version",
+    }
+)
 """Removed flags whose names other programs have, too."""
 
 

@@ -135,7 +135,7 @@ def is_slip(name: str, instead: str) -> bool:
     if name.replace("vllm_", "vllm:", 1) in all_exposed_names():
         return True
 
-    import difflib  # noqa: PLC0415 - only where a name was wrong
+    import difflib  # only where a name was wrong
 
     plain, right = _plain(name), _plain(instead)
     if plain != right and not has_same_words(plain, right, "_"):

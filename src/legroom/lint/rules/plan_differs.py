@@ -17,9 +17,14 @@ RULE = Rule(
 )
 RULES = (RULE,)
 _COMPARED = (
-    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "tensor_parallel_size",
-    "pipeline_parallel_size", "kv_cache_memory_bytes",
-)  # fmt: skip
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "kv_cache_memory_bytes",
+)
 
 
 def check(subject: Any, context: Context) -> Iterator[LintFinding]:

@@ -31,10 +31,25 @@ RATIO = Rule(
     "queries, each as a rate.",
 )
 RULES = (COUNTER_LEVEL, UNITS, RATIO)
-_OVER_TIME = frozenset({
-    "rate", "irate", "increase", "delta", "idelta", "deriv", "changes", "resets", "absent", "absent_over_time",
-    "count", "count_over_time", "timestamp", "present_over_time", "predict_linear",
-})  # fmt: skip
+_OVER_TIME = frozenset(
+    {
+        "rate",
+        "irate",
+        "increase",
+        "delta",
+        "idelta",
+        "deriv",
+        "changes",
+        "resets",
+        "absent",
+        "absent_over_time",
+        "count",
+        "count_over_time",
+        "timestamp",
+        "present_over_time",
+        "predict_linear",
+    }
+)
 _UNREACHED_S = {"inter_token": 5.0, "ttft": 100.0}
 _UNREACHED_OTHER_S = 1000.0
 """Seconds above which no server is still meant: five for one token, a hundred for the first."""
@@ -45,9 +60,10 @@ _MINUTES = (60, 120, 180, 240, 300, 480, 600, 900, 1200, 1500, 1800, 2400, 2700,
 _SHORTEST_MS = 1.0
 """No first token, and no answer, takes less."""
 _DIVIDED_BY = {
-    "prefix_hits": "prefix_cache_queries", "prefix_queries": "prefix_cache_queries",
+    "prefix_hits": "prefix_cache_queries",
+    "prefix_queries": "prefix_cache_queries",
     "spec_accepted": "spec_decode_num_draft_tokens",
-}  # fmt: skip
+}
 _SHARE_OF = {"vllm:spec_decode_num_accepted_tokens_total": "spec_accepted"}
 _UP = (">", ">=")
 

@@ -11,10 +11,7 @@ from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
 from legroom.masking import SECRET_FLAGS
 
 RULE = Rule(
-    "secret-written",
-    "warning",
-    "A secret in a file",
-    "Whoever reads the file, its history or the process list has it.",
+    "secret-written", "warning", "A secret in a file", "Whoever reads the file, its history or the process list has it."
 )
 RULES = (RULE,)
 _NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "VLLM_API_KEY", "LEGROOM_GUARD_TOKEN")

@@ -58,8 +58,9 @@ def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
     A preempted request computes its whole context again. What it held is taken as what a running request held on
     average when it happened; where cached blocks survived it is less, so the estimate is an upper bound.
     """
-    useful = sum((step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0)
-                 for step in steps)  # fmt: skip
+    useful = sum(
+        (step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0) for step in steps
+    )
     counters = [step.recomputed_tokens for step in steps if step.recomputed_tokens is not None]
     if counters:
         again, how = sum(counters), "were"

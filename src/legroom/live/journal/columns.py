@@ -19,9 +19,18 @@ from legroom.records import dataclass
 # Changing these takes a step of the tables (`records`) that rewrites what is held.
 GAUGES = ("kv_use", "running", "waiting", "memory_used_bytes", "num_blocks", "process_start_s")
 COUNTERS = (
-    "preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "recomputed_tokens",
-    "finished", "e2e_latency_sum_s", "e2e_latency_count", "ttft_sum_s", "ttft_count",
-)  # fmt: skip
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "recomputed_tokens",
+    "finished",
+    "e2e_latency_sum_s",
+    "e2e_latency_count",
+    "ttft_sum_s",
+    "ttft_count",
+)
 FIELDS = GAUGES + COUNTERS
 HOUR_S = 3600
 RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S = 0, 60, 600
@@ -76,7 +85,7 @@ def _known(value: float) -> float | None:
 
 @lru_cache(maxsize=8)
 def _compressor() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes], type[Exception]]:
-    import zstandard  # noqa: PLC0415  one command in many touches samples
+    import zstandard  # one command in many touches samples
 
     return zstandard.ZstdCompressor(level=6).compress, zstandard.ZstdDecompressor().decompress, zstandard.ZstdError
 
@@ -237,13 +246,15 @@ def _merge(points: Sequence[JournalPoint], step_s: int) -> JournalPoint:
     gauges = range(_GAUGE_COUNT)
     counters = range(_COUNTER_COUNT)
     return JournalPoint(
-        _floor(points[0].time_s, step_s), step_s, count,
+        _floor(points[0].time_s, step_s),
+        step_s,
+        count,
         tuple(_spread([point.low[at] for point in points])[0] for at in gauges),
         tuple(_weighted(points, at) for at in gauges),
         tuple(_spread([point.high[at] for point in points])[2] for at in gauges),
         tuple(_last([point.last[at] for point in points], NAN) for at in counters),
         tuple(_sum([point.growth[at] for point in points]) for at in counters),
-    )  # fmt: skip
+    )
 
 
 def _weighted(points: Sequence[JournalPoint], at: int) -> float:

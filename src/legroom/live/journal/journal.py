@@ -40,9 +40,23 @@ from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 
 __all__ = [
-    "DONE", "FAILED", "OUTCOMES", "PLANNED", "STARTED", "UNDONE", "UNFINISHED", "Action", "ActionStage", "Incident",
-    "Journal", "JournalPoint", "JournalUnavailable", "Note", "Retention", "journal_path",
-]  # fmt: skip
+    "DONE",
+    "FAILED",
+    "OUTCOMES",
+    "PLANNED",
+    "STARTED",
+    "UNDONE",
+    "UNFINISHED",
+    "Action",
+    "ActionStage",
+    "Incident",
+    "Journal",
+    "JournalPoint",
+    "JournalUnavailable",
+    "Note",
+    "Retention",
+    "journal_path",
+]
 
 _BUSY_S = 5.0
 _PACKED_AT_ONCE = 20  # hours of samples in one transaction: a writer of incidents never waits long for it
@@ -145,11 +159,7 @@ class Journal:
             )
 
     def incidents(
-        self,
-        since_s: float | None = None,
-        server: str | None = None,
-        limit: int | None = None,
-        open_only: bool = False,
+        self, since_s: float | None = None, server: str | None = None, limit: int | None = None, open_only: bool = False
     ) -> tuple[Incident, ...]:
         """Incidents that lasted until `since_s` or later, the newest first, without their notes and actions."""
         wanted, values = ["1"], list[Any]()

@@ -39,9 +39,12 @@ class Endpoint:
 
 
 def endpoint(
-    address: str, token: str | None = None, headers: Mapping[str, str] | None = None, verify_tls: bool = True,
+    address: str,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    verify_tls: bool = True,
     ca_file: str | None = None,
-) -> Endpoint:  # fmt: skip
+) -> Endpoint:
     """The endpoint that `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ... mean."""
     given = address.strip()
     parts = _split(given if "://" in given else f"http://{given}")

@@ -59,7 +59,7 @@ def _labels(text: bytes) -> _Labels | None:
 
 
 def _parsed_labels(text: bytes) -> _Labels | None:
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - slow to import
+    from prometheus_client.parser import text_string_to_metric_families  # slow to import
 
     try:
         families = list(text_string_to_metric_families(f"x{text.decode()} 1\n"))
@@ -366,11 +366,12 @@ def _pool(configs: list[dict[str, str]], key: tuple[str, str]) -> dict[str, Any]
     model, engine = key
     config = next(
         (
-            row for row in configs
+            row
+            for row in configs
             if ("engine" not in row or _engine(row) == engine) and row.get("model_name", model) == model
         ),
         None,
-    )  # fmt: skip
+    )
     if config is None:
         return {}
     caching = {"True": True, "False": False}.get(config.get("enable_prefix_caching", ""))

@@ -62,7 +62,7 @@ class KubernetesPods:
 
     def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
         """Running pods with an address."""
-        from kubernetes.client.exceptions import ApiException  # noqa: PLC0415 - an extra
+        from kubernetes.client.exceptions import ApiException  # an extra
 
         try:
             if namespace:

@@ -8,17 +8,37 @@ from typing import NamedTuple
 
 from legroom.facts import metrics
 
-_GAUGES = {"kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
-           "prefix_hit_rate": "prefix_hit_rate"}  # fmt: skip
-_COUNTERS = {"preemptions": "preemptions", "prefix_queries": "prefix_queries", "prefix_hits": "prefix_hits",
-             "prompt_tokens": "prompt_tokens", "generation_tokens": "generation_tokens",
-             "prompt_tokens_cached": "cached_tokens", "prompt_tokens_recomputed": "recomputed_tokens"}  # fmt: skip
-HISTOGRAMS = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e_latency",
-              "queue_time": "queue_time", "request_prompt_tokens": "request_prompt_tokens"}  # fmt: skip
-WORKER = {"legroom_worker_allocated_bytes": "allocated_bytes", "legroom_worker_reserved_bytes": "reserved_bytes",
-          "legroom_worker_used_bytes": "memory_used_bytes",
-          "legroom_worker_host_rss_bytes": "host_rss_bytes", "legroom_worker_others_bytes": "others_bytes",
-          "legroom_worker_alloc_retries": "alloc_retries"}  # fmt: skip
+_GAUGES = {
+    "kv_use": "kv_use",
+    "running": "running",
+    "waiting": "waiting",
+    "swapped": "swapped",
+    "prefix_hit_rate": "prefix_hit_rate",
+}
+_COUNTERS = {
+    "preemptions": "preemptions",
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "prompt_tokens_cached": "cached_tokens",
+    "prompt_tokens_recomputed": "recomputed_tokens",
+}
+HISTOGRAMS = {
+    "ttft": "ttft",
+    "inter_token": "inter_token",
+    "e2e_latency": "e2e_latency",
+    "queue_time": "queue_time",
+    "request_prompt_tokens": "request_prompt_tokens",
+}
+WORKER = {
+    "legroom_worker_allocated_bytes": "allocated_bytes",
+    "legroom_worker_reserved_bytes": "reserved_bytes",
+    "legroom_worker_used_bytes": "memory_used_bytes",
+    "legroom_worker_host_rss_bytes": "host_rss_bytes",
+    "legroom_worker_others_bytes": "others_bytes",
+    "legroom_worker_alloc_retries": "alloc_retries",
+}
 """What a telemetry plugin inside vLLM's workers exposes, one series a GPU or worker."""
 API_SERVER_RSS = "process_resident_memory_bytes"
 """What prometheus_client itself shows of the process that serves the page, where that page is of one process."""
@@ -52,8 +72,13 @@ def slots_by_name() -> dict[bytes, Slot]:
     }
     for name, field in WORKER.items():
         slots[name.encode()] = Slot(field, 0, "worker", _ANY_NUMBER)
-    special = {"request_success": "success", "cache_config": "config", "sleep_state": "sleep",
-               "admission_rejections": "rejections", "waiting_by_reason": "reason"}  # fmt: skip
+    special = {
+        "request_success": "success",
+        "cache_config": "config",
+        "sleep_state": "sleep",
+        "admission_rejections": "rejections",
+        "waiting_by_reason": "reason",
+    }
     fields = {**_GAUGES, **_COUNTERS, **HISTOGRAMS, **{role: role for role in special}}
     for role, field in fields.items():
         for rank, series in enumerate(metrics.names_of(role)):

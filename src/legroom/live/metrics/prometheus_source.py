@@ -29,10 +29,25 @@ from legroom.live.metrics.scrape import ScrapeFailed, fetch
 if TYPE_CHECKING:
     import aiohttp
 
-_VALUES = ("kv_use", "running", "waiting", "waiting_by_reason", "swapped", "preemptions", "prefix_queries",
-           "prefix_hits", "prefix_hit_rate", "prompt_tokens", "generation_tokens", "prompt_tokens_cached",
-           "prompt_tokens_recomputed", "request_success", "cache_config", "sleep_state",
-           "admission_rejections")  # fmt: skip
+_VALUES = (
+    "kv_use",
+    "running",
+    "waiting",
+    "waiting_by_reason",
+    "swapped",
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prefix_hit_rate",
+    "prompt_tokens",
+    "generation_tokens",
+    "prompt_tokens_cached",
+    "prompt_tokens_recomputed",
+    "request_success",
+    "cache_config",
+    "sleep_state",
+    "admission_rejections",
+)
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
 _TIMED_BY = "running"
 """Every release shows it, one series an engine: its times stand for the server's."""
@@ -87,9 +102,15 @@ class PrometheusSource:
     """Reads every vLLM server of one Prometheus. Remembers which there were, so that one that vanishes is seen."""
 
     def __init__(
-        self, address: str, matchers: str = "", token: str | None = None, *, verify_tls: bool = True,
-        ca_file: str | None = None, buckets: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        address: str,
+        matchers: str = "",
+        token: str | None = None,
+        *,
+        verify_tls: bool = True,
+        ca_file: str | None = None,
+        buckets: bool = False,
+    ) -> None:
         base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
         root = base.url.removesuffix("/metrics").removesuffix("/api")
         self._query = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
@@ -173,9 +194,13 @@ class PrometheusSource:
         return await _all_of(*(self._ask(session, asked | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
-        self, servers: Mapping[str, float], rows: _Rows, session: aiohttp.ClientSession, asked: dict[str, str],
+        self,
+        servers: Mapping[str, float],
+        rows: _Rows,
+        session: aiohttp.ClientSession,
+        asked: dict[str, str],
         timeout_s: float,
-    ) -> _SeriesByServer:  # fmt: skip
+    ) -> _SeriesByServer:
         """The figures of some servers, whose labels are known from other series."""
         gate = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
@@ -353,7 +378,7 @@ def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
 
 def _checked(matchers: str) -> str:
     """Label matchers as PromQL writes them, or what is wrong: they go into a query."""
-    from legroom.errors import LegroomError  # noqa: PLC0415 - only for the mistake
+    from legroom.errors import LegroomError  # only for the mistake
 
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
     if not _MATCHERS.fullmatch(text):

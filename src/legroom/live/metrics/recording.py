@@ -30,17 +30,29 @@ from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
 from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
 
 _PLAIN = {
-    "kv_use": "kv_use", "running": "running", "waiting": "waiting", "swapped": "swapped",
-    "preemptions": "preemptions", "prefix_queries": "prefix_queries", "prefix_hits": "prefix_hits",
-    "prefix_hit_rate": "prefix_hit_rate", "prompt_tokens": "prompt_tokens",
-    "generation_tokens": "generation_tokens", "prompt_tokens_cached": "cached_tokens",
+    "kv_use": "kv_use",
+    "running": "running",
+    "waiting": "waiting",
+    "swapped": "swapped",
+    "preemptions": "preemptions",
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
+    "prefix_hit_rate": "prefix_hit_rate",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "prompt_tokens_cached": "cached_tokens",
     "prompt_tokens_recomputed": "recomputed_tokens",
-}  # fmt: skip
+}
 _HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
-_SERVER = {"allocated_bytes": "legroom_worker_allocated_bytes", "reserved_bytes": "legroom_worker_reserved_bytes",
-           "host_rss_bytes": "legroom_worker_host_rss_bytes", "others_bytes": "legroom_worker_others_bytes",
-           "alloc_retries": "legroom_worker_alloc_retries", "api_server_rss_bytes": API_SERVER_RSS,
-           "stopped_engines": STOPPED_ENGINES}  # fmt: skip
+_SERVER = {
+    "allocated_bytes": "legroom_worker_allocated_bytes",
+    "reserved_bytes": "legroom_worker_reserved_bytes",
+    "host_rss_bytes": "legroom_worker_host_rss_bytes",
+    "others_bytes": "legroom_worker_others_bytes",
+    "alloc_retries": "legroom_worker_alloc_retries",
+    "api_server_rss_bytes": API_SERVER_RSS,
+    "stopped_engines": STOPPED_ENGINES,
+}
 
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
@@ -253,7 +265,7 @@ def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
         if path.suffix == ".gz":
             return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
         if path.suffix in {".zst", ".zstd"}:
-            import zstandard  # noqa: PLC0415 - only for its files
+            import zstandard  # only for its files
 
             return cast("IO[str]", zstandard.open(path, f"{mode}t", encoding="utf-8"))
         return path.open(mode, encoding="utf-8")

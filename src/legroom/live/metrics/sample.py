@@ -7,14 +7,34 @@ from typing import Literal
 
 from legroom.records import dataclass
 
-FailureKind = Literal["refused", "timeout", "tls", "auth", "not_found", "http_error", "redirect", "cut_short",
-                      "not_metrics", "too_big", "dns", "unreachable"]  # fmt: skip
+FailureKind = Literal[
+    "refused",
+    "timeout",
+    "tls",
+    "auth",
+    "not_found",
+    "http_error",
+    "redirect",
+    "cut_short",
+    "not_metrics",
+    "too_big",
+    "dns",
+    "unreachable",
+]
 """Why a look brought nothing."""
 
 COUNTERS = (
-    "preemptions", "prefix_queries", "prefix_hits", "prompt_tokens", "generation_tokens", "cached_tokens",
-    "recomputed_tokens", "finished", "aborted", "errored",
-)  # fmt: skip
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "cached_tokens",
+    "recomputed_tokens",
+    "finished",
+    "aborted",
+    "errored",
+)
 """Fields of an engine's sample that only grow while it lives."""
 HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
 

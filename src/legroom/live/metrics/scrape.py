@@ -51,7 +51,7 @@ class ScrapeFailed(LegroomError):
 
 def open_session() -> aiohttp.ClientSession:
     """A session that keeps connections open between looks. To be closed by the caller."""
-    import aiohttp  # noqa: PLC0415 - slow to import
+    import aiohttp  # slow to import
 
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60)
     # A scrape needs no cookies, and credentials of ~/.netrc must not go to whatever host is watched.
@@ -85,7 +85,7 @@ async def fetch(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float, form: Mapping[str, str] | None = None
 ) -> bytes:
     """The body of an answer; a form is posted. Raises ScrapeFailed with the reason where there is none."""
-    import aiohttp  # noqa: PLC0415 - slow to import
+    import aiohttp  # slow to import
 
     server = target.server
     try:
@@ -127,7 +127,7 @@ def _check_status(server: str, status: int, location: str | None) -> None:
     if status == 404:
         raise ScrapeFailed("not_found", f"{server} has no /metrics (HTTP 404)", "is it vLLM's API server?")
     if 300 <= status < 400:
-        from legroom.live.metrics.address import masked_url  # noqa: PLC0415 - only here
+        from legroom.live.metrics.address import masked_url  # only here
 
         where = f" to {masked_url(location)}" if location else ""
         raise ScrapeFailed("redirect", f"{server} redirects{where} (HTTP {status})", "give the final address")
@@ -164,7 +164,7 @@ def tls_of(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def _context(ca_file: str) -> ssl.SSLContext:
-    import ssl  # noqa: PLC0415 - only for https
+    import ssl  # only for https
 
     try:
         return ssl.create_default_context(cafile=ca_file)

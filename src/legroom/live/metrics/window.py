@@ -172,13 +172,23 @@ def _engine_step(
         since = histogram if restarted or histogram is None else histogram.since(getattr(old, name))
         values[name] = since if since is not None and since.count > 0 else None
     return EngineStep(
-        key=key or new.key, seconds=seconds, restarted=restarted, asleep=new.asleep,
-        kv_use=new.kv_use, kv_use_before=old.kv_use, running=new.running, running_before=old.running,
-        waiting=new.waiting, waiting_before=old.waiting, waiting_for_capacity=new.waiting_for_capacity,
+        key=key or new.key,
+        seconds=seconds,
+        restarted=restarted,
+        asleep=new.asleep,
+        kv_use=new.kv_use,
+        kv_use_before=old.kv_use,
+        running=new.running,
+        running_before=old.running,
+        waiting=new.waiting,
+        waiting_before=old.waiting,
+        waiting_for_capacity=new.waiting_for_capacity,
         waiting_for_capacity_before=old.waiting_for_capacity,
-        num_blocks=new.num_blocks, pool_tokens=new.pool_tokens,
-        prefix_caching=new.prefix_caching, **values,
-    )  # fmt: skip
+        num_blocks=new.num_blocks,
+        pool_tokens=new.pool_tokens,
+        prefix_caching=new.prefix_caching,
+        **values,
+    )
 
 
 class Window:
@@ -308,9 +318,12 @@ class Window:
 
     def _thin(self, sample: Sample) -> None:
         sizes = (
-            sample.memory_used_bytes, sample.allocated_bytes, sample.reserved_bytes, sample.host_rss_bytes,
+            sample.memory_used_bytes,
+            sample.allocated_bytes,
+            sample.reserved_bytes,
+            sample.host_rss_bytes,
             sample.api_server_rss_bytes,
-        )  # fmt: skip
+        )
         if all(size is None for size in sizes):
             return
         if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:

@@ -262,10 +262,7 @@ def _tower_peak(
     at_once = min(batch.patches, _chunk_patches(batch, settings, gpu))
     partial = _partial_sum_bytes(batch, settings, gpu) if gpu else 0
     live, where = max(
-        (
-            _live_bytes(moment, tower, batch.ranks, width, model.hidden_size) + partial * moment.splits_keys,
-            moment.where,
-        )
+        (_live_bytes(moment, tower, batch.ranks, width, model.hidden_size) + partial * moment.splits_keys, moment.where)
         for moment in moments
     )
     pixels = batch.patches * _pixel_bytes(tower, settings, width)

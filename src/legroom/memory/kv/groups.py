@@ -111,16 +111,27 @@ def _whole(spec: CacheSpec, block_size: int) -> CacheSpec:
     if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
         return spec
     kept = FullAttentionSpec(
-        block_size, spec.kv_heads, spec.head_dim, spec.v_head_dim, spec.token_bytes, spec.padded_bytes,
+        block_size,
+        spec.kv_heads,
+        spec.head_dim,
+        spec.v_head_dim,
+        spec.token_bytes,
+        spec.padded_bytes,
         spec.tokens_per_state,
-    )  # fmt: skip
+    )
     if isinstance(spec, ChunkedLocalSpec):
         return replace(kept, chunk=spec.chunk)
     if isinstance(spec, LatentWindowSpec):
         return LatentSpec(
-            block_size, spec.kv_heads, spec.head_dim, spec.v_head_dim, spec.token_bytes, spec.padded_bytes,
-            spec.tokens_per_state, window=spec.window,
-        )  # fmt: skip
+            block_size,
+            spec.kv_heads,
+            spec.head_dim,
+            spec.v_head_dim,
+            spec.token_bytes,
+            spec.padded_bytes,
+            spec.tokens_per_state,
+            window=spec.window,
+        )
     return replace(kept, window=spec.window)
 
 

@@ -168,9 +168,12 @@ def _attention_spec(mixer: Attention, terms: _Terms) -> CacheSpec:
     v_head_dim = mixer.v_head_dim if terms.release.at_least("0.14.0") else mixer.head_dim
     # The backends for unequal key and value widths (MiMo-V2) and for block-sparse layers (MiniMax-M3) pack no scales.
     token_bytes = heads * head_token_bytes(
-        mixer.head_dim, v_head_dim, terms.kv_cache_dtype, settings.dtype,
+        mixer.head_dim,
+        v_head_dim,
+        terms.kv_cache_dtype,
+        settings.dtype,
         packs_scales=mixer.head_dim == v_head_dim and not mixer.index_head_dim,
-    )  # fmt: skip
+    )
     size = terms.block_size
     if mixer.cross:
         # 0.11+ reserves for the whole encoder budget of a step, 0.10.2 for the longest input.
@@ -180,14 +183,25 @@ def _attention_spec(mixer: Attention, terms: _Terms) -> CacheSpec:
         return CrossAttentionSpec(size, heads, mixer.head_dim, v_head_dim, token_bytes, encoder_tokens=budget)
     if mixer.window is not None:
         return SlidingWindowSpec(
-            size, heads, mixer.head_dim, v_head_dim, token_bytes,
-            window=mixer.window, in_flight_tokens=terms.in_flight_tokens, retained_tokens=_retained_tokens(terms),
-        )  # fmt: skip
+            size,
+            heads,
+            mixer.head_dim,
+            v_head_dim,
+            token_bytes,
+            window=mixer.window,
+            in_flight_tokens=terms.in_flight_tokens,
+            retained_tokens=_retained_tokens(terms),
+        )
     if mixer.chunk is not None and terms.release.at_least("0.10.0"):
         return ChunkedLocalSpec(
-            size, heads, mixer.head_dim, v_head_dim, token_bytes,
-            chunk=mixer.chunk, in_flight_tokens=terms.in_flight_tokens,
-        )  # fmt: skip
+            size,
+            heads,
+            mixer.head_dim,
+            v_head_dim,
+            token_bytes,
+            chunk=mixer.chunk,
+            in_flight_tokens=terms.in_flight_tokens,
+        )
     return FullAttentionSpec(
         size, heads, mixer.head_dim, v_head_dim, token_bytes, context_shards=context_shards(settings)
     )
@@ -227,10 +241,15 @@ def _latent_specs(mixer: LatentAttention, name: str, terms: _Terms) -> dict[str,
     shards = context_shards(settings)
     specs: dict[str, CacheSpec] = {
         name: LatentSpec(
-            terms.block_size, 1, width, 0, token_bytes, context_shards=shards,
+            terms.block_size,
+            1,
+            width,
+            0,
+            token_bytes,
+            context_shards=shards,
             leads=bool(mixer.index_head_dim) and terms.release.at_least("0.31.0"),
         )
-    }  # fmt: skip
+    }
     if mixer.index_head_dim:
         index = mixer.index_head_dim + mixer.index_head_dim // 128 * 4  # fp8 keys and a float32 scale every 128
         specs[f"{name}.index"] = LatentSpec(terms.block_size, 1, index, 0, index, context_shards=shards, role="indexer")
@@ -262,16 +281,29 @@ def _compressed_specs(name: str, mixer: LatentAttention, terms: _Terms) -> dict[
 
     def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
         return LatentWindowSpec(
-            block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment),
-            window=span, in_flight_tokens=terms.in_flight_tokens, retained_tokens=_retained_tokens(terms),
-        )  # fmt: skip
+            block,
+            1,
+            head_dim,
+            0,
+            row_bytes,
+            align_page(row_bytes, block, alignment),
+            window=span,
+            in_flight_tokens=terms.in_flight_tokens,
+            retained_tokens=_retained_tokens(terms),
+        )
 
     def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
         states = terms.block_size // mixer.compress_ratio
         return LatentSpec(
-            terms.block_size, 1, head_dim, 0, row_bytes, align_page(row_bytes, states, alignment),
-            mixer.compress_ratio, role=role,
-        )  # fmt: skip
+            terms.block_size,
+            1,
+            head_dim,
+            0,
+            row_bytes,
+            align_page(row_bytes, states, alignment),
+            mixer.compress_ratio,
+            role=role,
+        )
 
     specs: dict[str, CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, window)}
     if mixer.compress_ratio > 1:

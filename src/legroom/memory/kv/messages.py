@@ -40,6 +40,11 @@ def too_long_text(
     if release.at_least("0.14.0"):
         needed, available = round(needed, 2), round(available, 2)
     return check_text(
-        "too_long", release, max_model_len=max_model_len, needed_gib=needed, available_gib=available,
-        estimated_max_len=estimated_max_len, capacity=capacity,
-    )  # fmt: skip
+        "too_long",
+        release,
+        max_model_len=max_model_len,
+        needed_gib=needed,
+        available_gib=available,
+        estimated_max_len=estimated_max_len,
+        capacity=capacity,
+    )

@@ -172,9 +172,7 @@ def _longest(fits: Callable[[int], bool], limit: int) -> int:
 _lengths: Memo[int] = Memo()
 
 
-_SHAPE_INPUTS = Inputs(
-    *BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager",
-)  # fmt: skip
+_SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager")
 
 
 def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
@@ -189,9 +187,13 @@ def _shape(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> KvShape:
     if settings.engine == "V0":
         return _v0_shape(specs, release, size)
     return shape_of_specs(
-        specs, release, size, shards=context_shards(settings),
-        hybrid_off=settings.disable_hybrid_kv_cache_manager, packed=_packs_pages(model, settings, gpu),
-    )  # fmt: skip
+        specs,
+        release,
+        size,
+        shards=context_shards(settings),
+        hybrid_off=settings.disable_hybrid_kv_cache_manager,
+        packed=_packs_pages(model, settings, gpu),
+    )
 
 
 def shape_of_specs(
@@ -247,8 +249,9 @@ def _needed_demand(
 
 def _printed_demand(now: Era, groups: Sequence[CacheGroup]) -> Demand:
     counts = Counter(group.spec for group in groups)
-    return tuple((count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,))
-                 for spec, count in counts.items())  # fmt: skip
+    return tuple(
+        (count if now.concurrency_by_blocks else count * spec.page_bytes, (spec,)) for spec, count in counts.items()
+    )
 
 
 def _distinct(group: CacheGroup) -> tuple[CacheSpec, ...]:

@@ -74,13 +74,21 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
     size = spec.get("draft_tensor_parallel_size")
     asked = spec.get("quantization")
     own = replace(
-        given, speculative_config=None, enable_lora=None, cpu_offload_gb=None, quantization=asked,
+        given,
+        speculative_config=None,
+        enable_lora=None,
+        cpu_offload_gb=None,
+        quantization=asked,
         env={name: value for name, value in given.env.items() if name != "VLLM_PP_LAYER_PARTITION"},
-    )  # fmt: skip
+    )
     return replace(
-        settings, given=own, quantization=asked, pipeline_parallel_size=1, enable_expert_parallel=False,
+        settings,
+        given=own,
+        quantization=asked,
+        pipeline_parallel_size=1,
+        enable_expert_parallel=False,
         tensor_parallel_size=size if isinstance(size, int) and size > 0 else settings.tensor_parallel_size,
-    )  # fmt: skip
+    )
 
 
 def draft_is_uncounted(settings: EngineSettings) -> bool:

@@ -33,9 +33,7 @@ _RUNNER_V2_BYTES = 512
 _ASSUMED_BAND = 0.02
 """How far off the total may be where a part of the model had to be assumed."""
 
-_NO_PART = (
-    *BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "model",
-)  # fmt: skip
+_NO_PART = (*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "block_size", "model")
 _WITH_STEP_SIZE = Inputs(*_NO_PART)
 _WITHOUT_STEP_SIZE = Inputs(*_NO_PART, "max_num_batched_tokens")
 

@@ -139,15 +139,7 @@ def loaded_modules(
     scheme = scheme_in_use(model, settings)
     last = settings.pipeline_parallel_size - 1
     build = _Build(
-        model,
-        settings,
-        context,
-        shape,
-        ranks,
-        scheme,
-        Schemes(scheme, shape),
-        pp_rank == 0,
-        pp_rank == last,
+        model, settings, context, shape, ranks, scheme, Schemes(scheme, shape), pp_rank == 0, pp_rank == last
     )
     built = _base(build, stage_range(len(model.layers), settings, pp_rank))
     yield from built

@@ -126,7 +126,7 @@ def patterns(names: tuple[str, ...]) -> Patterns:
         regex = None
     return Patterns(
         frozenset(exact), tuple(words), regex, tuple(starts), starts_in_layers, frozenset(numbers), tells_apart
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=64)

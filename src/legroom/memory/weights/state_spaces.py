@@ -127,5 +127,10 @@ def _short_conv(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> li
 
 
 STATE_SPACES = {
-    "mamba1": _mamba1, "mamba2": _mamba2, "gdn": _gdn, "kda": _kda, "lightning": _lightning, "short_conv": _short_conv,
-}  # fmt: skip
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "gdn": _gdn,
+    "kda": _kda,
+    "lightning": _lightning,
+    "short_conv": _short_conv,
+}

@@ -160,26 +160,65 @@ def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
     """0.19+ unpacks weights (0) and zeros (1) to 32 bits a value, reorders and packs them again, as 7 and 13."""
     wide, wide_zeros = 8 * weight, 8 * zeros
     return (
-        ("+", wide), ("+", wide), ("-", 3), ("+", wide), ("-", 4), ("+", wide), ("+", weight), ("-", 6),
-        ("+", wide_zeros), ("+", wide_zeros), ("-", 8), ("+", wide_zeros), ("-", 9), ("+", wide_zeros),
-        ("-", 10), ("+", wide_zeros), ("+", zeros), ("-", 12), ("-", 0), ("-", 5), ("-", 1), ("-", 11),
-    )  # fmt: skip
+        ("+", wide),
+        ("+", wide),
+        ("-", 3),
+        ("+", wide),
+        ("-", 4),
+        ("+", wide),
+        ("+", weight),
+        ("-", 6),
+        ("+", wide_zeros),
+        ("+", wide_zeros),
+        ("-", 8),
+        ("+", wide_zeros),
+        ("-", 9),
+        ("+", wide_zeros),
+        ("-", 10),
+        ("+", wide_zeros),
+        ("+", zeros),
+        ("-", 12),
+        ("-", 0),
+        ("-", 5),
+        ("-", 1),
+        ("-", 11),
+    )
 
 
 def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
     wide_zeros = 8 * zeros
     return (
-        ("+", wide_zeros), ("+", wide_zeros), ("-", 14), ("+", wide_zeros), ("-", 15), ("+", zeros), ("-", 16),
-        ("-", 13), ("+", weight), ("-", 7), ("+", scales), ("-", 2),
-    )  # fmt: skip
+        ("+", wide_zeros),
+        ("+", wide_zeros),
+        ("-", 14),
+        ("+", wide_zeros),
+        ("-", 15),
+        ("+", zeros),
+        ("-", 16),
+        ("-", 13),
+        ("+", weight),
+        ("-", 7),
+        ("+", scales),
+        ("-", 2),
+    )
 
 
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
     """Machete keeps zero points as 16-bit numbers, already multiplied by the scales."""
     return (
-        ("+", weight), ("+", weight), ("-", 14), ("-", 7), ("+", 8 * zeros), ("+", scales), ("+", scales),
-        ("+", scales), ("-", 18), ("-", 17), ("-", 16), ("-", 13),
-    )  # fmt: skip
+        ("+", weight),
+        ("+", weight),
+        ("-", 14),
+        ("-", 7),
+        ("+", 8 * zeros),
+        ("+", scales),
+        ("+", scales),
+        ("+", scales),
+        ("-", 18),
+        ("-", 17),
+        ("-", 16),
+        ("-", 13),
+    )
 
 
 def _machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
@@ -349,7 +388,15 @@ def _experts_int8(module: Module, scheme: Quantization, context: StorageContext)
 
 
 _METHODS: dict[str, Callable[[Module, Quantization, StorageContext], Storage]] = {
-    "awq": _awq, "gptq": _gptq, "packed_int": _packed_int, "eight_bits": _eight_bits, "mxfp8": _mxfp8,
-    "nvfp4": _nvfp4, "mxfp4": _mxfp4, "mxfp4_linear": _mxfp4_linear, "bitsandbytes": _bitsandbytes, "gguf": _gguf,
+    "awq": _awq,
+    "gptq": _gptq,
+    "packed_int": _packed_int,
+    "eight_bits": _eight_bits,
+    "mxfp8": _mxfp8,
+    "nvfp4": _nvfp4,
+    "mxfp4": _mxfp4,
+    "mxfp4_linear": _mxfp4_linear,
+    "bitsandbytes": _bitsandbytes,
+    "gguf": _gguf,
     "experts_int8": _experts_int8,
-}  # fmt: skip
+}

@@ -10,13 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
-from legroom.memory.allocator.settings import (
-    SMALL_REQUEST,
-    SMALL_SEGMENT,
-    SMALLEST_BLOCK,
-    UNSPLIT_SLACK,
-    segment_bytes,
-)
+from legroom.memory.allocator.settings import SMALL_REQUEST, SMALL_SEGMENT, SMALLEST_BLOCK, UNSPLIT_SLACK, segment_bytes
 from legroom.records import dataclass, field
 from legroom.units import cdiv, round_up
 

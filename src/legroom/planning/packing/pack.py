@@ -146,11 +146,7 @@ def _packed(
 
 
 def _fullest(
-    problem: PackingProblem,
-    card: Card,
-    needs: Sequence[ServerNeeds],
-    placement: Placement,
-    pools: Mapping[str, int],
+    problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
     here = servers_on(card, placement, needs)
     uses = (_use(card, shift, here, pools) for shift in problem.shifts)
@@ -199,8 +195,8 @@ def _planned(
 
 
 def _sleeping(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep import ENDPOINTS_SWITCH, FLAG  # noqa: PLC0415
-    from legroom.vllm.args import is_given  # noqa: PLC0415
+    from legroom.facts.sleep import ENDPOINTS_SWITCH, FLAG
+    from legroom.vllm.args import is_given
 
     others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
     return replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})

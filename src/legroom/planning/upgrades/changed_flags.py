@@ -21,12 +21,17 @@ ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_de
 _SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")
 """A default that the facts have as the expression in vLLM's source, whose value is not known."""
 _RESOLVED = {
-    "max_model_len": "--max-model-len", "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens", "enable_chunked_prefill": "--enable-chunked-prefill",
-    "enable_prefix_caching": "--enable-prefix-caching", "async_scheduling": "--async-scheduling",
-    "kv_cache_dtype": "--kv-cache-dtype", "dtype": "--dtype", "cudagraph_mode": "--compilation-config",
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "enable_chunked_prefill": "--enable-chunked-prefill",
+    "enable_prefix_caching": "--enable-prefix-caching",
+    "async_scheduling": "--async-scheduling",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "dtype": "--dtype",
+    "cudagraph_mode": "--compilation-config",
     "disable_hybrid_kv_cache_manager": "--disable-hybrid-kv-cache-manager",
-}  # fmt: skip
+}
 """Settings whose defaults code decides, by the flag that sets them."""
 
 

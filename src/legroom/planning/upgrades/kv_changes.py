@@ -44,53 +44,73 @@ class SettingStep:
 
 _SETTINGS = (
     SettingStep(
-        "share of the card", ("gpu_memory_utilization",),
+        "share of the card",
+        ("gpu_memory_utilization",),
         "the default of --gpu-memory-utilization goes from {old} to {new}",
     ),
     SettingStep("precision", ("dtype", "quantization"), "activations and weights go from {old} to {new}"),
     SettingStep("KV cache precision", ("kv_cache_dtype",), "the KV cache goes from {old} to {new}"),
     SettingStep(
-        "longest request", ("max_model_len", "auto_fit_len"),
+        "longest request",
+        ("max_model_len", "auto_fit_len"),
         "the default of --max-model-len goes from {old} to {new} tokens",
     ),
     SettingStep(
-        "sequences at once", ("max_num_seqs",),
+        "sequences at once",
+        ("max_num_seqs",),
         "the default of --max-num-seqs goes from {old} to {new}, and the profile run samples that many",
     ),
     SettingStep(
-        "tokens a step", ("max_num_batched_tokens",),
+        "tokens a step",
+        ("max_num_batched_tokens",),
         "the default of --max-num-batched-tokens goes from {old} to {new}, and the profile run computes that many",
     ),
     SettingStep(
-        "scheduling", ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling", "max_concurrent_batches"),
+        "scheduling",
+        ("enable_chunked_prefill", "enable_prefix_caching", "async_scheduling", "max_concurrent_batches"),
         "steps are scheduled otherwise by default",
     ),
     SettingStep(
-        "model runner", ("runner",),
+        "model runner",
+        ("runner",),
         "the model runner goes from {old} to {new}: other buffers, and a sampler that is profiled otherwise",
     ),
     SettingStep(
-        "captured graphs", ("cudagraph_mode", "cudagraph_capture_sizes"),
+        "captured graphs",
+        ("cudagraph_mode", "cudagraph_capture_sizes"),
         "the default of what is captured as CUDA graphs goes from {old} to {new}",
     ),
     SettingStep(
-        "CUDA-graph estimate", ("graph_estimate_applied",),
+        "CUDA-graph estimate",
+        ("graph_estimate_applied",),
         "an estimate of what CUDA graphs will take now comes out of the budget, where they were captured beside it",
         "no estimate of CUDA graphs comes out of the budget: they are captured beside it",
     ),
     SettingStep(
         "other defaults",
-        ("disable_hybrid_kv_cache_manager", "enable_expert_parallel", "enforce_eager", "num_speculative_tokens",
-         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
-         "prefill_context_parallel_size"),
+        (
+            "disable_hybrid_kv_cache_manager",
+            "enable_expert_parallel",
+            "enforce_eager",
+            "num_speculative_tokens",
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
         "other defaults change",
     ),
     SettingStep("flags no longer taken", _GIVEN, "a flag of today's command has no effect there"),
-)  # fmt: skip
+)
 _TITLES = {
-    "budget": "budget", "weights": "weights", "activation": "profile run", "cuda_graph": "CUDA-graph estimate",
-    "non_torch": "non-torch", "neighbours": "other processes on the card",
-}  # fmt: skip
+    "budget": "budget",
+    "weights": "weights",
+    "activation": "profile run",
+    "cuda_graph": "CUDA-graph estimate",
+    "non_torch": "non-torch",
+    "neighbours": "other processes on the card",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +217,7 @@ def _walk(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
         if not changed:
             continue
         older, newer = getattr(at.settings, changed[0]), getattr(goal, changed[0])
-        after = _accounting(
-            new.target, replace(at.settings, **{name: getattr(goal, name) for name in changed}), cold
-        )  # fmt: skip
+        after = _accounting(new.target, replace(at.settings, **{name: getattr(goal, name) for name in changed}), cold)
         yield _Move(step.what, after.kv_bytes - at.kv_bytes, older, newer, step)
         at = after
 

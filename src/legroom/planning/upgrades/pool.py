@@ -55,10 +55,14 @@ def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
         ("longest request", before.max_model_len, after.max_model_len, False),
         ("bytes of one longest request", before.needed_bytes, after.needed_bytes, True),
         ("longest requests at once", before.max_concurrency, after.max_concurrency, False),
-        ("longest requests at once, first start", cold[0].memory.kv.max_concurrency,
-         cold[1].memory.kv.max_concurrency, False),
+        (
+            "longest requests at once, first start",
+            cold[0].memory.kv.max_concurrency,
+            cold[1].memory.kv.max_concurrency,
+            False,
+        ),
         ("free at the peak", old.layout.headroom_bytes, new.layout.headroom_bytes, True),
-    )  # fmt: skip
+    )
     return tuple(PoolChange(*row) for row in rows)
 
 

@@ -112,7 +112,7 @@ def upgrade(
     before = make_plan(args, old, machine, advice=False)
     after = _with_notes(_planned_on(before, new))
     if advice and after.verdict == "does_not_fit":
-        from legroom.planning.advice import with_advice  # noqa: PLC0415 - only for what does not start
+        from legroom.planning.advice import with_advice  # only for what does not start
 
         after = with_advice(after)
     ended, begun = _bugs(before, after)
@@ -211,9 +211,13 @@ def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
 def _figures(made: Plan) -> tuple[Any, ...]:
     kv = made.memory.kv
     return (
-        made.layout.kv_cache.bytes, made.layout.headroom_bytes, kv.num_blocks, kv.tokens, kv.max_concurrency,
+        made.layout.kv_cache.bytes,
+        made.layout.headroom_bytes,
+        kv.num_blocks,
+        kv.tokens,
+        kv.max_concurrency,
         made.verdict,
-    )  # fmt: skip
+    )
 
 
 def _step_json(step: ReleaseStep) -> dict[str, Any]:

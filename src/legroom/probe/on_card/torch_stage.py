@@ -102,8 +102,12 @@ def _allocator(torch: Any) -> dict[str, Any]:
     """What is counted and reserved for requests that show each of the allocator's sizes."""
     readings = {}
     for name, size in {
-        "one_byte": 1, "small": MIB, "large": MIB + 1, "ten_mib": 10 * MIB, "eleven_mib": 11 * MIB + 1,
-    }.items():  # fmt: skip
+        "one_byte": 1,
+        "small": MIB,
+        "large": MIB + 1,
+        "ten_mib": 10 * MIB,
+        "eleven_mib": 11 * MIB + 1,
+    }.items():
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         free = torch.cuda.mem_get_info()[0]

@@ -104,12 +104,39 @@ class StateRow(NumberRow):
     """Counts of the moment, and totals."""
 
     __slots__ = (
-        "blank", "blocked", "cached", "cached_tokens", "failed", "finished", "held_blocks", "held_slot_steps",
-        "next_arrival", "next_rank", "now", "num_finishing", "num_prefills", "num_running", "num_waiting",
-        "peak_blocks", "peak_running", "peak_waiting", "preemptions", "prompt_tokens", "queue_head",
-        "recomputed_tokens", "sample_width", "scheduled_tokens", "shared_decodes", "spare_ids", "spare_runs",
-        "spare_slots", "step", "steps", "stored", "stored_token_steps",
-    )  # fmt: skip
+        "blank",
+        "blocked",
+        "cached",
+        "cached_tokens",
+        "failed",
+        "finished",
+        "held_blocks",
+        "held_slot_steps",
+        "next_arrival",
+        "next_rank",
+        "now",
+        "num_finishing",
+        "num_prefills",
+        "num_running",
+        "num_waiting",
+        "peak_blocks",
+        "peak_running",
+        "peak_waiting",
+        "preemptions",
+        "prompt_tokens",
+        "queue_head",
+        "recomputed_tokens",
+        "sample_width",
+        "scheduled_tokens",
+        "shared_decodes",
+        "spare_ids",
+        "spare_runs",
+        "spare_slots",
+        "step",
+        "steps",
+        "stored",
+        "stored_token_steps",
+    )
 
 
 class RequestRow(NumberRow):
@@ -122,11 +149,37 @@ class RequestRow(NumberRow):
     """
 
     __slots__ = (
-        "arrival", "base", "by_urgency", "cached", "chunk", "computed", "finish", "finish_s", "first_sched",
-        "first_token", "held_blocks", "peak", "preemptions", "prefix", "prefix_blocks", "prompt", "queued", "rank",
-        "run", "sched_s", "shared_blocks", "slot", "stamp", "state", "straddle", "tail", "token_s", "tokens", "total",
+        "arrival",
+        "base",
+        "by_urgency",
+        "cached",
+        "chunk",
+        "computed",
+        "finish",
+        "finish_s",
+        "first_sched",
+        "first_token",
+        "held_blocks",
+        "peak",
+        "preemptions",
+        "prefix",
+        "prefix_blocks",
+        "prompt",
+        "queued",
+        "rank",
+        "run",
+        "sched_s",
+        "shared_blocks",
+        "slot",
+        "stamp",
+        "state",
+        "straddle",
+        "tail",
+        "token_s",
+        "tokens",
+        "total",
         "urgency",
-    )  # fmt: skip
+    )
     starts_at_none = ("finish", "first_sched", "first_token", "run", "stamp", "prefix", "straddle", "tail")
 
 
@@ -137,9 +190,18 @@ class BlockRow(NumberRow):
     """
 
     __slots__ = (
-        "after", "before", "copy_last", "copy_next", "copy_prev", "key", "refs", "run_count", "run_owner", "spare_id",
+        "after",
+        "before",
+        "copy_last",
+        "copy_next",
+        "copy_prev",
+        "key",
+        "refs",
+        "run_count",
+        "run_owner",
+        "spare_id",
         "spare_run",
-    )  # fmt: skip
+    )
     starts_at_none = ("key",)
 
 
@@ -170,7 +232,7 @@ def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
     """`count` rows in their first state."""
     if not compiled:
         return [kind() for _ in range(count)]
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     made = np.zeros(count, dtype=[(name, "f8" if name in _REALS else "i8") for name in kind.__slots__])
     for name in kind.starts_at_none:
@@ -181,14 +243,14 @@ def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
 def numbers(count: int, compiled: bool) -> Any:
     if not compiled:
         return [0] * count
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     return np.zeros(count, dtype=np.int64)
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
     if compiled:
-        import numpy as np  # noqa: PLC0415
+        import numpy as np
 
         table[field][: len(values)] = np.asarray(values)
         return

@@ -97,9 +97,12 @@ class FastReplay:
     def _state(self) -> Any:
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
         for name, value in (
-            ("blank", rules.usable_blocks), ("spare_ids", rules.num_ids), ("spare_runs", rules.num_ids),
-            ("spare_slots", rules.max_num_seqs), ("sample_width", 1),
-        ):  # fmt: skip
+            ("blank", rules.usable_blocks),
+            ("spare_ids", rules.num_ids),
+            ("spare_runs", rules.num_ids),
+            ("spare_slots", rules.max_num_seqs),
+            ("sample_width", 1),
+        ):
             fill(state, name, [value], self.use_numba)
         return state
 
@@ -112,11 +115,18 @@ class FastReplay:
             by_urgency[urgency] = r
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
         for name, values in (
-            ("arrival", trace.arrivals), ("prompt", trace.prompt_lens), ("tokens", trace.prompt_lens),
-            ("total", totals), ("urgency", urgencies), ("by_urgency", by_urgency), ("prefix", contents.prefix),
-            ("prefix_blocks", contents.prefix_blocks), ("straddle", contents.straddle), ("tail", contents.tail),
+            ("arrival", trace.arrivals),
+            ("prompt", trace.prompt_lens),
+            ("tokens", trace.prompt_lens),
+            ("total", totals),
+            ("urgency", urgencies),
+            ("by_urgency", by_urgency),
+            ("prefix", contents.prefix),
+            ("prefix_blocks", contents.prefix_blocks),
+            ("straddle", contents.straddle),
+            ("tail", contents.tail),
             ("shared_blocks", contents.shared_blocks),
-        ):  # fmt: skip
+        ):
             fill(requests, name, values, numba)
         return requests
 

@@ -52,7 +52,7 @@ def compiled(name: str) -> Callable[..., Any]:
 
 
 def _make_twins() -> None:
-    import numba  # noqa: PLC0415
+    import numba
 
     keeps = _use_cache_folder(numba)
     # Numba looks names up in the globals of a function: the twins share globals in which all of them are compiled.

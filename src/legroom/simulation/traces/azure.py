@@ -24,8 +24,11 @@ def read(lines: Iterable[str], name: str) -> Trace:
     for line, (stamp, prompt, output) in csv_rows(lines, _COLUMNS, name):
         at = _seconds(stamp, name, line)
         start = at if start is None else start
-        trace.add(tokens(prompt, "ContextTokens", name, line), max(1, tokens(output, "GeneratedTokens", name, line)),
-                  max(0.0, at - start))  # fmt: skip
+        trace.add(
+            tokens(prompt, "ContextTokens", name, line),
+            max(1, tokens(output, "GeneratedTokens", name, line)),
+            max(0.0, at - start),
+        )
     return trace
 
 

@@ -26,9 +26,13 @@ class Reader(Protocol):
 
 
 FORMATS: dict[str, Reader] = {
-    "jsonl": jsonl, "mooncake": mooncake, "azure": azure, "burstgpt": burstgpt, "sharegpt": sharegpt,
+    "jsonl": jsonl,
+    "mooncake": mooncake,
+    "azure": azure,
+    "burstgpt": burstgpt,
+    "sharegpt": sharegpt,
     "vllm-log": vllm_log,
-}  # fmt: skip
+}
 _HEAD = 20_000
 _MOST_LINES = 20_000_000
 _LONGEST_LINE = 10_000_000

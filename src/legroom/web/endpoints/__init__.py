@@ -67,7 +67,7 @@ class BadRequest(LegroomError):
 
 def answer(name: str, request: Any) -> Document:
     """The document, or a `LegroomError`; a `BadRequest` where the request is not of the endpoint's form."""
-    from legroom.web.schemas import check_request, with_whole_numbers  # noqa: PLC0415
+    from legroom.web.schemas import check_request, with_whole_numbers
 
     endpoint = ENDPOINTS.get(name)
     if endpoint is None:

@@ -15,12 +15,12 @@ _GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom import calls  # noqa: PLC0415
-    from legroom.simulation.curves import pool_curves  # noqa: PLC0415
-    from legroom.simulation.deployment import hardware  # noqa: PLC0415
-    from legroom.simulation.replay import simulate as replay  # noqa: PLC0415
-    from legroom.simulation.steptime import fixed, roofline  # noqa: PLC0415
-    from legroom.web.endpoints.plans import made_plan  # noqa: PLC0415
+    from legroom import calls
+    from legroom.simulation.curves import pool_curves
+    from legroom.simulation.deployment import hardware
+    from legroom.simulation.replay import simulate as replay
+    from legroom.simulation.steptime import fixed, roofline
+    from legroom.web.endpoints.plans import made_plan
 
     trace = _trace(request)
     planned = request.get("plan")
@@ -40,18 +40,18 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace(request: dict[str, Any]) -> Trace:
-    from legroom.calls import MOST_REQUESTS  # noqa: PLC0415
+    from legroom.calls import MOST_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
     if text is not None:
-        from legroom.simulation.traces.reading import trace_of_text  # noqa: PLC0415
+        from legroom.simulation.traces.reading import trace_of_text
 
         trace = trace_of_text(text)
     else:
         assert mix is not None
-        from legroom.simulation.traces import synthetic  # noqa: PLC0415
+        from legroom.simulation.traces import synthetic
 
         trace = synthetic.read(
             f"poisson rate={mix.get('rate_per_s', 8)} requests={mix.get('requests', 300)} "

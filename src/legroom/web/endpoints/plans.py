@@ -32,15 +32,15 @@ class MathDocument(TypedDict):
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom plan --json`; without `advice`, which may take seconds, that of --no-advice."""
-    from legroom.planning.plan_json import plan_json  # noqa: PLC0415
+    from legroom.planning.plan_json import plan_json
 
     return plan_json(made_plan(request, advice=request.get("advice", True)))
 
 
 def math(request: dict[str, Any]) -> MathDocument:
     """Every part with its terms in words, as `legroom plan --explain-math` shows them."""
-    from legroom.render.plan_parts import certainty, parts  # noqa: PLC0415
-    from legroom.units import human_bytes  # noqa: PLC0415
+    from legroom.render.plan_parts import certainty, parts
+    from legroom.units import human_bytes
 
     made = made_plan(request, advice=False)
     terms: list[MathPart] = [
@@ -58,8 +58,16 @@ def math(request: dict[str, Any]) -> MathDocument:
     kv = made.memory.kv
     if kv.token_terms and kv.bytes_per_token:
         lines = [_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
-        terms.append({"part": "bytes_per_token", "title": "KV bytes of a token", "meaning": "on each GPU",
-                      "bytes": kv.bytes_per_token, "kind": "exact", "lines": lines})  # fmt: skip
+        terms.append(
+            {
+                "part": "bytes_per_token",
+                "title": "KV bytes of a token",
+                "meaning": "on each GPU",
+                "bytes": kv.bytes_per_token,
+                "kind": "exact",
+                "lines": lines,
+            }
+        )
     return {"terms": terms}
 
 
@@ -69,8 +77,8 @@ def _line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
-    from legroom.planning.sizing import named_gpus, size_json, size_models  # noqa: PLC0415
-    from legroom.planning.wish import Wish, counts_up_to  # noqa: PLC0415
+    from legroom.planning.sizing import named_gpus, size_json, size_models
+    from legroom.planning.wish import Wish, counts_up_to
 
     with requested(request) as what:
         context = request.get("context") or what.args.max_model_len or 4096
@@ -81,18 +89,21 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
 
 def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan that a request describes, with the notes that the command line would have."""
-    from legroom import calls  # noqa: PLC0415
-    from legroom.planning.machine import Machine  # noqa: PLC0415
+    from legroom import calls
+    from legroom.planning.machine import Machine
 
     machine = Machine(
-        request["gpu"], request.get("gpus"), request.get("gpu_memory"), request.get("gpu_used"),
+        request["gpu"],
+        request.get("gpus"),
+        request.get("gpu_memory"),
+        request.get("gpu_used"),
         request.get("host_memory"),
-    )  # fmt: skip
+    )
     with requested(request) as what:
         made = calls.planned(what, machine, advice=advice)
         made = replace(made, notes=tuple(dict.fromkeys((*what.notes, *made.notes))))
         if request.get("cold"):
-            from legroom.planning.plan import cold_start  # noqa: PLC0415
+            from legroom.planning.plan import cold_start
 
             made = cold_start(made)
         return made
@@ -101,7 +112,7 @@ def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
 @contextmanager
 def requested(request: dict[str, Any]) -> Iterator[Deployment]:
     """What a request asks to run; within, its model's name means the config that came with it."""
-    from legroom import calls  # noqa: PLC0415
+    from legroom import calls
 
     config = request.get("config")
     name = request.get("model") or _named(config)

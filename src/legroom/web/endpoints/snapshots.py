@@ -14,10 +14,10 @@ _MOST_MADE_BYTES = 512 << 20
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
-    from legroom.fragments.read import read_content  # noqa: PLC0415
-    from legroom.fragments.report import fragment_report  # noqa: PLC0415
-    from legroom.render.fragments_svg import fragments_svg  # noqa: PLC0415
-    from legroom.render.fragments_text import advice_of, headline  # noqa: PLC0415
+    from legroom.fragments.read import read_content
+    from legroom.fragments.report import fragment_report
+    from legroom.render.fragments_svg import fragments_svg
+    from legroom.render.fragments_text import advice_of, headline
 
     later = read_content(_content(request["file"]), "the file", _MOST_MADE_BYTES)[0]
     earlier = None

@@ -35,9 +35,9 @@ class ReadDocument(TypedDict):
 
 def read(request: dict[str, Any]) -> ReadDocument:
     """Every server that a text of any kind starts; none is an error that says what is looked for."""
-    from legroom.deployments.deployment import deployment_from_command, deployment_of  # noqa: PLC0415
-    from legroom.deployments.read import read_file  # noqa: PLC0415
-    from legroom.facts.releases import latest  # noqa: PLC0415
+    from legroom.deployments.deployment import deployment_from_command, deployment_of
+    from legroom.deployments.read import read_file
+    from legroom.facts.releases import latest
 
     text = request["text"]
     if not text.strip():
@@ -54,9 +54,9 @@ def read(request: dict[str, Any]) -> ReadDocument:
 
 def lint(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom lint --json`."""
-    from legroom.facts.releases import release as known_release  # noqa: PLC0415
-    from legroom.lint.lint import Options, lint_texts  # noqa: PLC0415
-    from legroom.lint.report import report_json  # noqa: PLC0415
+    from legroom.facts.releases import release as known_release
+    from legroom.lint.lint import Options, lint_texts
+    from legroom.lint.report import report_json
 
     vllm = request.get("vllm")
     any_release = vllm == "any"
@@ -66,7 +66,7 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _server(what: Deployment) -> ReadServer:
-    from legroom.vllm.command_line import command, without_secrets  # noqa: PLC0415
+    from legroom.vllm.command_line import command, without_secrets
 
     place = what.place
     return {
@@ -86,10 +86,10 @@ def _server(what: Deployment) -> ReadServer:
 
 def _flags(what: Deployment) -> dict[str, Any]:
     """What was given, by vLLM's Python names; keys and tokens are left out."""
-    from dataclasses import fields  # noqa: PLC0415
+    from dataclasses import fields
 
-    from legroom.masking import is_secret  # noqa: PLC0415
-    from legroom.vllm.command_line import command_parts  # noqa: PLC0415
+    from legroom.masking import is_secret
+    from legroom.vllm.command_line import command_parts
 
     args = what.args
     read_by_plan = (field.name for field in fields(args) if field.name not in ("model", "usage", "env", "others"))
@@ -111,12 +111,16 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
     """The same for a log that comes in pieces, which is never held as a whole."""
-    from legroom.diagnosis.diagnose import read_log  # noqa: PLC0415
-    from legroom.diagnosis.diagnosis_json import readings_json  # noqa: PLC0415
-    from legroom.diagnosis.starting_plan import Hints  # noqa: PLC0415
+    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.diagnosis_json import readings_json
+    from legroom.diagnosis.starting_plan import Hints
 
     hints = Hints(
-        request.get("command") or None, request.get("model") or None, request.get("gpu") or None, request.get("gpus"),
-        request.get("vllm") or None, local_models=False,
-    )  # fmt: skip
+        request.get("command") or None,
+        request.get("model") or None,
+        request.get("gpu") or None,
+        request.get("gpus"),
+        request.get("vllm") or None,
+        local_models=False,
+    )
     return readings_json([read_log(pieces, "the log", hints)])

@@ -9,14 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy.cluster.nodes import headless
-from legroom.exports.deploy.cluster.pod import (
-    claim_spec,
-    container,
-    metadata,
-    pod_metadata,
-    pod_spec,
-    worker_container,
-)
+from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, pod_metadata, pod_spec, worker_container
 from legroom.exports.deploy.yaml_text import Commented
 
 if TYPE_CHECKING:
@@ -50,8 +43,7 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
     template = {
         "size": Commented("Pods of a group, one on each node.", over.nodes),
         "restartPolicy": Commented(
-            "Ranks that lost one of them wait for it forever: the whole group starts anew.",
-            "RecreateGroupOnPodRestart",
+            "Ranks that lost one of them wait for it forever: the whole group starts anew.", "RecreateGroupOnPodRestart"
         ),
         "leaderTemplate": _leader(server, settings, over),
         "workerTemplate": _worker(server, settings, over),

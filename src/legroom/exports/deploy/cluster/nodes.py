@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from legroom.exports.deploy.server import ExportedServer
     from legroom.planning.plan_document import PlanDocument
 
-_TOLD_BY_POD = frozenset({
-    "--node-rank", "--master-addr", "--headless", "--data-parallel-address", "--data-parallel-start-rank",
-    "--data-parallel-rank",
-})  # fmt: skip
+_TOLD_BY_POD = frozenset(
+    {
+        "--node-rank",
+        "--master-addr",
+        "--headless",
+        "--data-parallel-address",
+        "--data-parallel-start-rank",
+        "--data-parallel-rank",
+    }
+)
 """What differs from pod to pod, or names a machine that the group has not."""
 _NOT_HEADLESS = frozenset({"--api-server-count"})
 """What vLLM refuses beside --headless."""

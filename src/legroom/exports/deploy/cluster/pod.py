@@ -31,11 +31,7 @@ _LOWEST_PORT = 1024
 NAMED_USER = Commented(
     "PyTorch names a folder by the user, who is in no list of the image.", {"name": "USER", "value": "vllm"}
 )
-_READ_ONLY = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
+_READ_ONLY = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 """Of every container, as the Pod Security Standard `restricted` asks; and a root file system that nobody changes."""
 
 
@@ -56,11 +52,7 @@ def selector(server: ExportedServer) -> dict[str, str]:
 def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, Any]:
     if not scraped:
         return {"labels": labels(server), **_annotated(planned_card(server))}
-    scrape = {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(server.port),
-        "prometheus.io/path": "/metrics",
-    }
+    scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(server.port), "prometheus.io/path": "/metrics"}
     if server.address.tls:
         scrape["prometheus.io/scheme"] = "https"
     return {"labels": labels(server), **_annotated({**planned_card(server), **scrape})}
@@ -90,7 +82,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
     pod: dict[str, Any] = {
         "enableServiceLinks": Commented(
             "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
-        ),
+        )
     }
     if server.times:
         grace = pre_stop_s(server) + server.times.stop_s

@@ -34,10 +34,7 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
     """The port of requests for clients with the label and for Prometheus; everything among the pods of a group."""
     ports = [{"port": "http"}]
     scraped = [*ports, {"port": WATCH_PORT_NAME}] if server.options.sidecar else ports
-    clients = [
-        {"podSelector": {"matchLabels": CLIENT}},
-        {"namespaceSelector": {"matchLabels": CLIENT}},
-    ]
+    clients = [{"podSelector": {"matchLabels": CLIENT}}, {"namespaceSelector": {"matchLabels": CLIENT}}]
     monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     what = "the guard, which is asked before the pool" if server.options.guard else "the server"
     rules: list[Any] = [
