@@ -80,27 +80,11 @@ def _token(args: argparse.Namespace) -> str:
 
 
 def _serve(listening: socket.socket, token: str, args: argparse.Namespace) -> None:
-    import uvicorn
-
     from legroom.web.app import create_app
     from legroom.web.pool import WorkerLimits
     from legroom.web.security import Access
+    from legroom.web.uvicorn_server import serve_asgi
 
     workers = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
     app = create_app(Access(token, args.no_token), workers, page=False)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        timeout_keep_alive=75,
-        limit_concurrency=4_000,
-    )
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # uvicorn has ended everything, and passes the signal on
-    finally:
-        listening.close()
+    serve_asgi(app, listening)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,12 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(address)
-    _serve(listening, token, feed)
+    from legroom.web.app import create_app
+    from legroom.web.security import Access
+    from legroom.web.uvicorn_server import serve_asgi
+
+    app = create_app(Access(token), feed=feed)
+    serve_asgi(app, listening, before_shutdown=feed.close if feed is not None else lambda: None)
     return OK
 
 
@@ -118,38 +122,6 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
 
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
     return LiveFeed(with_interval(simple_config(servers), args.interval), plan)
-
-
-def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
-    import uvicorn
-
-    from legroom.web.app import create_app
-    from legroom.web.security import Access
-
-    class Server(uvicorn.Server):
-        """Lets those who follow the live feed go before it waits for open connections."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if feed is not None:
-                feed.close()
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        create_app(Access(token), feed=feed),
-        log_level="warning",
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        timeout_keep_alive=20,
-        limit_concurrency=4_000,
-    )
-    try:
-        Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # uvicorn has ended everything, and passes the signal on
-    finally:
-        listening.close()
 
 
 def _write_static(args: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
-"""Kubernetes' question and its answer: AdmissionReview of admission.k8s.io/v1."""
+"""Kubernetes' AdmissionReview (admission.k8s.io/v1): the request and the response."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
@@ -12,7 +13,7 @@ from legroom.records import dataclass
 Mode = Literal["warn", "enforce"]
 OWN_PREFIX = "legroom/"
 SWITCH = "legroom/gate"
-"""A label or an annotation: `off` leaves an object alone, `warn` and `enforce` choose the mode for it."""
+"""Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
 _VERSION = "admission.k8s.io/v1"
 _POD_OWNERS = frozenset(
     {
@@ -27,8 +28,8 @@ _POD_OWNERS = frozenset(
         "ReplicationController",
     }
 )
-"""What they make was looked at when they came."""
-_DECIDES_NOTHING = (
+"""Controllers that were reviewed themselves, so what they create is not reviewed again."""
+_IRRELEVANT_FIELDS = (
     "replicas",
     "selector",
     "strategy",
@@ -41,32 +42,32 @@ _DECIDES_NOTHING = (
     "maxReplicas",
     "nodeName",
 )
-"""Of a spec: what changes while the server stays the same."""
+"""Fields of a spec that do not change how its server starts."""
 _WARNING_CHARACTERS = 250
-"""The API server may cut what is longer than 256."""
-_MOST_WARNINGS = 12
+"""The API server truncates warnings above 256 characters."""
+_MAX_WARNINGS = 12
+"""The API server drops warnings beyond 4,096 characters in total, which 16 of 250 reach."""
 
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """What Kubernetes asks about."""
+    """The request of a review."""
 
     uid: str
     operation: str
     kind: str
     namespace: str
-    name: str
     new: Mapping[str, Any]
     old: Mapping[str, Any]
 
     @property
     def switch(self) -> str:
-        """What the object says about the gate itself, if anything."""
-        return next((value for owner in _described(self.new) if (value := owner.get(SWITCH))), "")
+        """The value of the label or annotation `legroom/gate`; empty where there is none."""
+        return next((value for owner in _annotations_and_labels(self.new) if (value := owner.get(SWITCH))), "")
 
     @property
     def is_owned(self) -> bool:
-        """Whether an object that was looked at already made this one."""
+        """Whether a controller that was reviewed itself created this object."""
         owners = _mapping(self.new.get("metadata")).get("ownerReferences")
         return any(
             owner.get("controller") is True and owner.get("kind") in _POD_OWNERS
@@ -75,23 +76,17 @@ class AdmissionRequest:
         )
 
     @property
-    def is_leaving(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.operation in ("DELETE", "CONNECT") or bool(
             _mapping(self.new.get("metadata")).get("deletionTimestamp")
         )
 
-    @property
-    def is_unchanged(self) -> bool:
-        """An update that leaves the server as it is: a scaling, a label, a finalizer."""
-        return self.operation == "UPDATE" and bool(self.old) and deciding_part(self.new) == deciding_part(self.old)
-
 
 class NotAReview(LegroomError):
-    """A body that no API server sends."""
+    """The body is not an AdmissionReview with a request."""
 
 
-def admission_request(document: Any) -> AdmissionRequest:
-    """The request inside a review."""
+def parse_review(document: Any) -> AdmissionRequest:
     review = _mapping(document)
     request = _mapping(review.get("request"))
     if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
@@ -105,55 +100,45 @@ def admission_request(document: Any) -> AdmissionRequest:
         str(request.get("operation") or ""),
         str(kind.get("kind") or ""),
         str(request.get("namespace") or ""),
-        str(request.get("name") or ""),
         _mapping(request.get("object")),
         _mapping(request.get("oldObject")),
     )
 
 
-def deciding_part(thing: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an object that decides whether its server starts: what two replicas of it have in common."""
-    spec = _mapping(thing.get("spec"))
-    kept = {key: value for key, value in spec.items() if key not in _DECIDES_NOTHING}
+def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object that decide whether its server starts; names, labels and replica counts are left out."""
+    spec = _mapping(manifest.get("spec"))
+    kept = {key: value for key, value in spec.items() if key not in _IRRELEVANT_FIELDS}
     template = _mapping(kept.get("template"))
     if isinstance(template.get("metadata"), Mapping):
-        kept["template"] = {**template, "metadata": _own_annotations(template)}
+        kept["template"] = {**template, "metadata": _legroom_annotations(template)}
     return {
-        "apiVersion": thing.get("apiVersion"),
-        "kind": thing.get("kind"),
-        "metadata": _own_annotations(thing),
+        "apiVersion": manifest.get("apiVersion"),
+        "kind": manifest.get("kind"),
+        "metadata": _legroom_annotations(manifest),
         "spec": kept,
     }
 
 
-def review_answer(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
-    """The review that goes back."""
+def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
+    """The body of the response."""
     response: dict[str, Any] = {"uid": uid, "allowed": allowed}
     if message and not allowed:
         response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}
     if warnings:
-        response["warnings"] = [part for text in warnings for part in _in_pieces(text)][:_MOST_WARNINGS]
+        split = [wrap(f"legroom: {text}", _WARNING_CHARACTERS, break_on_hyphens=False) for text in warnings]
+        response["warnings"] = [part for parts in split for part in parts][:_MAX_WARNINGS]
     return json.dumps({"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}).encode()
 
 
-def _in_pieces(text: str) -> Iterator[str]:
-    rest = f"legroom: {text}"
-    while len(rest) > _WARNING_CHARACTERS:
-        cut = rest.rfind(" ", 0, _WARNING_CHARACTERS)
-        cut = cut if cut > 0 else _WARNING_CHARACTERS
-        yield rest[:cut]
-        rest = rest[cut:].strip()
-    yield rest
-
-
-def _own_annotations(thing: Mapping[str, Any]) -> dict[str, Any]:
-    annotations = _mapping(_mapping(thing.get("metadata")).get("annotations"))
+def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    annotations = _mapping(_mapping(manifest.get("metadata")).get("annotations"))
     return {"annotations": {key: value for key, value in annotations.items() if str(key).startswith(OWN_PREFIX)}}
 
 
-def _described(thing: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    template = _mapping(_mapping(thing.get("spec")).get("template"))
-    for owner in (thing, template):
+def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    template = _mapping(_mapping(manifest.get("spec")).get("template"))
+    for owner in (manifest, template):
         metadata = _mapping(owner.get("metadata"))
         yield _mapping(metadata.get("annotations"))
         yield _mapping(metadata.get("labels"))
