@@ -7,7 +7,7 @@ would have changed cannot be known, so what was seen afterwards is played on as 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,16 @@ def _line(journal: Journal, server: str) -> Iterator[Sample]:
 
 
 def _sample(server: str, point: JournalPoint) -> Sample:
-    figures: dict[str, Any] = {name: point.gauge(name) for name in ("kv_use", "running", "waiting")}
-    figures |= {name: point.total(name) for name in _COUNTERS}
+    gauge: Mapping[str, float | None] = {name: point.gauge(name) for name in ("kv_use", "running", "waiting")}
+    counter: Mapping[str, float | None] = {name: point.total(name) for name in _COUNTERS}
     blocks, memory = point.gauge("num_blocks"), point.gauge("memory_used_bytes")
-    engine = EngineSample(model="", engine="0", **figures, num_blocks=None if blocks is None else round(blocks))
+    engine = EngineSample(
+        model="",
+        engine="0",
+        **gauge,  # type: ignore[arg-type]
+        **counter,  # type: ignore[arg-type]
+        num_blocks=None if blocks is None else round(blocks),
+    )
     return Sample(
         point.time_s + point.span_s,
         server,
