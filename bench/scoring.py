@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from recorded_models import UNSCORED_SOURCES, config_of, recorded_words
+
 from legroom.errors import LegroomError
 from legroom.facts.config.reading import model_from_config
 from legroom.facts.flags import flag_name
@@ -23,7 +25,6 @@ from legroom.facts.model import Model
 from legroom.facts.models import load
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card
-from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
