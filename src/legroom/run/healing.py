@@ -16,8 +16,6 @@ from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.masking import masked
-from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
@@ -31,6 +29,8 @@ from legroom.run.server_command import ServerCommand, read_command
 from legroom.units import GIB, MIB, gib
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings
+from legroom.vllm_logs.log_masking import masked
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
