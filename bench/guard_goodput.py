@@ -33,10 +33,10 @@ from legroom.guard.pool.projection import Growth
 from legroom.guard.pool.reservation import Need, Ticket, TicketState
 from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
@@ -221,8 +221,8 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
 def card_cost(model: str, gpu: str) -> StepCost:
     """What steps of a model take on a card, as `legroom simulate` has it."""
     from legroom import plan
-    from legroom.simulation.deployment import hardware
-    from legroom.simulation.steptime import roofline
+    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.step_time import roofline
 
     return roofline(hardware(plan(model, gpu, max_model_len=LONGEST, advice=False).plan))
 

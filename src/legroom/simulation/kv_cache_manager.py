@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from legroom.simulation.blocks import Block, BlockPool
+from legroom.simulation.block_pool import Block, BlockPool
 from legroom.simulation.request import Request, Status
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.units import cdiv
 
 Hit = list[list[Block]]

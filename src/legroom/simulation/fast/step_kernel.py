@@ -11,10 +11,18 @@ from legroom.simulation.fast.accounting import (
     steps_until_arrival,
     steps_until_dry,
 )
-from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING
 from legroom.simulation.fast.jit import compilable
-from legroom.simulation.fast.pool import adopt, cache_up_to, find_hit, grow, release, take, tell_apart_all, told_apart
-from legroom.simulation.fast.queues import (
+from legroom.simulation.fast.pool_kernel import (
+    adopt,
+    cache_up_to,
+    find_hit,
+    grow,
+    release,
+    take,
+    tell_apart_all,
+    told_apart,
+)
+from legroom.simulation.fast.queue_kernel import (
     arrive,
     drop_prefill,
     due_step,
@@ -27,6 +35,7 @@ from legroom.simulation.fast.queues import (
     stop_decoding,
     wait,
 )
+from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, DONE, NONE, PREEMPTED, PREFILLING
 
 _TOO_TIGHT, _PREEMPTED_SOME = -2, -1
 

@@ -6,15 +6,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.fast.engine import Progress
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.tiers.replay import TieredTimeline, simulate_with_tier
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.fast.fast_replay import Progress
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.tiers.host_tier import TierSettings
+from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
-from legroom.sweeps.executor import SweepExecutor
-from legroom.sweeps.processes import ProcessExecutor
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
 
 MOST_OF_THE_HITS = 0.95
 _HALVINGS = 6

@@ -8,8 +8,8 @@ have need not be told apart, so that most requests cost a handful of operations,
 
 from __future__ import annotations
 
-from legroom.simulation.fast.columns import ALL_BLOCKS, KEY_SPAN, NONE
 from legroom.simulation.fast.jit import compilable
+from legroom.simulation.fast.rows import ALL_BLOCKS, KEY_SPAN, NONE
 
 
 @compilable

@@ -5,10 +5,26 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from legroom.records import dataclass
-from legroom.sweeps.executor import Item, Result, Shared
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SweepExecutor(Protocol):
+    """Calls `work(shared, item)` for every item, and yields each result with its item's number as soon as it is there.
+
+    `work` is a function of a module and its arguments can be pickled. Closing the iterator, or an exception in it
+    (Ctrl-C), stops what still runs. An error of `work` ends the sweep with that error.
+    """
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]: ...
+
 
 _shared: dict[str, Any] = {}
 

@@ -8,13 +8,12 @@ from typing import Literal
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.fast.engine import FastReplay, Outgrown, Progress, can_replay
+from legroom.simulation.fast.fast_replay import FastReplay, Outgrown, Progress, can_replay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request
-from legroom.simulation.scheduler import Batch, Scheduler
-from legroom.simulation.scheduler_v0 import SchedulerV0
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.scheduler import Batch, Scheduler, SchedulerV0
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible
 from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 

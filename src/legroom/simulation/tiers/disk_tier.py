@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legroom.simulation.tiers.host import ChunkAccess, FileTally, HostTier, LookupResult
-from legroom.simulation.tiers.policies import ChunkKey
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, FileTally, HostTier, LookupResult, TierSettings
 from legroom.simulation.tiers.transfers import Link
 
 

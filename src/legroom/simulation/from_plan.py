@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from legroom.facts.model import Experts, Quantization
 from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
 from legroom.memory.weights.loaded import stored_modules
-from legroom.simulation.settings import LayerGroup
-from legroom.simulation.steptime import Hardware
+from legroom.simulation.scheduler_settings import LayerGroup
+from legroom.simulation.step_time import Hardware
 from legroom.units import cdiv
 from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from legroom.simulation.fast.columns import ALL_BLOCKS, DECODING, REJECTED
 from legroom.simulation.fast.jit import compilable
+from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED
 
 
 @compilable
