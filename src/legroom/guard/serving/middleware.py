@@ -19,19 +19,20 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.guard import control, refusals
-from legroom.guard.admission import Admission
-from legroom.guard.asgi import Message, Receive, Replay, Upload, call, soon
-from legroom.guard.clients import client_of
-from legroom.guard.control import Peers, together
-from legroom.guard.engine_processes import EngineProcesses
-from legroom.guard.engine_use import use_of_registry
-from legroom.guard.limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
 from legroom.guard.log import LOG, log_to_stderr
-from legroom.guard.meters import with_page
-from legroom.guard.paths import DRAIN, METRICS, STATUS, TOKEN_NAME, Kind, kind_of, plain_path
-from legroom.guard.refusals import Refusal
-from legroom.guard.request import GuardedRequest
+from legroom.guard.pool.admission import Admission
+from legroom.guard.pool.engine_usage import use_of_registry
+from legroom.guard.pool.meters import with_page
+from legroom.guard.request import refusals
+from legroom.guard.request.clients import client_of
+from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, TOKEN_NAME, Kind, kind_of, plain_path
+from legroom.guard.request.refusals import Refusal
+from legroom.guard.serving import control
+from legroom.guard.serving.asgi import Message, Receive, Replay, Upload, call, soon
+from legroom.guard.serving.control import Peers, together
+from legroom.guard.serving.engine_processes import EngineProcesses
+from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics, limits_of_vllm, read_limits
+from legroom.guard.weight.guarded_request import GuardedRequest
 
 _EVER = ("/v1",)
 _SINCE = (("0.22.0", ("/v2", "/inference")), ("0.27.0", ("/cohere",)))

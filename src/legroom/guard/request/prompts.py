@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from legroom.guard.media import Media, beside_media, media_of
-from legroom.guard.paths import Kind
-from legroom.guard.prefixes import MOST_KEYS_A_REQUEST, PrefixChain, PrefixUnit, chain_of_ids, chain_of_text
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.request.media import Media, beside_media, media_of
+from legroom.guard.request.prefixes import MOST_KEYS_A_REQUEST, PrefixChain, PrefixUnit, chain_of_ids, chain_of_text
 
 MOST_PROMPTS = 1 << 16
 """Prompts that are read of one request; one with more is refused."""

@@ -12,10 +12,10 @@ import re
 from itertools import islice
 from typing import Any, NamedTuple
 
-from legroom.guard.media import Media
-from legroom.guard.paths import Kind, kind_of_body
-from legroom.guard.prefixes import PrefixUnit
-from legroom.guard.prompts import APART, MOST_PROMPTS, Prompt, Walk, prompts_of
+from legroom.guard.request.endpoints import Kind, kind_of_body
+from legroom.guard.request.media import Media
+from legroom.guard.request.prefixes import PrefixUnit
+from legroom.guard.request.prompts import APART, MOST_PROMPTS, Prompt, Walk, prompts_of
 
 _LARGE_BYTES = 1 << 20
 MOST_VALUES = 250_000

@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
 
-from legroom.guard import refusals
 from legroom.guard.policy import Policy
-from legroom.guard.refusals import Refusal
+from legroom.guard.request import refusals
+from legroom.guard.request.refusals import Refusal
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 

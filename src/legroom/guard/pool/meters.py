@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from legroom.guard.refusals import REASONS
+from legroom.guard.request.refusals import REASONS
 
 Type = Literal["counter", "gauge", "histogram"]
 

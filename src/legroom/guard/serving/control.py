@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.guard.paths import DRAIN, STATUS
+from legroom.guard.request.endpoints import DRAIN, STATUS
 
 if TYPE_CHECKING:
-    from legroom.guard.admission import Admission
+    from legroom.guard.pool.admission import Admission
 
 
 def answer(

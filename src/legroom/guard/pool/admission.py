@@ -17,23 +17,23 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.guard import refusals
-from legroom.guard.bounds import Change, apply, changes_of, refusal_of
-from legroom.guard.clients import weights_by_client
-from legroom.guard.demand import Demand, demand_of, read_body
-from legroom.guard.engine_use import EngineUse
-from legroom.guard.learning import Tokenize, UsageLearner
-from legroom.guard.lengths import LikelyLengths, prior_lives
-from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
 from legroom.guard.log import LOG
-from legroom.guard.meters import Meters
-from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PolicyFile
-from legroom.guard.pool import USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.prompts import Prompt
-from legroom.guard.refusals import Refusal
-from legroom.guard.request import GuardedRequest, Weight, need_of, weight_of
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool.block_pool import USUAL_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.meters import Meters
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.request import refusals
+from legroom.guard.request.body import Demand, demand_of, read_body
+from legroom.guard.request.bounds import Change, apply, changes_of, refusal_of
+from legroom.guard.request.clients import weights_by_client
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.request.prompts import Prompt
+from legroom.guard.request.refusals import Refusal
+from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
+from legroom.guard.weight.guarded_request import GuardedRequest, Weight, need_of, weight_of
+from legroom.guard.weight.output_lengths import LikelyLengths, prior_lives
+from legroom.guard.weight.usage_learner import Tokenize, UsageLearner
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20

@@ -20,7 +20,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
-from legroom.guard.prefixes import PrefixUnit
+from legroom.guard.request.prefixes import PrefixUnit
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass
 from legroom.units import cdiv

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 
-from legroom.guard.early_start import Crowd, pays_to_begin
-from legroom.guard.engine_use import EngineUse, UsedShare
-from legroom.guard.fair_queue import MOST_CLIENTS, FairQueue
-from legroom.guard.prefill_cost import PrefillCost
-from legroom.guard.prefixes import PrefixLedger
-from legroom.guard.projection import Outlook, hold_of
-from legroom.guard.step_clock import StepClock
-from legroom.guard.supply import Supply
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool.early_start import Crowd, pays_to_begin
+from legroom.guard.pool.engine_usage import EngineUse, UsedShare
+from legroom.guard.pool.fair_queue import MOST_CLIENTS, FairQueue
+from legroom.guard.pool.prefill_cost import PrefillCost
+from legroom.guard.pool.projection import Outlook, hold_of
+from legroom.guard.pool.release_rate import Supply
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.pool.step_clock import StepClock
+from legroom.guard.request.prefixes import PrefixLedger
 from legroom.records import dataclass
 
 UNKNOWN_RETRY_S = 2

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from legroom.guard.prefixes import PrefixChain
-from legroom.guard.projection import Growth, Holding, hold_of
+from legroom.guard.pool.projection import Growth, Holding, hold_of
+from legroom.guard.request.prefixes import PrefixChain
 
 
 class TicketState(Enum):

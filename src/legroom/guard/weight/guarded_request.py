@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from legroom.guard.demand import Demand
-from legroom.guard.lengths import LikelyLengths
-from legroom.guard.limits import DEFAULT_BLOCK, EngineLimits
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.prefixes import LETTERS_A_TOKEN, PrefixChain
-from legroom.guard.projection import Growth
-from legroom.guard.prompts import Prompt
-from legroom.guard.tickets import Need, Ticket
-from legroom.guard.tokens import FEWEST, ModelTokens
+from legroom.guard.pool.projection import Growth
+from legroom.guard.pool.reservation import Need, Ticket
+from legroom.guard.request.body import Demand
+from legroom.guard.request.prefixes import LETTERS_A_TOKEN, PrefixChain
+from legroom.guard.request.prompts import Prompt
+from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
+from legroom.guard.weight.output_lengths import LikelyLengths
+from legroom.guard.weight.token_estimates import FEWEST, ModelTokens
 
 OUTPUT_SHARE = 0.99
 """Of answers without max_tokens, how many stay within what is reserved for one."""

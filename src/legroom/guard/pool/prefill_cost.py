@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from legroom.guard.engine_use import EngineUse
+from legroom.guard.pool.engine_usage import EngineUse
 
 FEWEST_STEPS = 8
 """Between two looks that are compared: with fewer, whether the last one had just ended decides."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from legroom.guard.demand import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
-from legroom.guard.limits import EngineLimits
-from legroom.guard.media import Media
-from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, RequestBounds
-from legroom.guard.prompts import MOST_PROMPTS
-from legroom.guard.refusals import Refusal, bad_value
+from legroom.guard.request.body import OUTPUT_KEYS, WHOLE_VOCABULARY, Demand, count_of
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.request.media import Media
+from legroom.guard.request.prompts import MOST_PROMPTS
+from legroom.guard.request.refusals import Refusal, bad_value
+from legroom.guard.weight.engine_limits import EngineLimits
 from legroom.records import dataclass
 
 USUAL_LOGPROBS = 20

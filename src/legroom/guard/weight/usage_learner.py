@@ -12,11 +12,11 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from legroom.guard.demand import Demand, read_body
-from legroom.guard.lengths import AnswerLengths
-from legroom.guard.paths import Kind
-from legroom.guard.request import GuardedRequest
-from legroom.guard.tokens import FEWEST, ModelTokens, TokenBook
+from legroom.guard.request.body import Demand, read_body
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.weight.guarded_request import GuardedRequest
+from legroom.guard.weight.output_lengths import AnswerLengths
+from legroom.guard.weight.token_estimates import FEWEST, ModelTokens, TokenBook
 
 _PROMPT = re.compile(rb'"(?:prompt_tokens|input_tokens)"\s*:\s*(\d{1,9})')
 _OUTPUT = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')

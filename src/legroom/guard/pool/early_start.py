@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legroom.guard.projection import Holding, Outlook
-from legroom.guard.tickets import Need
+from legroom.guard.pool.projection import Holding, Outlook
+from legroom.guard.pool.reservation import Need
 
 SEQUENCE_GAIN = 0.6
 """Of the tokens that one more sequence makes, those by which all make more: each makes every step longer. A step takes

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from typing import NamedTuple
 
-from legroom.guard.tokens import Quantile
+from legroom.guard.weight.token_estimates import Quantile
 
 EXPECTED_SHARE = 0.8
 """Of answers, how many stay within what is expected of one."""

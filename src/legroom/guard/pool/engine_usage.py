@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from legroom.facts import metrics
-from legroom.guard.step_clock import LONGEST_GAP_S
+from legroom.guard.pool.step_clock import LONGEST_GAP_S
 
 _GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("prompt_tokens", "generation_tokens")
 _STEPS, _STEP_TOKENS = "iteration_tokens_count", "iteration_tokens_sum"
