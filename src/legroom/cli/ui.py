@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-    from legroom.web.app import create_app
-    from legroom.web.pool import WorkerLimits
-    from legroom.web.security import Access
-    from legroom.web.uvicorn_server import serve_asgi
-
-    limits = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
-    app = create_app(Access(token, args.no_token), limits, feed, page=not args.api_only)
-    serve_asgi(app, listening, before_shutdown=feed.close if feed is not None else lambda: None)
+import os
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -106,16 +100,14 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(address)
-<<<<<<< HEAD
     from legroom.web.app import create_app
+    from legroom.web.pool import WorkerLimits
     from legroom.web.security import Access
     from legroom.web.uvicorn_server import serve_asgi
 
-    app = create_app(Access(token), feed=feed)
+    limits = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
+    app = create_app(Access(token, args.no_token), limits, feed, page=not args.api_only)
     serve_asgi(app, listening, before_shutdown=feed.close if feed is not None else lambda: None)
-=======
-    _serve(listening, token, feed, args)
->>>>>>> main
     return OK
 
 
