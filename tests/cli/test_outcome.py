@@ -51,16 +51,6 @@ def test_a_new_log_without_an_outcome_is_refused(logs: Path) -> None:
     assert main(["diagnose", str(logs / "old.log"), "--log", str(logs / "up.log")]) == 2
 
 
-def test_score_prints_how_often_first_fixes_worked(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for outcome in ("worked", "worked", "failed"):
-        assert main(["diagnose", str(logs / "old.log"), "--outcome", outcome]) == 0
-    capsys.readouterr()
-    assert main(["score", "--outcomes"]) == 0
-    assert "first fixes that worked: 2 of 3 (67%)" in capsys.readouterr().out
-    assert main(["score", "--outcomes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["first_fixes"] == {"tried": 3, "worked": 2, "rate": 0.667}
-
-
 def test_a_run_records_the_fix_that_it_tried_once() -> None:
     said: list[str] = []
     tried = TriedFix("0.20.0", said.append)

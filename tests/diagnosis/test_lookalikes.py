@@ -6,7 +6,7 @@ from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding
 from legroom.diagnosis.starting_plan import Hints
 from legroom.facts.builds import build_of, last_build_with
-from legroom.facts.evidence import message_patterns
+from legroom.facts.log_messages import message_patterns
 from legroom.facts.lookalikes import lookalikes, package_of
 from legroom.facts.releases import release
 

@@ -1,4 +1,4 @@
-"""`legroom serve-api`: the API alone, and a Python client made from its own description."""
+"""`legroom ui --api-only`: the API alone, and a Python client made from its own description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "sesame-open-up"
 
 class ServedApi(Spawned):
     def __init__(self, *words: str, token: str = TOKEN) -> None:
-        super().__init__("serve-api", "--port", "0", *words, LEGROOM_API_TOKEN=token)
+        super().__init__("ui", "--api-only", "--port", "0", *words, LEGROOM_API_TOKEN=token)
 
     def ask(self, method: str, path: str, body: object = None, host: str = "localhost", token: str = TOKEN):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -85,7 +85,7 @@ def test_there_is_no_page(api):
 
 def test_an_address_that_others_reach_needs_a_token(capsys, monkeypatch):
     monkeypatch.delenv("LEGROOM_API_TOKEN", raising=False)
-    assert main(["serve-api", "--host", "0.0.0.0", "--port", "0"]) == 2
+    assert main(["ui", "--api-only", "--host", "0.0.0.0", "--port", "0"]) == 2
     assert "there is no token" in capsys.readouterr().err
 
 
