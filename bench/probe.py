@@ -17,7 +17,7 @@ from pathlib import Path
 
 from h200 import unpacked
 
-from legroom.memory.deployment import Measurements
+from legroom.memory.deployment_memory import Measurements
 from legroom.planning import scoring_data
 from legroom.planning.card_store import CardRecord, card_record, measured_card
 from legroom.planning.scoring import score

@@ -17,7 +17,7 @@ from legroom.diagnosis.masking import MASK, masked
 from legroom.diagnosis.patterns import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
 from legroom.diagnosis.scan import every_mark
 from legroom.explain.catalog import entries
-from legroom.facts.evidence import message_patterns
+from legroom.facts.log_messages import message_patterns
 from legroom.planning.startup_log import startup_lines
 
 _CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._startup_patterns)

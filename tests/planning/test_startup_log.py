@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.facts.evidence import startup_lines
+from legroom.facts.log_messages import startup_lines
 from legroom.planning.startup_log import Startup, plain_line, read_events, read_startups
 from legroom.units import GIB
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 
 from legroom.actions.descendants import send
-from legroom.process_table import ProcessTable, descendants, process_table
-from legroom.vllm.processes import engines_below, is_api_server, is_coordinator
+from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
 
 
 def kill_engines(server: int) -> int:

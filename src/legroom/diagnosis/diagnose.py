@@ -25,7 +25,7 @@ from legroom.diagnosis.recorded_memory import record_evidence
 from legroom.diagnosis.report import Diagnosis, diagnose_run
 from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
-from legroom.facts.evidence import startup_lines, typed
+from legroom.facts.log_messages import startup_lines, typed
 from legroom.planning.startup_log import Startup, StartupEvent, split_starts, startup_of
 from legroom.records import dataclass, field
 

@@ -11,7 +11,7 @@ from functools import cache
 
 from legroom.diagnosis.lines import LogLine, server_text, without_prefixes
 from legroom.diagnosis.patterns import PatternMatcher, compiled, escaped, pattern_set
-from legroom.facts.evidence import (
+from legroom.facts.log_messages import (
     MessagePattern,
     Role,
     Value,

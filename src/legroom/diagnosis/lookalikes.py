@@ -10,7 +10,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
 from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.facts.lookalikes import Lookalike, LookalikeFix, lookalikes
+from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
 
 SHORTAGE = (
     "torch_oom",

@@ -13,7 +13,7 @@ from functools import cache
 from legroom.diagnosis.evidence import WINDOW_LINES, Passage
 from legroom.diagnosis.lines import LONGEST_LINE, read_line
 from legroom.diagnosis.patterns import Finder, make_finder
-from legroom.facts.evidence import message_patterns, startup_lines
+from legroom.facts.log_messages import message_patterns, startup_lines
 
 MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import find, mirrored
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
-from legroom.facts.models import from_bundled, load
+from legroom.facts.model_sources import from_bundled, load
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Target
 from legroom.planning.recorded import UNSCORED_SOURCES, config_of, recorded_words
@@ -24,7 +24,7 @@ from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import with_draft
+from legroom.vllm.resolve import with_draft
 
 LOG_ROUNDING_BYTES = 6 * MIB
 """Logs print hundredths of a GiB, so a figure read from one is known to half of that and a little."""

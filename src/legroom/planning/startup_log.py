@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.evidence import LineKind, Value, startup_lines, typed
+from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
 from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.planning.startup_args import GivenFlags, engine_facts, engine_words, given_args, merged_args

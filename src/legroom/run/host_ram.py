@@ -11,7 +11,7 @@ from legroom.diagnosis.finding import Finding, Fix
 from legroom.errors import LegroomError
 from legroom.facts.flags import flags_of
 from legroom.live.host_memory import KernelKill
-from legroom.memory.host import LEAST_PROCESS_BYTES, HostShare, whole_gib
+from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass
 from legroom.run.expectation import Gpus, cpu_pool_bytes

@@ -16,7 +16,7 @@ from legroom.actions.child import Child
 from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import started
+from legroom.process_table import engines_below, is_engine_core, started
 from legroom.run.files import RunFile
 from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
 from legroom.run.incidents import LINES_SHOWN, IncidentRecorder, ServerExit
@@ -26,7 +26,6 @@ from legroom.run.restart_policy import RestartPolicy
 from legroom.run.restarts import Setup, Setups
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
-from legroom.vllm.processes import engines_below, is_engine_core
 
 if TYPE_CHECKING:
     from legroom.actions.run_record import RunState

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.descendants import die_with_parent
 from legroom.deployments.server_words import assignments
 from legroom.errors import LegroomError
-from legroom.facts.evidence import startup_lines
 from legroom.facts.flags import flag_name, flags_ever, flags_of
+from legroom.facts.log_messages import startup_lines
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
 from legroom.live.host_memory import kernel_kill

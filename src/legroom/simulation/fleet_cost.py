@@ -10,7 +10,7 @@ from legroom.planning.plan import ready_command
 from legroom.simulation.fleet_size import ServingLoad, SizedFleet
 
 if TYPE_CHECKING:
-    from legroom.facts.prices import GpuPrice
+    from legroom.facts.gpus import GpuPrice
     from legroom.facts.releases import Release
 
 _MILLION, _HOUR_S = 1e6, 3600
