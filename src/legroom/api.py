@@ -124,8 +124,8 @@ def diagnose(
     The other arguments tell what the log does not show.
     """
     from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.reader import names_a_file, pieces_of_file
     from legroom.diagnosis.starting_plan import Hints
+    from legroom.vllm_logs.log_sources import names_a_file, pieces_of_file
 
     hints = Hints(command, model, gpu, gpus, vllm)
     if not isinstance(log, str) or names_a_file(log):

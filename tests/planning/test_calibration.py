@@ -27,12 +27,12 @@ from legroom.planning.calibration import (
     observe,
     remember,
     same_model,
+    shape_of,
     to_json,
     usable_total,
 )
-from legroom.planning.startup_args import shape_of
-from legroom.planning.startup_log import Startup
 from legroom.units import GIB
+from legroom.vllm_logs.startup_log import Startup
 
 H100 = gpu("NVIDIA H100 80GB HBM3")
 SETTINGS = {

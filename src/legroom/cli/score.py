@@ -124,9 +124,9 @@ def _load(args: argparse.Namespace) -> Loaded:
     if bool(args.data) == bool(args.from_logs):
         raise LegroomError("give either a file of records or --from-logs DIR", "see legroom score --help")
     if args.from_logs:
-        from legroom.planning.startup_args import model_of_log
+        from legroom.vllm_logs.printed_flags import load_logged_model
 
-        return scoring_logs.log_cases(Path(args.from_logs), model_of_log, args.gpu)
+        return scoring_logs.log_cases(Path(args.from_logs), load_logged_model, args.gpu)
     path = Path(args.data)
     if path.is_dir():
         path /= "startups.jsonl"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import is_local
 from legroom.facts.diagnosis_texts import package_of
@@ -19,6 +18,7 @@ from legroom.facts.release_support import (
 )
 from legroom.facts.releases import first_release, known_releases, release
 from legroom.records import dataclass
+from legroom.vllm_logs.evidence import Evidence
 
 _LAST_BACKEND_VARIABLE = "0.14.1"
 """VLLM_ATTENTION_BACKEND until here, then the flag."""

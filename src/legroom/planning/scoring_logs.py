@@ -11,7 +11,7 @@ from legroom.facts.releases import release
 from legroom.planning.plan import Target
 from legroom.planning.scoring import Bad, Printed, ScoredStart
 from legroom.planning.scoring_data import FREE_MEMORY_FAILURE, LOG_ROUNDING_BYTES, Loaded, card_of, text_of
-from legroom.planning.startup_log import Startup, read_startups
+from legroom.vllm_logs.startup_log import Startup, read_startups
 
 
 def log_cases(folder: Path, load_model: Callable[[str], Model], gpu_name: str | None = None) -> Loaded:

@@ -123,7 +123,7 @@ def _restart(crashed: Crashed) -> RestartCommand:
 
 def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.reader import pieces_of_file
+    from legroom.vllm_logs.log_sources import pieces_of_file
 
     reading = read_log(pieces_of_file(log), log, hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()

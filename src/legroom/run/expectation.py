@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
+from legroom.vllm_logs.startup_log import Startup, read_startups
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory

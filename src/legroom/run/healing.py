@@ -14,8 +14,6 @@ from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.masking import masked
-from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
@@ -27,6 +25,8 @@ from legroom.run.host_ram import CAUSE as HOST_CAUSE
 from legroom.run.host_ram import kernel_finding
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.command_line import command_parts, value_of, with_settings
+from legroom.vllm_logs.log_masking import masked
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 SURE_ENOUGH = 0.5
 """Causes and fixes below this are reported, never tried."""

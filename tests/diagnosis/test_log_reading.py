@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import LogReading, read_log
-from legroom.diagnosis.lines import line_width, unwrapped
-from legroom.diagnosis.patterns import HyperscanFinder, Re2Finder
-from legroom.diagnosis.reader import pieces_of_file
-from legroom.diagnosis.scan import MOST_PER_MARK, Scanner, every_mark
 from legroom.errors import LegroomError
+from legroom.regex import HyperscanFinder, Re2Finder
+from legroom.vllm_logs.lines import line_width, unwrapped
+from legroom.vllm_logs.log_scanner import MOST_PER_MARK, Scanner, every_mark
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 SHORT_KV = CAUSES["a context longer than the pool"][1]
 BANNER = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from legroom.diagnosis.patterns import compiled
 from legroom.masking import TOKENS
+from legroom.regex import compiled
 
 MASK = "[masked]"
 _SECRETS = (

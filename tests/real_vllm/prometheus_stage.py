@@ -1,19 +1,14 @@
-"""A real Prometheus scrapes a real vLLM, a guard and the sidecar while the server is driven into trouble and out of it.
+"""A real Prometheus that scrapes a real vLLM, a guard and the sidecar while a load provokes alerts.
 
-    python bench/prometheus_live.py --python .vllm/bin/python [--phases healthy,pressure,thrash,backlog,stuck,down]
-
-The rules are those of `legroom export prometheus --vllm 0.32.0 --speed-up 10`: every window and `for` is a tenth,
-nothing else differs. In each phase the alerts that must fire must be the only ones; when the load ends, all must
-resolve. At the end every expression of the dashboard is run, over the whole time, and must have returned data.
+The rules are those of `legroom export prometheus --vllm 0.32.0 --speed-up 10`: every window and `for` is a tenth.
+In each phase exactly the expected alerts must fire; when the load ends, all must resolve.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from detect_load import Client, crowd
+import tiny_models
+from client_loads import Client, crowd
 
 from legroom.exports.grafana import dashboard
 from legroom.exports.prometheus import rules
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
-ROOT = Path(__file__).parents[1]
 SPEED_UP = 10
-BLOCKS, BLOCK_SIZE, SEATS = 17, 128, 12
+BLOCKS, BLOCK_SIZE, MAX_NUM_SEQS = 17, 128, 12
 """Sixteen usable blocks: a dozen requests of one block have room, four of four blocks fill the pool."""
 SETTLE_S = 150
 """The longest `for` of a phase's alerts (24 s), the rate window (12 s), and a machine that is slow."""
@@ -69,8 +64,8 @@ class Phase:
     load: Load
     fires: frozenset[str]
     may: frozenset[str] = frozenset()
-    hurt: Callable[[Stage], None] | None = None
-    heal: Callable[[Stage], None] | None = None
+    inject: Callable[[Stage], None] | None = None
+    undo: Callable[[Stage], None] | None = None
 
 
 def _pressure(client: Client) -> Awaitable[None]:
@@ -106,25 +101,17 @@ PHASES = (
         "stuck",
         _steady,
         frozenset({"VllmEngineStuck"}),
-        hurt=lambda stage: stage.engine().suspend(),
-        heal=lambda stage: stage.engine().resume(),
+        inject=lambda stage: stage.engine().suspend(),
+        undo=lambda stage: stage.engine().resume(),
     ),
     Phase(
         "down",
         _steady,
         frozenset({"VllmDown"}),
-        hurt=lambda stage: stage.stop_server(),
-        heal=lambda stage: stage.start_server(),
+        inject=lambda stage: stage.stop_server(),
+        undo=lambda stage: stage.start_server(),
     ),
 )
-
-
-def tiny_models() -> Any:
-    """The models of the tests."""
-    sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-    import tiny_models as found
-
-    return found
 
 
 @dataclass
@@ -144,8 +131,8 @@ class Stage:
         self.url = f"http://127.0.0.1:{self.vllm_port}"
         self.guard_port = self.watch_port = 0
         self.guard_url = self.prometheus_url = ""
-        self.model = tiny_models().write_model(self.folder / "tiny")
-        self.beside_vllm = tiny_models().beside_vllm(self.folder)
+        self.model = tiny_models.write_model(self.folder / "tiny")
+        self.beside_vllm = tiny_models.beside_vllm(self.folder)
         self.began_s = time.time()
 
     def launch(self, name: str, words: list[str], **env: str) -> subprocess.Popen[bytes]:
@@ -157,7 +144,7 @@ class Stage:
         return child
 
     def start_server(self) -> None:
-        words = tiny_models().serve_words(
+        words = tiny_models.serve_words(
             self.python,
             self.model,
             self.vllm_port,
@@ -174,10 +161,10 @@ class Stage:
             "--block-size",
             str(BLOCK_SIZE),
             "--max-num-seqs",
-            str(SEATS),
+            str(MAX_NUM_SEQS),
         )
         inside = {"PYTHONPATH": self.beside_vllm, "LEGROOM_WORKER_MEMORY": "1"}
-        self.server = self.launch("vllm", words, **tiny_models().SERVE_ENV, **inside)
+        self.server = self.launch("vllm", words, **tiny_models.SERVE_ENV, **inside)
         self.wait_until(lambda: self.has_ended() or _answers(f"{self.url}/health"), 600, "vLLM to serve")
         if self.has_ended():
             raise RuntimeError(f"vLLM ended: {(self.folder / 'vllm.log').read_text(errors='replace')[-2000:]}")
@@ -274,11 +261,11 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             except subprocess.TimeoutExpired:
                 continue
     # The engine may outlive the API server that was interrupted.
-    if _group_lives(child.pid):
+    if _group_is_alive(child.pid):
         os.killpg(child.pid, signal.SIGKILL)
 
 
-def _group_lives(group: int) -> bool:
+def _group_is_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -295,7 +282,7 @@ def _answers(url: str) -> bool:
 
 
 @contextmanager
-def staged(python: Path, prometheus_tool: str, ports: Iterator[int]) -> Iterator[Stage]:
+def running_stage(python: Path, prometheus_tool: str, ports: Iterator[int]) -> Iterator[Stage]:
     """A server, a guard, a sidecar and a Prometheus, all ended at the end."""
     with tempfile.TemporaryDirectory() as folder:
         stage = Stage(Path(folder), python, prometheus_tool, ports)
@@ -307,7 +294,7 @@ def staged(python: Path, prometheus_tool: str, ports: Iterator[int]) -> Iterator
 
 
 @dataclass
-class Seen:
+class PhaseOutcome:
     """What a phase brought."""
 
     phase: Phase
@@ -322,7 +309,7 @@ class Seen:
         return found + (["alerts did not resolve"] if self.resolved_after_s is None else [])
 
 
-async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> Seen:
+async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> PhaseOutcome:
     """The load until its alerts fire (a healthy one: for a while), then nothing until they are gone."""
     fired: set[str] = set()
     began = time.monotonic()
@@ -333,9 +320,9 @@ async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> Seen:
             tasks.append(
                 asyncio.create_task(keep(guarded, 2, 32, 20))
             )  # through the guard, so that it has something to say
-        if phase.hurt:
+        if phase.inject:
             await asyncio.sleep(5)
-            await asyncio.to_thread(phase.hurt, stage)
+            await asyncio.to_thread(phase.inject, stage)
         limit = healthy_s if not phase.fires else SETTLE_S
         while time.monotonic() - began < limit:
             fired |= await asyncio.to_thread(stage.firing)
@@ -345,8 +332,8 @@ async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> Seen:
                 fired |= await asyncio.to_thread(stage.firing)
                 break
             await asyncio.sleep(1)
-        if phase.heal:
-            await asyncio.to_thread(phase.heal, stage)
+        if phase.undo:
+            await asyncio.to_thread(phase.undo, stage)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -355,9 +342,9 @@ async def play(stage: Stage, phase: Phase, healthy_s: float = 40) -> Seen:
         now = await asyncio.to_thread(stage.firing)
         fired |= now
         if not now:
-            return Seen(phase, fired, fired_after, time.monotonic() - ended)
+            return PhaseOutcome(phase, fired, fired_after, time.monotonic() - ended)
         await asyncio.sleep(1)
-    return Seen(phase, fired, fired_after, None)
+    return PhaseOutcome(phase, fired, fired_after, None)
 
 
 def dashboard_expressions() -> list[tuple[str, str]]:
@@ -376,50 +363,3 @@ def empty_expressions(stage: Stage) -> list[str]:
     """Expressions that never had a value, those on GPUs left out."""
     asked = [(title, expr) for title, expr in dashboard_expressions() if ON_GPUS_ALONE not in expr]
     return [f"{title}: {expr}" for title, expr in asked if not stage.returns_data(expr)]
-
-
-def _check_dashboard(stage: Stage) -> list[str]:
-    asked = dashboard_expressions()
-    left_out = sum(ON_GPUS_ALONE in expr for _, expr in asked)
-    empty = empty_expressions(stage)
-    run = len(asked) - left_out
-    print(f"{run - len(empty)} of {run} dashboard expressions returned data; {left_out} on GPUs left out")
-    return empty
-
-
-def tool() -> str:
-    own = ROOT / ".tools/usr/bin/prometheus"
-    program = str(own) if own.exists() else shutil.which("prometheus")
-    if program is None:
-        raise SystemExit("no prometheus here: run bin/setup-tools")
-    return program
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, default=ROOT / ".vllm/bin/python", help="of the environment with vLLM")
-    parser.add_argument("--phases", default=",".join(phase.name for phase in PHASES))
-    parser.add_argument("--first-port", type=int, default=18600)
-    arguments = parser.parse_args()
-    chosen = [phase for phase in PHASES if phase.name in arguments.phases.split(",")]
-    wrong: list[str] = []
-    ports = iter(range(arguments.first_port, arguments.first_port + 4))
-    with staged(arguments.python, tool(), ports) as stage:
-        for phase in chosen:
-            seen = asyncio.run(play(stage, phase))
-            wrong += [f"{phase.name}: {problem}" for problem in seen.problems]
-            after = f"after {seen.fired_after_s:.0f} s" if seen.fired_after_s else "-"
-            gone = f"{seen.resolved_after_s:.0f} s" if seen.resolved_after_s is not None else "never"
-            print(
-                f"{phase.name:9} fired {', '.join(sorted(seen.fired)) or 'nothing'} ({after}), resolved in {gone}",
-                flush=True,
-            )
-        # Only the healthy load goes through the guard; without it the guard has nothing to show.
-        empty = _check_dashboard(stage) if "healthy" in arguments.phases else []
-    for problem in (*wrong, *empty):
-        print(f"WRONG {problem}")
-    return 1 if wrong or empty else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.diagnosis.masking import masked, masked_all
+from legroom.vllm_logs.log_masking import masked, masked_all
 
 
 @pytest.mark.parametrize(

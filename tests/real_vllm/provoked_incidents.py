@@ -1,46 +1,34 @@
-"""Are a real vLLM's troubles seen in time, and is a healthy one left in peace? One command, a table and JSON.
+"""A small real vLLM (CPU, a tiny model, a pool of 24 blocks) driven into one incident after the other.
 
-    python bench/detect.py [--python VLLM_PYTHON] [--port 18403] [--record FOLDER]   # five troubles, about 6 minutes
-    python bench/detect.py --healthy 30 [--record FOLDER]                            # a healthy mixed load, 30 minutes
-
-A small real vLLM (CPU, a tiny model, a pool of 24 blocks) is driven into a backlog, into preemption, into prompts
-that share nothing, stopped (SIGSTOP of its engine core) and killed; in between its pool is full and nobody waits, of
-which nothing may be said. It is looked at every five seconds. `visible` is
-the first look whose raw figures show the trouble, told without the detectors; each must be found within three looks
-of that. `--record` keeps the recordings; tests replay them.
+A backlog, preemption, prompts that share nothing, a stopped engine core (SIGSTOP) and a crash; in between the pool is
+full while nothing waits, which is healthy. `visible_at` is the first sample whose raw figures show the incident,
+computed without the detectors.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
-from detect_load import Client, Load, backlog, full_pool, healthy, low_hit_rate, steady, thrash
+from client_loads import Client, Load, backlog, full_pool, low_hit_rate, steady, thrash
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.recording import Recorder
 from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
 from legroom.live.metrics.scrape import endpoint, look, open_session
 
-ROOT = Path(__file__).parents[1]
 INTERVAL_S = 5.0
 WITHIN = 3
 MODEL = "tiny-llama"
 FLAGS = ["--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", "16M", "--load-format", "dummy"]
-ROOMY = ["--num-gpu-blocks-override", "48"]
-"""Small enough that bursts of the healthy load fill it for a moment."""
 SMALL = ["--num-gpu-blocks-override", "24", "--max-num-seqs", "32"]
 ENV = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -81,15 +69,15 @@ def sees_full_pool(now: Sample, before: Sample, first: Sample) -> bool:
 
 
 @dataclass
-class Trouble:
+class Incident:
     """How to cause it, how its figures look, and what must be found; no kind: nothing must be."""
 
     name: str
     kind: str
     load: Load
     sees: Callable[[Sample, Sample, Sample], bool] | None
-    hurt: Callable[[subprocess.Popen[bytes]], None] | None = None
-    heal: Callable[[subprocess.Popen[bytes]], None] | None = None
+    inject: Callable[[subprocess.Popen[bytes]], None] | None = None
+    undo: Callable[[subprocess.Popen[bytes]], None] | None = None
 
 
 def engine_core(server: subprocess.Popen[bytes]) -> psutil.Process:
@@ -103,12 +91,12 @@ def signal_engine(number: int) -> Callable[[subprocess.Popen[bytes]], None]:
     return lambda server: engine_core(server).send_signal(number)
 
 
-TROUBLES = (
-    Trouble("backlog", "queue_backlog", backlog, sees_backlog),
-    Trouble("thrash", "preemption_thrash", thrash, sees_thrash),
-    Trouble("low hit rate", "prefix_cache_waste", low_hit_rate, sees_low_hit_rate),
-    Trouble("full pool", "", full_pool, sees_full_pool),
-    Trouble(
+INCIDENTS = (
+    Incident("backlog", "queue_backlog", backlog, sees_backlog),
+    Incident("thrash", "preemption_thrash", thrash, sees_thrash),
+    Incident("low hit rate", "prefix_cache_waste", low_hit_rate, sees_low_hit_rate),
+    Incident("full pool", "", full_pool, sees_full_pool),
+    Incident(
         "stuck engine",
         "stuck_engine",
         steady,
@@ -116,13 +104,13 @@ TROUBLES = (
         signal_engine(signal.SIGSTOP),
         signal_engine(signal.SIGCONT),
     ),
-    Trouble("crash", "unreachable", steady, None, signal_engine(signal.SIGKILL)),
+    Incident("crash", "unreachable", steady, None, signal_engine(signal.SIGKILL)),
 )
 
 
 @dataclass
 class Outcome:
-    """What was seen of one trouble."""
+    """What was seen of one incident."""
 
     name: str
     kind: str
@@ -161,47 +149,47 @@ async def watch(url: str, seconds: float, take: Callable[[int, Look], bool], rec
             await asyncio.sleep(max(0.0, start + number * INTERVAL_S - time.monotonic()))
 
 
-async def cause(trouble: Trouble, url: str, server: subprocess.Popen[bytes], recorder: Recorder | None) -> Outcome:
-    """Bring one trouble about and watch for it for at most a minute and a half."""
-    outcome = Outcome(trouble.name, trouble.kind)
+async def cause(incident: Incident, url: str, server: subprocess.Popen[bytes], recorder: Recorder | None) -> Outcome:
+    """Bring one incident about and watch for it for at most a minute and a half."""
+    outcome = Outcome(incident.name, incident.kind)
     watcher = Watcher(url)
     samples: list[Sample] = []
-    hurt_at = 3 if trouble.hurt else -1
+    inject_at = 3 if incident.inject else -1
     calm = 2
 
     async with Client(url, MODEL) as client:
         running: list[asyncio.Task[None]] = []
 
         def take(number: int, seen: Look) -> bool:
-            if number == (0 if trouble.hurt else calm):
-                running.append(asyncio.create_task(trouble.load(client)))
+            if number == (0 if incident.inject else calm):
+                running.append(asyncio.create_task(incident.load(client)))
             findings = watcher.take(seen)
             if isinstance(seen, Sample):
                 samples.append(seen)
                 is_bad = (
-                    trouble.sees is not None
+                    incident.sees is not None
                     and len(samples) > 1
-                    and number > hurt_at
-                    and trouble.sees(seen, samples[-2], samples[0])
+                    and number > inject_at
+                    and incident.sees(seen, samples[-2], samples[0])
                 )
             else:
-                is_bad = trouble.sees is None
+                is_bad = incident.sees is None
             if is_bad and outcome.visible_at is None:
                 outcome.visible_at = number
             for finding in findings:
-                if finding.kind == trouble.kind and outcome.found_at is None:
+                if finding.kind == incident.kind and outcome.found_at is None:
                     outcome.found_at, outcome.reason = number, finding.reason
-                elif finding.kind != trouble.kind and finding.kind not in outcome.others:
+                elif finding.kind != incident.kind and finding.kind not in outcome.others:
                     outcome.others.append(finding.kind)
-            if number == hurt_at and trouble.hurt:
-                trouble.hurt(server)
+            if number == inject_at and incident.inject:
+                incident.inject(server)
             return outcome.found_at is not None and number >= outcome.found_at + 2
 
-        await watch(url, 100 if trouble.kind else 60, take, recorder)
+        await watch(url, 100 if incident.kind else 60, take, recorder)
         for task in running:
             task.cancel()
-    if trouble.heal:
-        trouble.heal(server)
+    if incident.undo:
+        incident.undo(server)
     return outcome
 
 
@@ -248,21 +236,21 @@ def stop(server: subprocess.Popen[bytes]) -> None:
             server.wait()
 
 
-async def all_troubles(arguments: argparse.Namespace, model: Path, folder: Path) -> list[Outcome]:
-    url = f"http://127.0.0.1:{arguments.port}"
+async def provoke_all(python: Path, port: int, model: Path, folder: Path) -> list[Outcome]:
+    url = f"http://127.0.0.1:{port}"
     log = folder / "server.log"
-    server = start_server(arguments.python, arguments.port, model, SMALL, log)
+    server = start_server(python, port, model, SMALL, log)
     outcomes = []
     try:
         await until_ready(url, server, log)
-        for trouble in TROUBLES:
-            recorder = recording(arguments.record, trouble.name)
-            outcome = await cause(trouble, url, server, recorder)
+        for incident in INCIDENTS:
+            recorder = recording(folder / "recordings", incident.name)
+            outcome = await cause(incident, url, server, recorder)
             if recorder is not None:
                 recorder.close()
             outcomes.append(outcome)
             print(f"{outcome.name}: {outcome.reason or 'nothing found'}", file=sys.stderr)
-            if trouble is not TROUBLES[-1]:
+            if incident is not INCIDENTS[-1]:
                 await until_idle(url)
     finally:
         stop(server)
@@ -279,100 +267,6 @@ async def until_idle(url: str) -> None:
             await asyncio.sleep(1)
 
 
-def recording(folder: Path | None, name: str) -> Recorder | None:
-    if folder is None:
-        return None
+def recording(folder: Path, name: str) -> Recorder:
     folder.mkdir(parents=True, exist_ok=True)
     return Recorder(folder / f"{name.replace(' ', '_')}.jsonl.zst")
-
-
-async def healthy_load(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
-    url = f"http://127.0.0.1:{arguments.port}"
-    log = folder / "server.log"
-    server = start_server(arguments.python, arguments.port, model, ROOMY, log)
-    watcher = Watcher(url)
-    found: list[str] = []
-    counts = [0]
-
-    def take(number: int, seen: Look) -> bool:
-        counts[0] += 1
-        found.extend(f"look {number}: {finding.reason}" for finding in watcher.take(seen))
-        return False
-
-    try:
-        await until_ready(url, server, log)
-        recorder = recording(arguments.record, "healthy")
-        async with Client(url, MODEL) as client:
-            load = asyncio.create_task(healthy(client))
-            await watch(url, arguments.healthy * 60, take, recorder)
-            load.cancel()
-            answered = client.done
-        if recorder is not None:
-            recorder.close()
-    finally:
-        stop(server)
-    return {"minutes": arguments.healthy, "looks": counts[0], "answered": answered, "findings": found}
-
-
-def tiny_model(folder: Path) -> Path:
-    """The tests' tiny model."""
-    sys.path.insert(0, str(ROOT / "tests/real_vllm"))
-    from tiny_models import write_model
-
-    return Path(write_model(folder / "tiny"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument(
-        "--python", type=Path, default=Path(os.environ.get("LEGROOM_VLLM_PYTHON", ROOT / ".vllm/bin/python"))
-    )
-    parser.add_argument("--port", type=int, default=18403)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--record", type=Path)
-    parser.add_argument("--healthy", type=float, metavar="MINUTES")
-    arguments = parser.parse_args()
-    if not arguments.python.exists():
-        sys.exit("no real vLLM here: run bin/setup-vllm, or name its Python with --python")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = arguments.model or tiny_model(folder)
-        if arguments.healthy:
-            result = asyncio.run(healthy_load(arguments, model, folder))
-            print(
-                f"{result['looks']} looks at a healthy load of {result['minutes']:g} min "
-                f"({result['answered']} requests): {len(result['findings'])} findings"
-            )
-            print(json.dumps(result))
-            sys.exit(1 if result["findings"] else 0)
-        outcomes = asyncio.run(all_troubles(arguments, model, folder))
-    print(f"{'trouble':14} {'found as':20} {'visible':>8} {'found':>6} {'looks':>6}  reason")
-    for one in outcomes:
-        print(f"{one.name:14} {one.kind:20} {one.visible_at!s:>8} {one.found_at!s:>6} {one.looks!s:>6}  {one.reason}")
-    rows = [
-        {
-            "name": o.name,
-            "kind": o.kind,
-            "visible_at": o.visible_at,
-            "found_at": o.found_at,
-            "looks": o.looks,
-            "in_time": o.in_time,
-            "also": o.others,
-        }
-        for o in outcomes
-    ]
-    print(
-        json.dumps(
-            {
-                "interval_s": INTERVAL_S,
-                "within_looks": WITHIN,
-                "all_in_time": all(o.in_time for o in outcomes),
-                "rows": rows,
-            }
-        )
-    )
-    sys.exit(0 if all(one.in_time for one in outcomes) else 1)
-
-
-if __name__ == "__main__":
-    main()

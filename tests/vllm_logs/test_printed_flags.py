@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.releases import release
-from legroom.planning.startup_args import given_args, read_printed
-from legroom.planning.startup_log import read_startups
+from legroom.vllm_logs.printed_flags import given_args, read_printed
+from legroom.vllm_logs.startup_log import read_startups
 
 
 def test_every_flag_of_a_dictionary_is_typed_again() -> None:

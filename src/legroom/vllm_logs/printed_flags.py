@@ -36,7 +36,7 @@ class GivenFlags:
 _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
-def model_of_log(name: str) -> Model:
+def load_logged_model(name: str) -> Model:
     """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
@@ -49,24 +49,6 @@ def model_of_log(name: str) -> Model:
         if known is None:
             raise
         return from_bundled(known)
-
-
-def shape_of(model: Model) -> str:
-    """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
-    import hashlib  # a plan with nothing stored needs none of it
-
-    parts = (
-        model.architecture,
-        model.hidden_size,
-        model.vocab_size,
-        model.layers,
-        model.tie_word_embeddings,
-        model.quantization,
-        model.modalities,
-        model.encoder_layers,
-        model.is_pooling,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 _FIELDS = {field.name for field in fields(ServeArgs)} - {"usage", "env", "others"}

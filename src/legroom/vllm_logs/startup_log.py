@@ -10,15 +10,18 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 from legroom.errors import LegroomError
 from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
 from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
-from legroom.planning.startup_args import GivenFlags, engine_facts, engine_words, given_args, merged_args
 from legroom.records import dataclass, field
+from legroom.regex import PatternMatcher, compiled, pattern_set
 from legroom.vllm.args import ServeArgs, Usage
+from legroom.vllm_logs.evidence import Passage
+from legroom.vllm_logs.printed_flags import GivenFlags, engine_facts, engine_words, given_args, merged_args
 
 Outcome = Literal["started", "failed", "incomplete"]
 
@@ -27,6 +30,7 @@ _PROCESS = re.compile(r"\((?P<label>\w*(?:Core|Worker|Wrapper|Process|Vllm|Serve
 _PID = re.compile(r"\b(?:pid|ip)=[^\s,)]+,?\s*")
 _JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload")
 _LONGEST_LINE = 200_000
+_NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,29 @@ def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
             if match:
                 fields = {name: value for name, value in match.groupdict().items() if value is not None}
                 yield StartupEvent(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
+
+
+def events_of(passage: Passage) -> Iterator[StartupEvent]:
+    line = passage.line
+    text = line.raw
+    for index in _startup_patterns().matching(text):
+        form = startup_lines()[index]
+        pattern, not_behind = _linear(form.pattern.pattern)
+        match = compiled(pattern).search(text)
+        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
+            continue
+        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
+        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
+
+
+@cache
+def _startup_patterns() -> PatternMatcher:
+    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
+
+
+def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """RE2 has no look-behind; what must not stand in front is checked after the match."""
+    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
 
 
 def plain_line(raw: str) -> str:

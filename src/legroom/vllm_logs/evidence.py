@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from legroom.diagnosis.lines import LogLine, server_text, without_prefixes
-from legroom.diagnosis.patterns import PatternMatcher, compiled, escaped, pattern_set
 from legroom.facts.log_messages import (
     MessagePattern,
     Role,
@@ -22,7 +20,9 @@ from legroom.facts.log_messages import (
     typed,
 )
 from legroom.records import dataclass, field
+from legroom.regex import PatternMatcher, compiled, escaped, pattern_set
 from legroom.units import GIB, MIB
+from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
 
 WINDOW_LINES = 6
 """A message is looked for over this many lines: terminals and people wrap them."""

@@ -1,4 +1,4 @@
-"""Loads for a real vLLM (bench/detect.py, bench/prometheus_live.py): a healthy mix, and those that bring trouble."""
+"""Loads for a real vLLM: a healthy mix, and loads that provoke an incident each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from legroom.live import thresholds
 VOCABULARY = 250
 """Token ids that the tiny model has words for."""
 CROWD_S = 3 * thresholds.DEFAULT.queue_wait_s
-"""How long the last in a crowd waits: clearly longer than what a queue may take, however fast the machine is."""
+"""How long the last request of a crowd waits: three times the queue time that the detector allows."""
 Load = Callable[["Client"], Awaitable[None]]
 
 

@@ -10,10 +10,10 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 
-from legroom.diagnosis.evidence import WINDOW_LINES, Passage
-from legroom.diagnosis.lines import LONGEST_LINE, read_line
-from legroom.diagnosis.patterns import Finder, make_finder
 from legroom.facts.log_messages import message_patterns, startup_lines
+from legroom.regex import Finder, make_finder
+from legroom.vllm_logs.evidence import WINDOW_LINES, Passage
+from legroom.vllm_logs.lines import LONGEST_LINE, read_line
 
 MOST_PER_MARK = 300
 """After this many lines with one mark it is sampled."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.log_messages import startup_lines
-from legroom.planning.startup_log import Startup, plain_line, read_events, read_startups
 from legroom.units import GIB
+from legroom.vllm_logs.startup_log import Startup, plain_line, read_events, read_startups
 
 LOGS = Path(__file__).parent.parent / "fixtures" / "logs"
 
