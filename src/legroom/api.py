@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Policy, Verdict
     from legroom.planning.sizing import ModelFit
     from legroom.planning.wish import Wish
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
@@ -262,10 +262,10 @@ def layout(model: str, gpu: str, **options: Any) -> Layout:
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
     """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
-    from legroom.simulation import replay
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.trace_replay import simulate as replay_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
-    return replay.simulate(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
+    return replay_trace(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
 
 
 @dataclass(frozen=True)

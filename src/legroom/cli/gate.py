@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from legroom.cli.output import print_json, print_json_line
-from legroom.cli.serving import listening_socket
+from legroom.cli.ui import listening_socket
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 _PORT = 9443

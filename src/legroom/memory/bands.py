@@ -82,7 +82,7 @@ class BandClass:
 
     @property
     def name(self) -> str:
-        """The class as `legroom score` lists it."""
+        """The class as `bench/fit_bands.py` lists it."""
         return "/".join(self.path)
 
 
