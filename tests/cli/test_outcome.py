@@ -7,7 +7,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.explain.outcomes import read_outcomes
-from legroom.run.incidents import TriedFix
+from legroom.run.restart_policy import TriedFix
 
 SHORT = (
     "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='acme/m'\n"

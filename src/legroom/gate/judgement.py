@@ -133,8 +133,8 @@ def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list
 def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:
     """The configs of models that are not bundled, from the Hub."""
     from legroom.deployments.deployment import deployment_of
-    from legroom.facts.hub import fetch
-    from legroom.facts.models import is_hub_id
+    from legroom.facts.huggingface import fetch
+    from legroom.facts.model_sources import is_hub_id
 
     given: dict[str, GivenModel] = {}
     for server in servers[:_MOST_SERVERS]:
@@ -147,7 +147,7 @@ def _looked_up(servers: list[StartedServer]) -> dict[str, GivenModel]:
 
 
 def _is_known(model: str) -> bool:
-    from legroom.facts.models import load
+    from legroom.facts.model_sources import load
 
     try:
         load(model)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.drain import DrainMethod
 from legroom.actions.platform import FlagChange, Platform
+from legroom.actions.server_drain import DrainMethod
 from legroom.errors import LegroomError
 from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.address import Endpoint, endpoint

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from legroom.actions.command import CommandPlatform
-from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.drain import CommandDrain, DrainMethod, GuardDrain, PlatformDrain, ReadinessFileDrain
-from legroom.actions.kubernetes import Workload
+from legroom.actions.command_platform import CommandPlatform
+from legroom.actions.docker_platform import ComposeService, DockerContainer
+from legroom.actions.kubernetes_platform import Workload
 from legroom.actions.platform import Platform
-from legroom.actions.run_child import RunChild
-from legroom.actions.supervisord import SupervisordProgram
-from legroom.actions.systemd import SystemdUnit
+from legroom.actions.run_platform import RunChild
+from legroom.actions.server_drain import CommandDrain, DrainMethod, GuardDrain, PlatformDrain, ReadinessFileDrain
+from legroom.actions.supervisord_platform import SupervisordProgram
+from legroom.actions.systemd_platform import SystemdUnit
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.live.metrics.address import Endpoint
 from legroom.toml_tables import TomlTable
