@@ -183,7 +183,7 @@ def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
     if "speculative_model" in had:
         had.add("speculative_config")  # flags of their own until 0.8.2
     for name in (name for name, value in flags.items() if value is not None and name not in had):
-        from legroom.vllm.problems import explain_unknown
+        from legroom.vllm.flag_problems import explain_unknown
 
         problem = explain_unknown(f"--{name.replace('_', '-')}", release)
         raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.trace import Trace
-    from legroom.vllm.problems import FlagProblem
+    from legroom.vllm.flag_problems import FlagProblem
 
 MOST_REQUESTS = 50_000
 """A replay of more belongs on the command line, not in a conversation."""

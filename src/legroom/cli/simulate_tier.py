@@ -200,7 +200,7 @@ def _host_bytes(plan: Plan, tier: TierSettings) -> int:
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
-    from legroom.memory.host import deployment_host
+    from legroom.memory.host_needs import deployment_host
 
     given = plan.settings.given
     # The last one wins, where the command has the flag already.

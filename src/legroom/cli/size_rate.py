@@ -45,11 +45,11 @@ def run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
     """Size, print, and answer with 0 where any card holds the load."""
-    from legroom.facts.prices import list_prices
+    from legroom.facts.gpus import list_prices
     from legroom.planning.price_file import read_price_file
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
     from legroom.units import parse_length
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     load = _load(args)
     prices = read_price_file(args.prices) if args.prices else list_prices()

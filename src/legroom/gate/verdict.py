@@ -122,8 +122,8 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
 def _hub_models(servers: list[StartedServer]) -> dict[str, GivenModel]:
     """Configs from the Hub of models that are not bundled; models that cannot be fetched are left out."""
     from legroom.deployments.deployment import deployment_of
-    from legroom.facts.hub import fetch
-    from legroom.facts.models import is_hub_id, load
+    from legroom.facts.huggingface import fetch
+    from legroom.facts.model_sources import is_hub_id, load
 
     fetched: dict[str, GivenModel] = {}
     for server in servers:

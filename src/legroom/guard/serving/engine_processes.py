@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from legroom.process_table import is_stopped
-from legroom.vllm.processes import engines_below, shares_engines
+from legroom.process_table import engines_below, is_stopped, shares_engines
 
 
 class EngineProcesses:

@@ -12,7 +12,7 @@ from legroom.deployments.subjects import Invoked, StartedServer
 from legroom.facts.flags import advice, companion_of
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding, flag_word, has_same_words
 from legroom.vllm.command_line import plain_name
-from legroom.vllm.problems import FlagProblem
+from legroom.vllm.flag_problems import FlagProblem
 
 _STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
 UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)

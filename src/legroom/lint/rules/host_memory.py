@@ -7,7 +7,7 @@ from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
-from legroom.memory.host import HostSettings, host_needs
+from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import human_bytes
 
 RULE = Rule(

@@ -14,7 +14,7 @@ from legroom.facts.releases import release as known_release
 from legroom.lint.mentions import Mention
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
 from legroom.lint.rules import env_unknown, flags, metric_unknown
-from legroom.vllm.problems import explain_unknown
+from legroom.vllm.flag_problems import explain_unknown
 
 RULES: tuple[Rule, ...] = ()
 """It speaks in the name of the rules that judge the same names where they are understood."""

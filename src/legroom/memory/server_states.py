@@ -12,14 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.sleep import first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
+from legroom.facts.sleep_mode import first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
 from legroom.figures import Figure, Term, exact
-from legroom.memory.activation.experts import expert_scratch
-from legroom.memory.activation.peak import cublas_workspace, element_bytes
-from legroom.memory.activation.sampler import sampling
-from legroom.memory.attention_scratch import flashinfer_workspace
+from legroom.memory.activation.layer_peaks import expert_scratch
+from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
+from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.dtypes import INT32_BYTES
-from legroom.memory.host import pinned_bytes
+from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.overhead import (
     charges_device_wide,
     communication_bytes,
@@ -37,8 +36,8 @@ from legroom.vllm.args import is_given
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
-    from legroom.facts.sleep import SleepRules
-    from legroom.memory.deployment import DeploymentMemory
+    from legroom.facts.sleep_mode import SleepRules
+    from legroom.memory.deployment_memory import DeploymentMemory
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
-from legroom.facts.model import Dense, Experts, FeedForward
+from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, StateSpace
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, Ranks, share
 from legroom.memory.weights.state_spaces import STATE_SPACES

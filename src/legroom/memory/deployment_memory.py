@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
-from legroom.memory import checks
-from legroom.memory.activation.peak import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold
 from legroom.memory.bands import band_class, banded, kv_band
-from legroom.memory.graphs import graph_bytes, graph_estimate
-from legroom.memory.kv.plan import KvPlan, kv_plan
-from legroom.memory.layout import Layout
-from legroom.memory.overhead import charges_device_wide, desktop_bytes, non_torch, outside
-from legroom.memory.unified import reserve_bytes
+from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
+from legroom.memory.layout import Failure, Layout
+from legroom.memory.overhead import (
+    charges_device_wide,
+    desktop_bytes,
+    held_at_start,
+    loader_bytes,
+    non_torch,
+    outside,
+    reserve_bytes,
+)
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
+from legroom.units import GIB, gib
 from legroom.vllm.unsupported import unsupported
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
-    from legroom.memory.layout import Failure
     from legroom.vllm.args import EngineSettings
-    from legroom.vllm.refusals import Unsupported
+    from legroom.vllm.setting_checks import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,7 @@ def deployment_memory(
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     refused = unsupported(settings, model, gpu)
-    failure = checks.refused_by_release(refused) or checks.first_failure(
+    failure = refused_by_release(refused) or first_failure(
         ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
     )
     # Someone who has measured a start of it has no doubt that it starts.
@@ -171,3 +178,84 @@ def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> F
         return otherwise
     label = otherwise.terms[0].label if otherwise.terms else "measured"
     return measured(bytes_, label, f"measured: {seen.source if seen else ''}")
+
+
+def first_failure(
+    ranks: Sequence[Layout],
+    kv: KvPlan,
+    graphs: Figure,
+    settings: EngineSettings,
+    *,
+    gpu: Gpu,
+    held_by_others_bytes: int = 0,
+) -> Failure | None:
+    """The check that ends the start-up, or None."""
+    free = free_at_start(settings, gpu, held_by_others_bytes)
+    return (
+        _free_at_start(ranks[0], free, settings, gpu)
+        or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
+        or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
+        or kv.failure
+        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+    )
+
+
+def refused_by_release(refused: Unsupported | None) -> Failure | None:
+    """What no amount of memory would change."""
+    return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
+
+
+def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+    """What is free when vLLM first looks: the CUDA context, and NCCL where it starts first, are gone already."""
+    return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
+
+
+def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
+    return next((failure for failure in failures if failure), None)
+
+
+def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """0.9.1+ refuses to start when the free memory is below the budget, even when KV bytes are given."""
+    release = known_release(settings.release)
+    if not release.at_least("0.9.1") or free >= rank.budget_bytes:
+        return None
+    device = "device cuda:0 " if release.at_least("0.14.0") else "device "
+    return Failure(
+        "free_memory_lt_requested",
+        f"Free memory on {device}({free / GIB:.2f}/{gpu.total_bytes / GIB:.2f} GiB) on startup is less than desired "
+        f"GPU memory utilization ({settings.gpu_memory_utilization}, {rank.budget_bytes / GIB:.2f} GiB). Decrease GPU "
+        "memory utilization or reduce GPU memory used by other processes.",
+        rank.budget_bytes,
+        free,
+    )
+
+
+def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    staged = loader_bytes(gpu, rank.weights.bytes)
+    needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
+    if needed > free:
+        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
+    if peak > free:
+        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), peak, free)
+    return None
+
+
+def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
+    if needed <= free:
+        return None
+    return Failure("profiling_activation_peak", _oom(gpu, "in the profile run"), needed, free)
+
+
+def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """With the pool in place, graph capture must still find room: the activation peak is free again by then."""
+    needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
+    if needed <= free:
+        return None
+    if graphs.bytes == 0:
+        return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
+    return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+
+
+def _oom(gpu: Gpu, when: str) -> str:
+    return f"torch.OutOfMemoryError: CUDA out of memory ({when}). GPU 0 has a total capacity of {gib(gpu.total_bytes)}"

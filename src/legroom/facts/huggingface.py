@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.bundled import nearest
-from legroom.facts.model_files import (
+from legroom.facts.model_sources import (
     LARGEST_CONFIG_BYTES,
     QUANTIZATION_FILES,
     config_from_params,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention, latent, recurrent, with_kv_heads
+from legroom.facts.model import LatentAttention, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass

@@ -9,8 +9,7 @@ from typing import Literal
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
-from legroom.vllm.args import ServeArgs, env_flag, is_given, other_value
-from legroom.vllm.speculation import draft_method
+from legroom.vllm.args import ServeArgs, draft_method, env_flag, is_given, other_value
 from legroom.vllm.traits import (
     has_state,
     is_attention_free,

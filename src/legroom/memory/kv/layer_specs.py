@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, attending, recurrent
+from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, recurrent
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import head_token_bytes, latent_token_bytes
-from legroom.memory.kv.block_size import aligned_block_size, block_size_before_alignment, state_cache_mode
+from legroom.memory.kv.attention_backend import aligned_block_size, block_size_before_alignment, state_cache_mode
 from legroom.memory.kv.specs import (
     CacheSpec,
     ChunkedLocalSpec,
@@ -24,7 +24,7 @@ from legroom.memory.kv.specs import (
 from legroom.memory.kv.states import state_bytes
 from legroom.memory.stages import stage_range
 from legroom.records import dataclass
-from legroom.vllm.speculation import WITHOUT_CACHE, draft_method, predicts_itself
+from legroom.vllm.args import WITHOUT_CACHE, draft_method, predicts_itself
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
-    from legroom.memory.deployment import DeploymentMemory
+    from legroom.memory.deployment_memory import DeploymentMemory
     from legroom.vllm.args import EngineSettings
 
 API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES = 2 * GIB, 2 * GIB, 5 * GIB

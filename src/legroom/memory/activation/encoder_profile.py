@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.facts.model import LiveTensors, MediaItem
 from legroom.facts.releases import release as known_release
-from legroom.memory.activation.split_keys import split_key_bytes
-from legroom.memory.cache import PROFILE_RUN, cached
+from legroom.memory.attention_workspace import split_key_bytes
 from legroom.memory.dtypes import dtype_bytes
+from legroom.memory.figure_cache import PROFILE_RUN, cached
 from legroom.records import dataclass
 from legroom.units import MIB, cdiv
 from legroom.vllm.traits import builds_encoders, replicates_encoders

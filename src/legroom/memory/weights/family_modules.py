@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.attention import latent
+from legroom.facts.model import latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, share
 from legroom.units import MIB, round_up

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Mixer, latent, with_kv_heads
-from legroom.facts.config.attention import draft_mixers, encoder_mixers, further_mixers, mixers
 from legroom.facts.config.feedforward import feedforwards
 from legroom.facts.config.fields import (
     LENGTH_NAMES,
@@ -17,9 +15,10 @@ from legroom.facts.config.fields import (
     int_field,
     nested_text_config,
 )
+from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
 from legroom.facts.config.modalities import modalities
 from legroom.facts.config.quantization import quantization
-from legroom.facts.model import Layer, Model
+from legroom.facts.model import Layer, Mixer, Model, latent, with_kv_heads
 
 _DTYPES = {"float16", "bfloat16", "float32"}
 _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}

@@ -9,11 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from legroom.figures import Term
-from legroom.memory.kv.layers import WHOLE_REQUEST
-from legroom.memory.kv.messages import check_text, too_long_text
+from legroom.memory.kv.layer_specs import WHOLE_REQUEST
 from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
 from legroom.memory.kv.specs import CacheSpec
-from legroom.memory.layout import Failure
+from legroom.memory.layout import Failure, check_text, too_long_text
 from legroom.records import dataclass, field
 from legroom.units import cdiv
 

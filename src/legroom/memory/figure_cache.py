@@ -27,7 +27,7 @@ class _LeftOut:
     """Stands where a setting was that is no part of the key. Whatever is done with it raises."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("this setting is no part of what the figure is cached by (memory/cache.py)")
+        raise TypeError("this setting is no part of what the figure is cached by (memory/figure_cache.py)")
 
     __bool__ = __eq__ = __len__ = __iter__ = __str__ = __format__ = _refuse
     __hash__ = object.__hash__

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 from legroom.facts.config.fields import int_field, optional_int
 from legroom.facts.config.layer_patterns import layer_kinds
+from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, latent
 
 
 def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:

@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
-from legroom.facts.attention import LatentAttention, Mixer, attending, with_kv_heads
 from legroom.facts.config.quantization import online_quantization
-from legroom.facts.model import Experts, Layer, Model
+from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, attending, with_kv_heads
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
-from legroom.memory.weights.extras import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.family_modules import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
-from legroom.memory.weights.modules import encoder_modules, feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.quantized_modules import Schemes
 from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
-from legroom.vllm.speculation import draft_method, head_kind, predicts_itself
+from legroom.vllm.args import draft_method, head_kind, predicts_itself
 from legroom.vllm.traits import is_pooling
 
 if TYPE_CHECKING:
