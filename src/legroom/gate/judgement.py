@@ -114,7 +114,7 @@ def _advised(server: FileServer, search: Search, answer_by_s: float) -> FileServ
 def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list[str]:
     """What is wrong with servers that have the memory: what their controller keeps from vLLM, GPUs that a server alone
     in its object leaves idle, and what lint finds that keeps them from starting, held against the plan."""
-    from legroom.lint.lint import Options, lint_servers
+    from legroom.lint.linter import LintOptions, lint_servers
     from legroom.planning.plan_json import plan_document
 
     told = [remark for server in servers for remark in server.remarks]
@@ -125,7 +125,7 @@ def _remarks(servers: list[StartedServer], plans: list[Plan], idle: int) -> list
             "--data-parallel-size."
         )
     plan = plan_document(plans[0]) if len(plans) == 1 else None
-    findings = lint_servers(servers, Options(plan=plan, only=_STOPPING_RULES))
+    findings = lint_servers(servers, LintOptions(plan=plan, only=_STOPPING_RULES))
     told += [f"{finding.message[:1].upper()}{finding.message[1:]}: {finding.suggestion}." for finding in findings]
     return told
 
