@@ -21,8 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 
 from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.reader import pieces_of_file
-from legroom.diagnosis.scan import every_mark
+from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 LOOK_ALIKES = frozenset({"not_memory", "driver_or_cuda_mismatch"})
 

@@ -35,8 +35,8 @@ from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Fix
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.releases import release
-from legroom.planning.startup_log import Startup
 from legroom.vllm.command_line import command, command_parts
+from legroom.vllm_logs.startup_log import Startup
 
 LOOK_ALIKES = frozenset({"not_memory", "driver_or_cuda_mismatch"})
 Judged = Literal["works", "partly", "wrong"]

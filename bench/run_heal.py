@@ -142,9 +142,9 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
 def replay(log: Path, gpu: str) -> dict[str, Any]:
     """Diagnose a recorded failure as `legroom run` does; the first fix that it would apply must have a fitting plan."""
     from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.reader import pieces_of_file
     from legroom.diagnosis.starting_plan import Hints
     from legroom.run.healing import computed_fixes
+    from legroom.vllm_logs.log_sources import pieces_of_file
 
     findings = read_log(pieces_of_file(str(log)), str(log), Hints(gpu=gpu)).runs[0].findings
     fix = next(computed_fixes(findings), None)

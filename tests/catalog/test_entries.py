@@ -22,8 +22,8 @@ from legroom.explain.catalog_files import (
     record_schema,
 )
 from legroom.explain.entry import example_text
-from legroom.facts.evidence import message_patterns
 from legroom.facts.flags import all_flag_names
+from legroom.facts.log_messages import message_patterns
 
 MYTHS = {
     "more-sequences-exhaust-kv",

@@ -23,9 +23,9 @@ from legroom.black_box import (
 )
 from legroom.cli.main import main
 from legroom.diagnosis.diagnose import LogReading, read_log
-from legroom.diagnosis.reader import pieces_of_file
 from legroom.diagnosis.starting_plan import Hints
 from legroom.units import GIB, MIB
+from legroom.vllm_logs.log_sources import pieces_of_file
 
 NOW_S = 1_800_000_000.0
 FRAMES = (

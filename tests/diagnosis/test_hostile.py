@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.scan import every_mark
 from legroom.diagnosis.starting_plan import Hints
 from legroom.render.diagnosis_text import readings_text
+from legroom.vllm_logs.log_scanner import every_mark
 
 _LOGS = [log for _, log in CAUSES.values()]
 

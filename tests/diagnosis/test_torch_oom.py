@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.evidence import TorchOom
 from legroom.units import GIB, MIB
+from legroom.vllm_logs.evidence import TorchOom
 
 
 def oom_of(log: str) -> TorchOom:

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from diagnosis_logs import CAUSES
 
-from legroom.diagnosis import diagnose, evidence, masking, patterns
+from legroom import regex
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.masking import MASK, masked
-from legroom.diagnosis.patterns import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
-from legroom.diagnosis.scan import every_mark
 from legroom.explain.catalog import entries
-from legroom.facts.evidence import message_patterns
-from legroom.planning.startup_log import startup_lines
+from legroom.facts.log_messages import message_patterns
+from legroom.regex import MOST_CHARS, BoundedPattern, Re2Finder, TextFinder
+from legroom.vllm_logs import evidence, log_masking, startup_log
+from legroom.vllm_logs.log_masking import MASK, masked
+from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.startup_log import startup_lines
 
-_CACHED = (patterns.compiled, evidence._all_patterns, evidence._pattern, diagnose._startup_patterns)
+_CACHED = (regex.compiled, evidence._all_patterns, evidence._pattern, startup_log._startup_patterns)
 HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: ", "eyJaaaaaaaaaa-", "memory ", "://")
 
 
@@ -28,7 +29,7 @@ HOSTILE = ("9", "9.", "a ", "1GiB->", "deep_ep", "cudaHostAlloc", "ValueError: "
 def without_re2(monkeypatch: pytest.MonkeyPatch):
     for cached in _CACHED:
         cached.cache_clear()
-    monkeypatch.setattr(patterns, "re2", None)
+    monkeypatch.setattr(regex, "re2", None)
     yield
     for cached in _CACHED:
         cached.cache_clear()
@@ -86,9 +87,9 @@ def test_the_finder_finds_what_re2_finds() -> None:
 def every_pattern() -> list[str]:
     """All that meets a foreign text: messages, start-up lines, what is masked, and the catalog's signatures."""
     messages = [evidence._pattern(message) for message in message_patterns()]
-    startups = [diagnose._linear(form.pattern.pattern)[0] for form in startup_lines()]
+    startups = [startup_log._linear(form.pattern.pattern)[0] for form in startup_lines()]
     signatures = [signature.pattern for entry in entries() for signature in entry.signatures]
-    return [*messages, *startups, *masking._SECRETS, masking._PROMPT, masking._LINK, *signatures]
+    return [*messages, *startups, *log_masking._SECRETS, log_masking._PROMPT, log_masking._LINK, *signatures]
 
 
 def shortest_match(tree: Any) -> str:

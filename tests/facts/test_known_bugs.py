@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from legroom.diagnosis.causes import causes
-from legroom.facts.evidence import message_patterns
 from legroom.facts.known_bugs import KnownBug, bugs_with, known_bugs
+from legroom.facts.log_messages import message_patterns
 from legroom.facts.releases import release
 from legroom.vllm.args import ServeArgs
 

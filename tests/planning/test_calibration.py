@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention
 from legroom.facts.gpus import Gpu, gpu, with_total
-from legroom.facts.model import Dense, Layer, Model
+from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.planning import calibration_store as store
@@ -28,12 +27,12 @@ from legroom.planning.calibration import (
     observe,
     remember,
     same_model,
+    shape_of,
     to_json,
     usable_total,
 )
-from legroom.planning.startup_args import shape_of
-from legroom.planning.startup_log import Startup
 from legroom.units import GIB
+from legroom.vllm_logs.startup_log import Startup
 
 H100 = gpu("NVIDIA H100 80GB HBM3")
 SETTINGS = {

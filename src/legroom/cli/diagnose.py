@@ -105,7 +105,7 @@ def _hints(args: argparse.Namespace) -> Hints:
 
 
 def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
-    from legroom.diagnosis import reader
+    from legroom.vllm_logs import log_sources
 
     for name, value in (("--systemd", args.systemd), ("--docker", args.docker)):
         if value is not None and (not value or value.startswith("-")):
@@ -113,15 +113,19 @@ def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
     if args.systemd:
         yield (
             args.systemd,
-            reader.pieces_of_command(["journalctl", "--no-pager", "-o", "cat", "-u", args.systemd], args.systemd),
+            log_sources.pieces_of_command(["journalctl", "--no-pager", "-o", "cat", "-u", args.systemd], args.systemd),
         )
     if args.docker:
-        yield args.docker, reader.pieces_of_command(["docker", "logs", args.docker], args.docker)
+        yield args.docker, log_sources.pieces_of_command(["docker", "logs", args.docker], args.docker)
     names = args.files or ([] if args.systemd or args.docker else ["-"])
     if names.count("-") > 1:
         raise LegroomError("standard input can be read once", "give - once")
     for name in names:
-        yield ("standard input", reader.pieces_of_stdin()) if name == "-" else (name, reader.pieces_of_file(name))
+        yield (
+            ("standard input", log_sources.pieces_of_stdin())
+            if name == "-"
+            else (name, log_sources.pieces_of_file(name))
+        )
 
 
 def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> LogReading:
@@ -164,7 +168,7 @@ def _outcome_of(readings: list[LogReading], hints: Hints, *, worked: bool) -> Ou
 def _check_against(path: str, hints: Hints, outcome: Outcome) -> None:
     """A log that says otherwise is believed: a wrong record would be worse than none."""
     from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.reader import pieces_of_file
+    from legroom.vllm_logs.log_sources import pieces_of_file
 
     new = read_log(pieces_of_file(path), path, hints)
     run = new.runs[0] if new.runs else None

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Literal
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
 from legroom.diagnosis.recorded_memory import torch_oom
 from legroom.facts.releases import logged_release
-from legroom.planning.startup_log import Startup
 from legroom.records import dataclass
 from legroom.units import GIB
+from legroom.vllm_logs.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
+from legroom.vllm_logs.startup_log import Startup
 
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
 

@@ -14,7 +14,7 @@ from legroom.facts.gpus import gpu as known_gpu
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
     from legroom.facts.releases import Release
-    from legroom.memory.deployment import Measurements
+    from legroom.memory.deployment_memory import Measurements
     from legroom.vllm.args import ServeArgs
 
 _NEAR = 0.03
@@ -26,13 +26,13 @@ _ROUNDS = 3
 def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
     """The total of the known card that the log's own numbers lead to; None where they lead to none."""
     from legroom.planning.plan import Target, plan  # costs a tenth of a second
-    from legroom.planning.startup_args import model_of_log
+    from legroom.vllm_logs.printed_flags import load_logged_model
 
     startup, pool = case.startup, pool_bytes(case)
     if pool is None or not startup.args_known or not startup.weights_bytes or not args.model:
         return None
     share = args.gpu_memory_utilization or (0.92 if release.at_least("0.20.0") else 0.9)
-    model, total = model_of_log(args.model), round((pool + startup.weights_bytes) / share)
+    model, total = load_logged_model(args.model), round((pool + startup.weights_bytes) / share)
     card: Gpu | None = None
     for _ in range(_ROUNDS):
         layout = plan(Target(model, _sized(total), args.gpus_needed, release, seen), args).layout

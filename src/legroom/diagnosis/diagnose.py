@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, engine_of, platform_of
-from legroom.diagnosis.evidence import Evidence, Passage, evidence_of
-from legroom.diagnosis.lines import unwrapped
-from legroom.diagnosis.patterns import PatternMatcher, compiled, pattern_set
 from legroom.diagnosis.record_reading import (
     as_log,
     first_pieces,
@@ -23,13 +18,13 @@ from legroom.diagnosis.record_reading import (
 )
 from legroom.diagnosis.recorded_memory import record_evidence
 from legroom.diagnosis.report import Diagnosis, diagnose_run
-from legroom.diagnosis.scan import Scanner
 from legroom.diagnosis.starting_plan import Hints
-from legroom.facts.evidence import startup_lines, typed
-from legroom.planning.startup_log import Startup, StartupEvent, split_starts, startup_of
 from legroom.records import dataclass, field
+from legroom.vllm_logs.evidence import Evidence, Passage, evidence_of
+from legroom.vllm_logs.lines import unwrapped
+from legroom.vllm_logs.log_scanner import Scanner
+from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_of, split_starts, startup_of
 
-_NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 MOST_RUNS = 20
 MOST_EVIDENCE = 20_000
 _KILLS = ("killed_word", "sigkill")
@@ -52,29 +47,6 @@ def gather(passages: Iterable[Passage]) -> Gathered:
             # The beginning says what runs, the end how it ended; the middle of a flood repeats itself.
             del gathered.evidence[MOST_EVIDENCE // 4 : MOST_EVIDENCE // 2]
     return gathered
-
-
-def events_of(passage: Passage) -> Iterator[StartupEvent]:
-    line = passage.line
-    text = line.raw
-    for index in _startup_patterns().matching(text):
-        form = startup_lines()[index]
-        pattern, not_behind = _linear(form.pattern.pattern)
-        match = compiled(pattern).search(text)
-        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
-            continue
-        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
-        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
-
-
-@cache
-def _startup_patterns() -> PatternMatcher:
-    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
-
-
-def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """RE2 has no look-behind; what must not stand in front is checked after the match."""
-    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
 
 
 def runs_of(gathered: Gathered, source: str, lines: int) -> tuple[Case, ...]:

@@ -8,10 +8,10 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.diagnose import LogReading, in_order
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.masking import masked, masked_all
 from legroom.diagnosis.report import Diagnosis
 from legroom.facts.releases import logged_release
 from legroom.planning.plan_document import layout_json
+from legroom.vllm_logs.log_masking import masked, masked_all
 
 _LONGEST_TEXT = 1000
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.evidence import Evidence
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan
+    from legroom.vllm_logs.evidence import Evidence
 
 FixKind = Literal[
     "max_model_len",

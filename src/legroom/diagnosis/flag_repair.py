@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE
 from legroom.errors import LegroomError
 from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.engine import on_cpu
+from legroom.vllm.engine_selection import on_cpu
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.problems import FlagProblem
+from legroom.vllm_logs.evidence import Evidence
 
 _SPACE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -75,15 +75,15 @@ def _fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: fl
 
 def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
     """The blocks of a pool of this size; exact without a GPU too, because the arithmetic needs none."""
-    from legroom.planning.startup_args import model_of_log  # costs a tenth of a second
     from legroom.vllm.resolve import resolve
+    from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
     if not args.model:
         return None
     card = planner.known.gpu or known_gpu("24GiB")
     args = replace(args if planner.known.gpu else on_cpu(args), kv_cache_memory_bytes=None)
     try:
-        model = model_of_log(args.model)
+        model = load_logged_model(args.model)
         settings = resolve(args, model, card, planner.known.release)
         return kv_plan(model, settings, card, [pool_bytes] * settings.pipeline_parallel_size)
     except NOT_PLANNABLE:

@@ -10,12 +10,12 @@ from typing import Any, get_args, get_type_hints
 
 from legroom.black_box import PREFIX, BlackBox, is_record, parse_record, read_record
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.evidence import Evidence
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.planning.startup_log import Startup
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
+from legroom.vllm_logs.evidence import Evidence
+from legroom.vllm_logs.startup_log import Startup
 
 _MOST_RECORD_PIECES = 4
 _NEAR_S = 600.0

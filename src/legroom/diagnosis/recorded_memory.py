@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from legroom.black_box import BlackBox, MemoryReading
-from legroom.diagnosis.evidence import Evidence, TorchOom
 from legroom.diagnosis.finding import Assessment
 from legroom.records import dataclass
 from legroom.units import MIB, gib, human_bytes
+from legroom.vllm_logs.evidence import Evidence, TorchOom
 
 _LEAST_READINGS = 6
 _LEAST_GROWTH_BYTES = 256 * MIB

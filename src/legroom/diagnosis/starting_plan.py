@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.deduced_total import deduced_total_bytes, pool_bytes
-from legroom.diagnosis.reader import names_a_file
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total
@@ -20,17 +19,18 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.isolation import isolation
-from legroom.memory.deployment import Measurements
+from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import any_release_words, command, with_settings, without_secrets
+from legroom.vllm_logs.log_sources import names_a_file
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.diagnosis.case import Case
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.startup_log import Startup
+    from legroom.vllm_logs.startup_log import Startup
 
 _UNSET = ServeArgs()
 MOST_RANKS = 64
@@ -152,14 +152,14 @@ def base_plan(case: Case, known: Known) -> Plan | None:
     if not known.args.model or known.gpu is None:
         return None
     from legroom.planning.plan import Target, plan
-    from legroom.planning.startup_args import model_of_log  # costs a tenth of a second
+    from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
     parallel = [known.args.tensor_parallel_size, known.args.pipeline_parallel_size, known.args.data_parallel_size]
     needed = 1
     for size in parallel:
         needed *= size or 1
     try:
-        model = model_of_log(known.args.model)
+        model = load_logged_model(known.args.model)
         target = Target(
             model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _neighbours_bytes(case)
         )

@@ -94,7 +94,7 @@ def _beyond_the_schema(name: str, document: Mapping[str, Any], ids: set[str]) ->
 
 
 def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
-    from legroom.facts.evidence import message_patterns  # reading the catalog does without
+    from legroom.facts.log_messages import message_patterns  # reading the catalog does without
 
     re2 = _re2()
     known = {message.id for message in message_patterns()}

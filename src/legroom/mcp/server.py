@@ -214,7 +214,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         if path is not None:
             if not local_files:
                 raise LegroomError("files of this machine are not read over HTTP", "give the text as `log`")
-            from legroom.diagnosis.reader import pieces_of_file
+            from legroom.vllm_logs.log_sources import pieces_of_file
 
             return readings_json([read_log(pieces_of_file(path), path, hints)])
         assert log is not None

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
-from legroom.memory.deployment import Measurements
-from legroom.planning.startup_args import shape_of
+from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import Model
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.startup_log import Startup
     from legroom.vllm.args import EngineSettings
+    from legroom.vllm_logs.startup_log import Startup
 
 PRINTED_STEP_BYTES = GIB // 100
 """vLLM prints memory in hundredths of a GiB, so a measured term is known to half of this either way."""
@@ -70,6 +69,24 @@ TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
 _ANY_MODEL = frozenset({"non_torch_bytes"})
 
 
+def shape_of(model: Model) -> str:
+    """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
+    import hashlib  # a plan with nothing stored needs none of it
+
+    parts = (
+        model.architecture,
+        model.hidden_size,
+        model.vocab_size,
+        model.layers,
+        model.tie_word_embeddings,
+        model.quantization,
+        model.modalities,
+        model.encoder_layers,
+        model.is_pooling,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What one start-up measured, and under what."""
@@ -84,7 +101,7 @@ class Observation:
     seen: str = ""
     """The day it was learnt, as YYYY-MM-DD."""
     shape: str = ""
-    """What the model is made of (`log_model.shape_of`), where the model was found."""
+    """What the model is made of (`shape_of`), where the model was found."""
 
     @property
     def key(self) -> str:

@@ -16,9 +16,9 @@ from legroom.facts.releases import release
 from legroom.home import store_path
 from legroom.planning.calibration import Observation, from_json, observe, remember, to_json
 from legroom.planning.plan import Plan, Target, plan
-from legroom.planning.startup_args import model_of_log
-from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
+from legroom.vllm_logs.printed_flags import load_logged_model
+from legroom.vllm_logs.startup_log import Startup, read_startups
 
 __all__ = ["StoredCalibration", "locked", "open_for_change", "read_store", "store_path", "write_store"]
 
@@ -194,7 +194,7 @@ def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | N
         return None, "the log does not name its model (give --model); only what holds for any model is kept"
     args = startup.args
     try:
-        return plan(Target(model_of_log(model), card, args.gpus_needed, release(startup.vllm)), args), ""
+        return plan(Target(load_logged_model(model), card, args.gpus_needed, release(startup.vllm)), args), ""
     except LegroomError as error:
         return None, f"{error.message} (give --model); only what holds for any model is kept"
 

@@ -6,10 +6,9 @@ import datetime
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from legroom.planning.calibration import Observation, remember, settings_key
+from legroom.planning.calibration import Observation, remember, settings_key, shape_of
 from legroom.planning.calibration_store import locked, open_for_change, store_path, write_store
 from legroom.planning.machine import Machine, make_plan
-from legroom.planning.startup_args import shape_of
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.diagnosis.masking import masked, plain
 from legroom.errors import LegroomError
 from legroom.records import dataclass
+from legroom.vllm_logs.log_masking import masked, plain
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory

@@ -123,7 +123,7 @@ def _restart(crashed: Crashed) -> RestartCommand:
 
 def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.reader import pieces_of_file
+    from legroom.vllm_logs.log_sources import pieces_of_file
 
     reading = read_log(pieces_of_file(log), log, hints)
     findings = reading.runs[0].proven_findings if reading.runs else ()
@@ -182,7 +182,7 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import devices
     from legroom.planning.plan import Target
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     cards = devices()
     if crashed.gpu is None and not cards:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.diagnose import in_order
-from legroom.diagnosis.masking import masked
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
@@ -18,15 +17,16 @@ from legroom.facts.releases import logged_release
 from legroom.render.plan_parts import parts, scale_bytes
 from legroom.units import gib
 from legroom.vllm.command_line import any_release_words
+from legroom.vllm_logs.log_masking import masked
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
     from legroom.diagnosis.diagnose import LogReading
-    from legroom.diagnosis.evidence import Evidence
     from legroom.diagnosis.finding import Finding, Fix
     from legroom.diagnosis.report import Diagnosis
     from legroom.explain.entry import Entry
     from legroom.memory.layout import Layout
+    from legroom.vllm_logs.evidence import Evidence
 
 _MARGIN = "  "
 _LONGEST_SHOWN = 220

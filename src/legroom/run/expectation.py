@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.planning.startup_log import Startup, read_startups
 from legroom.records import dataclass
 from legroom.run.server_command import ServerCommand
 from legroom.units import GIB, gib
+from legroom.vllm_logs.startup_log import Startup, read_startups
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -111,10 +111,9 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
-    from legroom.memory.kv.plan import kv_plan
-    from legroom.vllm.engine import on_cpu
-    from legroom.vllm.resolve import resolve
-    from legroom.vllm.served_model import served_model
+    from legroom.memory.kv.kv_plan import kv_plan
+    from legroom.vllm.engine_selection import on_cpu
+    from legroom.vllm.resolve import resolve, served_model
 
     nothing = "no GPU here, so no plan of a card"
     pool = cpu_pool_bytes(command, env)

@@ -188,7 +188,7 @@ def _sample(server: str, point: JournalPoint) -> Sample:
     engine = EngineSample(
         model="",
         engine="0",
-        **gauge,
+        **gauge,  # type: ignore[arg-type]
         **counter,  # type: ignore[arg-type]
         num_blocks=None if blocks is None else round(blocks),
     )

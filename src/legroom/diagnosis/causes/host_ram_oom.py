@@ -9,11 +9,11 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
-from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import GIB, KIB, gib
+from legroom.vllm_logs.evidence import Evidence
 
 _CERTAIN = (
     "killed_process",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
+from legroom.vllm_logs.evidence import Evidence
 
 _FULL = 95.0
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.evidence import Evidence, sizes_bytes
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.recorded_memory import RecordedGrowth, leak_growth, leaking, span_words
 from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
+from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
 
 def examine(case: Case) -> Assessment | None:

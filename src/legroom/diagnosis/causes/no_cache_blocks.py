@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from legroom.diagnosis.beyond_flags import larger_budget, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.evidence import Evidence
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.flag_repair import larger_pool, smaller_steps
 from legroom.diagnosis.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
+from legroom.vllm_logs.evidence import Evidence
 
 _NEARLY_ALL = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legroom.deployments.subjects import StartedServer
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
-from legroom.memory.host import HostSettings, host_needs
+from legroom.memory.host_needs import HostSettings, host_needs
 from legroom.units import human_bytes
 
 RULE = Rule(

@@ -1,0 +1,265 @@
+"""Lines -> typed evidence: which message, with which numbers, in which phase, from which process, when.
+
+torch's out-of-memory text holds the most numbers: it is taken apart into a `TorchOom`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from legroom.facts.log_messages import (
+    MessagePattern,
+    Role,
+    Value,
+    message_openings,
+    message_patterns,
+    oom_parts,
+    size_bytes,
+    typed,
+)
+from legroom.records import dataclass, field
+from legroom.regex import PatternMatcher, compiled, escaped, pattern_set
+from legroom.units import GIB, MIB
+from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
+
+WINDOW_LINES = 6
+"""A message is looked for over this many lines: terminals and people wrap them."""
+_WINDOW_CHARS = 6000
+_KEPT_CHARS = 2000
+_NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
+"""Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
+_COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
+_CHATTER = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
+"""Lines that tell what is tried or skipped on the way: a library that is looked for and not found is no failure."""
+_WARNING = re.compile(r"\bWARN(?:ING)?\b")
+_ANY_NUMBER = re.compile(r"\d[\d.,]*")
+_SHORTEST_OPENING = 4
+_SAID_ABOVE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing the log says."""
+
+    id: str
+    role: Role
+    line: int
+    text: str
+    """The line as it stands, without colours."""
+    facts: Mapping[str, Value] = field(default_factory=dict)
+    phase: str | None = None
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    time: str = ""
+    at: str = ""
+    is_warning: bool = False
+    """Logged as a warning: the server went on."""
+    window: str = ""
+    """The text from the match on, over the lines that follow: what a message wrapped over several lines says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A line that holds a mark, and the few lines after it."""
+
+    line: LogLine
+    following: tuple[str, ...] = ()
+    """As they stand in the log."""
+
+
+def evidence_of(passage: Passage) -> list[Evidence]:
+    """What one line says."""
+    line = passage.line
+    first = line.text[:_WINDOW_CHARS]
+    # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
+    wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
+    following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
+    window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
+    head = line.raw[:200]
+    is_chatter, is_warning = bool(_CHATTER.search(head)), bool(_WARNING.search(head))
+    items: list[Evidence] = []
+    for index in _all_patterns().matching(window):
+        message = message_patterns()[index]
+        match = compiled(_pattern(message)).search(window)
+        if match is None or match.start() >= max(len(first), 1):
+            continue
+        if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
+            continue
+        if is_chatter and message.role in ("failure", "host", "exception"):
+            continue
+        facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
+        items.append(
+            Evidence(
+                message.id,
+                message.role,
+                line.number,
+                line.raw[:_KEPT_CHARS].strip(),
+                facts,
+                message.phase,
+                line.process,
+                line.rank,
+                line.pid,
+                line.time,
+                line.at,
+                is_warning,
+                window[match.start() : match.start() + _KEPT_CHARS],
+            )
+        )
+    return _without_weaker(items)
+
+
+_COVERED = {
+    "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
+    "hbm_oom": ("torch_oom_unsized", "exception"),
+    "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
+    "nccl_oom": ("nccl_other_cuda", "cuda_oom"),
+    "cumem_oom": ("cuda_oom", "torch_oom_unsized"),
+    "free_below_desired": ("free_below_desired_bare",),
+    "pinned_failed": ("cuda_oom",),
+    "nccl_register": ("cannot_allocate",),
+    "illegal_access": ("kernel_launch",),
+    "kernel_shared_memory": ("torch_oom_unsized",),
+    "tpu_chip_memory": ("torch_oom_unsized",),
+    "sampling_kernel": ("illegal_access",),
+    "core_killed": ("engine_start_failed",),
+    "core_bus_error": ("engine_start_failed",),
+    # Ray lists what may have happened, killing for want of memory among it, whatever happened.
+    "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
+    "engine_stats": ("kv_usage_line",),
+}
+_ECHOES = ("echo", "engine_start_failed", "engine_dead")
+"""They say that another process failed, in an exception of their own."""
+
+
+def _without_weaker(items: list[Evidence]) -> list[Evidence]:
+    """A line's general reading is dropped where a special one says the same and more."""
+    ids = {evidence.id for evidence in items}
+    covered = {weak for strong, weaker in _COVERED.items() if strong in ids for weak in weaker}
+    if any(evidence.role in ("failure", "host") for evidence in items):
+        covered.add("exception")
+    if ids.intersection(_ECHOES) and not any(_SAID_ABOVE.search(evidence.window) for evidence in items):
+        covered.add("exception")
+    banner = "server_banner" in ids  # settings name functions and features that are not running yet
+    return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
+
+
+def breaks_off(message: str) -> bool:
+    """Whether a message is the beginning of one that decides, without its end."""
+    opening = " ".join(_ANY_NUMBER.sub("#", message).split())
+    return len(opening) >= _SHORTEST_OPENING and any(whole.startswith(opening) for whole in message_openings())
+
+
+def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
+    """Each of these in bytes; one that is no size is left out."""
+    sizes = []
+    for text in texts:
+        try:
+            sizes.append(size_bytes(text))
+        except (ValueError, OverflowError):
+            continue
+    return tuple(sizes)
+
+
+@cache
+def _all_patterns() -> PatternMatcher:
+    return pattern_set(_pattern(message) for message in message_patterns())
+
+
+@cache
+def _pattern(message: MessagePattern) -> str:
+    return message.pattern or "|".join(escaped(mark) for mark in message.marks)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOom:
+    """One allocation that failed. None: the text does not say, or says zero bytes as containers make it do."""
+
+    line: int
+    wanted_bytes: int
+    platform: str = "CUDA"
+    gpu: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    own_bytes: int | None = None
+    """What this process holds, torch's and other memory."""
+    others_bytes: tuple[int, ...] = ()
+    """What other processes hold; in a container the job itself may be listed as one."""
+    torch_bytes: int | None = None
+    pools_bytes: int = 0
+    """In private pools: CUDA graphs, or the sleep-mode allocator."""
+    unallocated_bytes: int | None = None
+    """Reserved by torch but not allocated."""
+    allowed_bytes: int | None = None
+
+    @property
+    def non_torch_bytes(self) -> int | None:
+        """Used on the card but not by this process's torch: libraries, NCCL, kernels, other processes."""
+        if self.total_bytes is None or self.free_bytes is None or self.torch_bytes is None:
+            return None
+        return self.total_bytes - self.free_bytes - self.torch_bytes - (self.unallocated_bytes or 0)
+
+    @property
+    def neighbours_bytes(self) -> int:
+        """Held by processes that are not this one; a list of a single process is this one's own entry."""
+        if self.own_bytes:
+            return sum(self.others_bytes)
+        return sum(sorted(self.others_bytes)[:-1])
+
+    @property
+    def covered_by_reserve(self) -> bool:
+        """Free and reserved-but-unallocated memory together would have been enough: it is the pieces that are small."""
+        if self.unallocated_bytes is None:
+            return False
+        return self.unallocated_bytes + (self.free_bytes or 0) >= self.wanted_bytes
+
+    @property
+    def free_was_enough(self) -> bool:
+        """The card had clearly more free than was asked for: the limit is somewhere else."""
+        if self.free_bytes is None:
+            return False
+        return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
+
+    @property
+    def larger_than_card(self) -> bool:
+        """No GPU of this size could ever hold it: a shape is wrong, not the amount of memory."""
+        return self.wanted_bytes > (self.total_bytes or 128 * GIB)
+
+
+def parse_oom(evidence: Evidence) -> TorchOom | None:
+    """Read a `torch_oom` evidence; old and new wordings, in one line or wrapped."""
+    wanted = evidence.facts.get("wanted_bytes")
+    if not isinstance(wanted, int):
+        return None
+    window = evidence.window[:1600]
+    # A second OOM in the lines that follow brings its own numbers.
+    again = window.find("Tried to allocate", window.find("Tried to allocate") + 1)
+    window = window[:again] if again > 0 else window
+    numbers: dict[str, int] = {}
+    for pattern in oom_parts().numbers:
+        match = compiled(pattern).search(window)
+        if match:
+            for name, value in typed(match.groupdict()).items():
+                if isinstance(value, int):
+                    numbers.setdefault(name, value)
+    others = sizes_bytes(match["used_size"] for match in compiled(oom_parts().process).finditer(window))
+    reserved, torch = numbers.get("reserved_bytes"), numbers.get("torch_bytes")
+    unallocated = numbers.get("unallocated_bytes")
+    if unallocated is None and reserved is not None and torch is not None:
+        unallocated = max(reserved - torch, 0)
+    return TorchOom(
+        evidence.line,
+        wanted,
+        str(evidence.facts.get("platform", "CUDA")),
+        numbers.get("gpu_count"),
+        numbers.get("total_bytes"),
+        numbers.get("free_bytes"),
+        numbers.get("own_bytes") or None,
+        tuple(value for value in others if value),
+        torch,
+        numbers.get("pools_bytes", 0),
+        unallocated,
+        numbers.get("allowed_bytes"),
+    )

@@ -1,0 +1,333 @@
+"""The flags of a server as its own log prints them: `non-default args`, `Namespace(...)`, the engine's config line."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.bundled import find
+from legroom.facts.flags import Flag, default, defaults_ever, flags_ever, flags_of
+from legroom.facts.releases import Release
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
+from legroom.vllm.command_line import flag_words
+from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS
+
+if TYPE_CHECKING:
+    from legroom.facts.model import Model
+
+
+@dataclass(frozen=True)
+class GivenFlags:
+    """The flags that were typed, as far as a log shows them."""
+
+    args: ServeArgs = field(default_factory=ServeArgs)
+    is_module: bool = False
+    """Started as `python -m vllm.entrypoints.openai.api_server`: `vllm serve` passes the model as `model_tag`."""
+    unknown: tuple[str, ...] = ()
+    """What was given too, without its value being shown: names of flags, or words for them."""
+
+
+_HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
+
+
+def load_logged_model(name: str) -> Model:
+    """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
+    from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
+
+    cached = _HUB_CACHE.search(name)
+    asked = f"{cached['owner']}/{cached['name']}" if cached else name
+    try:
+        return load(asked)
+    except LegroomError:
+        known = find(asked.rstrip("/").rpartition("/")[2]) if asked.startswith(("/", "~", ".")) else None
+        if known is None:
+            raise
+        return from_bundled(known)
+
+
+_FIELDS = {field.name for field in fields(ServeArgs)} - {"usage", "env", "others"}
+_PAIR = re.compile(
+    r"""['"]?(?P<name>[a-z_]\w*)['"]?\s*[:=]\s*(?P<value>'[^']*'|"[^"]*"|True|False|None|-?\d+(?:\.\d+)?(?=[,)}\s]|$))"""
+)
+_ENGINE_FACTS = {
+    "model": re.compile(r"\bmodel=(?P<value>'[^']*'|[^,]+)"),
+    "dtype": re.compile(r"\bdtype=torch\.(?P<value>\w+)"),
+    "max_model_len": re.compile(r"\bmax_seq_len=(?P<value>\d+)"),
+    "tensor_parallel_size": re.compile(r"\btensor_parallel_size=(?P<value>\d+)"),
+    "pipeline_parallel_size": re.compile(r"\bpipeline_parallel_size=(?P<value>\d+)"),
+    "data_parallel_size": re.compile(r"\bdata_parallel_size=(?P<value>\d+)"),
+    "quantization": re.compile(r"\bquantization=(?P<value>[\w-]+)"),
+    "enforce_eager": re.compile(r"\benforce_eager=(?P<value>True|False)"),
+    "kv_cache_dtype": re.compile(r"\bkv_cache_dtype=(?P<value>[\w.]+)"),
+    "enable_prefix_caching": re.compile(r"\benable_prefix_caching=(?P<value>True|False)"),
+}
+_ENGINE_OTHERS = {
+    name: re.compile(rf"\b{name}=(?P<value>'[^']*'|[^,()\s]+)")
+    for name in (
+        "tokenizer",
+        "tokenizer_mode",
+        "revision",
+        "trust_remote_code",
+        "download_dir",
+        "load_format",
+        "served_model_name",
+        "reasoning_parser",
+    )
+}
+_CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P<sizes>[\d,\s]*)\]")
+
+
+def engine_facts(config: str) -> dict[str, Any]:
+    """What the `Initializing ... LLM engine` line tells of the resolved settings."""
+    facts: dict[str, Any] = {}
+    for name, pattern in _ENGINE_FACTS.items():
+        match = pattern.search(config)
+        if match:
+            value = _literal(match["value"])
+            if value is not None:
+                facts[name] = value
+    sizes = _CAPTURE_SIZES.search(config)
+    if sizes:
+        facts["cudagraph_capture_sizes"] = tuple(int(size[:9]) for size in re.findall(r"\d+", sizes["sizes"]))
+    return facts
+
+
+def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
+    """The flags as given, with the resolved values of the engine's line where a flag was not printed."""
+    given: dict[str, Any] = {}
+    if namespace is not None:
+        given |= _printed_or_cut(namespace)
+    if mapping is not None:
+        given |= _printed_or_cut(mapping)
+    model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
+    chosen = {name: _value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
+    for name, value in facts.items():
+        if name != "cudagraph_capture_sizes" and chosen.get(name) is None:
+            chosen[name] = value
+    if isinstance(given.get("dtype"), str) and given["dtype"] in ("auto", "torch.bfloat16", "torch.float16"):
+        chosen["dtype"] = facts.get("dtype", given["dtype"].removeprefix("torch."))
+    chosen["model"] = str(model)
+    return ServeArgs(**{name: value for name, value in chosen.items() if value is not None})
+
+
+def given_args(mapping: str | None, namespace: str | None, release: Release | None, from_llm: bool) -> GivenFlags:
+    """The flags that were typed: without what the release takes anyway, and with those that memory does not ask for."""
+    text = mapping if mapping is not None else namespace
+    if text is None:
+        return GivenFlags()
+    printed = read_printed(text)
+    if mapping is None:
+        printed = given_only(printed, release)
+    named = {name: _value(name, value) for name, value in printed.values.items() if name in _FIELDS}
+    speculative = {key: printed.values[name] for name, key in SPECULATIVE_FIELDS.items() if printed.values.get(name)}
+    chosen = {name: value for name, value in named.items() if value is not None}
+    if speculative:
+        chosen["speculative_config"] = speculative
+    chosen["model"] = str(printed.values.get("model") or printed.values.get("model_tag") or "")
+    args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
+    lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
+    is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
+    return GivenFlags(args, is_module, (*untyped_names(printed, release), *lost))
+
+
+def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
+    """Flags that memory does not ask for, as far as the engine's config line shows that they were given."""
+    named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
+    values = {name: _literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
+    values = {name: value.lower() if name == "load_format" else value for name, value in values.items()}
+    same = {name for name in ("tokenizer", "served_model_name") if values.get(name) == model}
+    printed = PrintedFlags({name: value for name, value in values.items() if name not in same})
+    return other_words(given_only(printed, release), release)
+
+
+def _value(name: str, value: Any) -> Any:
+    """Only values of the kind the field holds; an object's repr is no flag."""
+    kind = str(ServeArgs.__dataclass_fields__[name].type)
+    if kind.startswith("Mapping"):
+        return value if isinstance(value, dict) else None
+    if kind.startswith("tuple"):
+        return tuple(value) if isinstance(value, list | tuple) else None
+    if kind.startswith("bool"):
+        return value if isinstance(value, bool) else None
+    if kind.startswith("int"):
+        return value if isinstance(value, int) and not isinstance(value, bool) else _auto_len(name, value)
+    if kind.startswith("float"):
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if isinstance(value, str) else None
+
+
+def _auto_len(name: str, value: Any) -> int | None:
+    return -1 if name == "max_model_len" and value == "auto" else None
+
+
+def _printed_or_cut(text: str) -> dict[str, Any]:
+    """Every name with a plain value; also behind the place where a line was cut or garbled."""
+    printed = read_printed(text)
+    return dict(printed.values) if printed.is_whole else _pairs(text) | dict(printed.values)
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """Names with plain values, outermost ones first; whatever else is in the text is passed over."""
+    pairs: dict[str, Any] = {}
+    for pair in _PAIR.finditer(text):
+        pairs.setdefault(pair["name"], _literal(pair["value"]))
+    return pairs
+
+
+def _literal(text: str) -> Any:
+    text = text.strip()
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+_NAME = re.compile(r"""[\s.]*(?:'(?P<quoted>\w+)'\s*:|"(?P<double>\w+)"\s*:|(?P<bare>[A-Za-z_]\w*)=)\s*""")
+_ENUM = re.compile(r"<\w+\.\w+: (?P<value>'[^']*'|\d+)>")
+_MODULE = re.compile(r"\w+\(name='(?P<name>[^']*)', (?:local_)?path='(?P<path>[^']*)'")
+_OPEN, _CLOSE = "([{", ")]}"
+_NEVER_TYPED = frozenset({"model_tag", "subparser", "command", "dispatch_function", "config", "usage_context"})
+_FROM_LLM_CLASS = frozenset({"disable_log_stats"})
+"""`LLM(...)` sets these by itself."""
+_MOST_FLAGS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFlags:
+    """What was given, by vLLM's Python names, and the names whose value cannot be told from what is printed."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    is_whole: bool = True
+    """Nothing is cut off or left out."""
+
+
+def read_printed(text: str) -> PrintedFlags:
+    """The outermost names and values of a dictionary or a call as Python prints it; a cut text as far as it goes."""
+    values: dict[str, Any] = {}
+    unread: list[str] = []
+    inner, at = text.strip(), 0
+    # What stood inside Namespace(...) comes without its bracket; a dictionary that lacks its own was cut.
+    inner = inner[1:] if inner.startswith("{") else f"{inner})"
+    while len(values) < _MOST_FLAGS and (pair := _pair(inner, at)):
+        name, written, at = pair
+        try:
+            values.setdefault(name, _printed_value(written))
+        except ValueError:
+            unread.append(name)
+    return PrintedFlags(values, tuple(unread), not inner[at:].strip(" )}"))
+
+
+def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
+    """Without what a release takes anyway; any release's default counts where none is known."""
+    by_dest = _by_dest(release)
+    values = {
+        name: value
+        for name, value in printed.values.items()
+        if name not in by_dest or not _is_default(by_dest[name], value, release)
+    }
+    # An object that is printed whole is mostly the default's own.
+    return PrintedFlags(values, (), printed.is_whole)
+
+
+def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool = False) -> tuple[str, ...]:
+    """The flags that have no field in `ServeArgs`, as they are typed."""
+    words: list[str] = []
+    by_dest = _by_dest(release)
+    for name, value in printed.values.items():
+        flag = by_dest.get(name)
+        if flag is None or name in FIELDS or name in _NEVER_TYPED or name in SPECULATIVE_FIELDS:
+            continue
+        if value is None or value in ([], {}, "") or (from_llm and name in _FROM_LLM_CLASS):
+            continue
+        words += _words(flag, value)
+    return tuple(words)
+
+
+def untyped_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
+    """Flags that were given with a value which the log does not show."""
+    by_dest = _by_dest(release)
+    return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NEVER_TYPED)
+
+
+def _words(flag: Flag, value: Any) -> list[str]:
+    if isinstance(value, dict) or (isinstance(value, list) and not flag.kind.startswith("list:")):
+        return [flag.name, json.dumps(value)]
+    if isinstance(value, bool) and flag.kind not in ("switch", "bool", "optbool"):
+        return [flag.name] if value else []
+    return flag_words(flag, value)
+
+
+def _by_dest(release: Release | None) -> dict[str, Flag]:
+    table = {flag.dest: flag for flag in flags_ever().values()}
+    return table if release is None else table | {flag.dest: flag for flag in flags_of(release).values()}
+
+
+def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
+    if value is None or value is False or value in ([], {}, ""):
+        return True
+    declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)
+    return any(one == value or (isinstance(one, str) and _is_written(one, value)) for one in declared)
+
+
+def _is_written(default_text: str, value: Any) -> bool:
+    """A default that vLLM's source writes as an enum's member; an expression cannot be compared, and is hardly ever
+    overridden."""
+    return "(" in default_text or default_text.rpartition(".")[2].lower() == str(value).lower()
+
+
+def _pair(text: str, at: int) -> tuple[str, str, int] | None:
+    """The next name, its value as it is written, and where to go on; None where the text is over or cut."""
+    name = _NAME.match(text, at)
+    end = _end_of_value(text, name.end()) if name else None
+    if name is None or end is None:
+        return None
+    return name["quoted"] or name["double"] or name["bare"], text[name.end() : end].strip(), end + 1
+
+
+def _end_of_value(text: str, at: int) -> int | None:
+    """Where the comma or the closing bracket after a value stands; None where the text ends before."""
+    depth, quote = 0, ""
+    while at < len(text):
+        char = text[at]
+        if quote:
+            if char == "\\":
+                at += 1
+            elif char == quote:
+                quote = ""
+        elif char in "'\"":
+            quote = char
+        elif char in _OPEN:
+            depth += 1
+        elif char in _CLOSE:
+            if depth == 0:
+                return at
+            depth -= 1
+        elif char == "," and depth == 0:
+            return at
+        at += 1
+    return None
+
+
+def _printed_value(written: str) -> Any:
+    """A value as Python or JSON writes it; adapters as `name=path`, which is how their flag takes them."""
+    enum = _ENUM.fullmatch(written)
+    text = enum["value"] if enum else written
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        pass
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    modules = [f"{module['name']}={module['path']}" for module in _MODULE.finditer(text)]
+    if modules and text.startswith("["):
+        return modules
+    raise ValueError(text)

@@ -1,0 +1,357 @@
+"""What a vLLM start-up log says: lines -> events -> one `Startup` for every start in it.
+
+Takes logs as people have them: with terminal colours, prefixes of docker, kubectl or journald, process labels of
+every release, or one JSON object a line. Which text means what is in `facts.startup_lines`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+from legroom.errors import LegroomError
+from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
+from legroom.facts.releases import Release, logged_release
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass, field
+from legroom.regex import PatternMatcher, compiled, pattern_set
+from legroom.vllm.args import ServeArgs, Usage
+from legroom.vllm_logs.evidence import Passage
+from legroom.vllm_logs.printed_flags import GivenFlags, engine_facts, engine_words, given_args, merged_args
+
+Outcome = Literal["started", "failed", "incomplete"]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PROCESS = re.compile(r"\((?P<label>\w*(?:Core|Worker|Wrapper|Process|Vllm|Server)[\w-]*)(?P<rest>[ ,][^)]*)?\)")
+_PID = re.compile(r"\b(?:pid|ip)=[^\s,)]+,?\s*")
+_JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload")
+_LONGEST_LINE = 200_000
+_NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class StartupEvent:
+    """One line that means something."""
+
+    line_number: int
+    id: str
+    kind: LineKind
+    process: str
+    """Which process said it, without its pid: `EngineCore_DP0`, `Worker_TP1`, or empty."""
+    fields: Mapping[str, Value]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartupFailure:
+    """The error that ended a start-up, with the numbers it carried."""
+
+    id: str
+    line_number: int
+    text: str
+    needed_bytes: int | None = None
+    available_bytes: int | None = None
+    estimated_max_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """Everything one start-up printed about its memory, as precise as it printed it. None: the log does not say."""
+
+    vllm: str | None = None
+    args: ServeArgs = field(default_factory=ServeArgs)
+    args_known: bool = False
+    """The flags were printed, so one that is missing means the release's default."""
+    given: GivenFlags = field(default_factory=GivenFlags)
+    """The flags that were typed, without what the engine resolved by itself."""
+    architecture: str | None = None
+    runner: str | None = None
+    world_size: int | None = None
+    """The ranks of one engine, as they introduce themselves."""
+    gpu_name: str | None = None
+    gpu_total_bytes: int | None = None
+    free_at_start_bytes: int | None = None
+    weights_bytes: int | None = None
+    """Of the largest rank."""
+    activation_bytes: int | None = None
+    """Peak of the profile run above the weights, without any CUDA-graph estimate."""
+    non_torch_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
+    graph_bytes: int | None = None
+    available_kv_bytes: int | None = None
+    """Of the rank that has least."""
+    explicit_kv: bool = False
+    blocks: int | None = None
+    tokens: int | None = None
+    max_concurrency: float | None = None
+    concurrency_len: int | None = None
+    compiled: bool = False
+    """torch.compile had to compile: a first start, whose profile run may take more than that of every later one."""
+    outcome: Outcome = "incomplete"
+    failure: StartupFailure | None = None
+    first_line: int = 0
+    last_line: int = 0
+
+
+def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
+    """Every start-up in a log, in order; a restarting server's log holds several."""
+    return tuple(startup_of(events) for events in split_starts(read_events(text)))
+
+
+def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
+    """The lines that mean something."""
+    lines = text.splitlines() if isinstance(text, str) else text
+    known = startup_lines()
+    for line_number, raw in enumerate(lines, 1):
+        line = plain_line(raw)
+        for form in known:
+            if form.mark not in line:
+                continue
+            match = form.pattern.search(line)
+            if match:
+                fields = {name: value for name, value in match.groupdict().items() if value is not None}
+                yield StartupEvent(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
+
+
+def events_of(passage: Passage) -> Iterator[StartupEvent]:
+    line = passage.line
+    text = line.raw
+    for index in _startup_patterns().matching(text):
+        form = startup_lines()[index]
+        pattern, not_behind = _linear(form.pattern.pattern)
+        match = compiled(pattern).search(text)
+        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
+            continue
+        fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
+        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
+
+
+@cache
+def _startup_patterns() -> PatternMatcher:
+    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
+
+
+def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """RE2 has no look-behind; what must not stand in front is checked after the match."""
+    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
+
+
+def plain_line(raw: str) -> str:
+    """The text of a line without colours, and out of its JSON envelope if it has one."""
+    line = raw.rstrip("\r\n")[:_LONGEST_LINE]
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    stripped = line.lstrip()
+    if stripped.startswith("{") and stripped.endswith("}"):
+        try:
+            record = json.loads(stripped)
+        except (ValueError, RecursionError):
+            return line
+        message = next((record[key] for key in _JSON_MESSAGE_KEYS if isinstance(record.get(key), str)), None)
+        if message is not None:
+            return _COLOUR.sub("", message)
+    return line
+
+
+def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
+    """One list of events a start. A second server banner, or an engine announcing itself again, begins another."""
+    current: list[StartupEvent] = []
+    announced: set[tuple[str, str]] = set()
+    for event in events:
+        if event.id in ("api_server", "non_default_args", "namespace", "engine_config"):
+            marker = (event.id, event.process)
+            earlier = event.id != "engine_config" and any(id_ == "engine_config" for id_, _ in announced)
+            if marker in announced or earlier:
+                yield current
+                current, announced = [], set()
+            announced.add(marker)
+        current.append(event)
+    if current:
+        yield current
+
+
+def startup_of(events: list[StartupEvent]) -> Startup:
+    """What the events of one start add up to."""
+    startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
+    startup = _with_settings(startup, events)
+    startup = _with_memory(startup, events)
+    startup = _with_capacity(startup, events)
+    return _with_outcome(startup, events)
+
+
+def _with_settings(startup: Startup, events: list[StartupEvent]) -> Startup:
+    config = _first_value(events, "config")
+    facts = engine_facts(str(config)) if config else {}
+    mapping, namespace = _first_value(events, "mapping"), _first_value(events, "namespace")
+    args = merged_args(_text(mapping), _text(namespace), facts)
+    if not args.model:
+        args = replace(args, model=_text(_first_value(events, "model")) or "")
+    from_server = any(event.id in ("api_server", "namespace") or "APIServer" in event.process for event in events)
+    batched = _first_value(events, "max_num_batched_tokens_count")
+    if args.max_num_batched_tokens is None and isinstance(batched, int):
+        args = replace(args, max_num_batched_tokens=batched)
+    usage: Usage = "serve" if from_server or "model_tag" in (_text(mapping) or "") else "llm"
+    version = _text(_first_value(events, "version"))
+    release = _known_release(version)
+    given = given_args(_text(mapping), _text(namespace), release, usage == "llm")
+    others = given.args.others or (engine_words(str(config), args.model, release) if config else ())
+    gpu = _first_value(events, "gpu") or _first_value(events, "gpu_underscored")
+    return replace(
+        startup,
+        vllm=version,
+        args=replace(args, usage=usage, others=others),
+        given=given,
+        args_known=mapping is not None or namespace is not None,
+        architecture=_text(_first_value(events, "architecture")),
+        runner=_text(_first_value(events, "runner")),
+        world_size=_largest(events, "world_size_count"),
+        gpu_name=str(gpu).replace("_", " ").strip() if gpu else None,
+        compiled=_first_value(events, "compiled") is not None,
+    )
+
+
+def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
+    estimate = _largest(events, "graph_estimate_bytes")
+    weights = _largest(events, "weights_bytes")
+    consumed = _largest(events, "consumed_bytes")
+    non_torch = _largest(events, "non_torch_bytes")
+    if non_torch is None and consumed is not None and weights is not None:
+        # 0.27+ prints weights and non-torch as one sum, read from the device.
+        non_torch = consumed - weights
+    applied = _graph_estimate_applied(startup.vllm, events)
+    activation = _largest(events, "activation_bytes")
+    peak = _largest(events, "peak_activation_bytes")
+    if activation is None and peak is not None:
+        # The summary of 0.18 and of 0.27+ adds the applied graph estimate to the activation peak.
+        inside = applied and _summary_holds_graphs(startup.vllm)
+        activation = peak - (estimate or 0 if inside else 0)
+    explicit = _smallest(events, "explicit_kv_bytes")
+    available = _smallest(events, "available_kv_bytes")
+    return replace(
+        startup,
+        gpu_total_bytes=_largest(events, "total_bytes"),
+        free_at_start_bytes=_smallest(events, "free_bytes"),
+        weights_bytes=weights,
+        activation_bytes=activation,
+        non_torch_bytes=non_torch,
+        graph_estimate_bytes=estimate if applied else (0 if estimate is not None else None),
+        graph_bytes=_largest(events, "graphs_bytes"),
+        available_kv_bytes=available if explicit is None else explicit,
+        explicit_kv=explicit is not None,
+    )
+
+
+def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> bool:
+    told = _first_value(events, "graph_profiling")
+    if told is not None:
+        return told == "enabled"
+    return vllm is not None and _release_at_least(vllm, "0.20.0")
+
+
+def _summary_holds_graphs(vllm: str | None) -> bool:
+    if vllm is None:
+        return False
+    return _release_at_least(vllm, "0.27.0") or (
+        _release_at_least(vllm, "0.18.0") and not _release_at_least(vllm, "0.19.0")
+    )
+
+
+def _known_release(vllm: str | None) -> Release | None:
+    try:
+        return known_release(vllm) if vllm else None
+    except LegroomError:
+        return None
+
+
+def _release_at_least(vllm: str, bound: str) -> bool:
+    return logged_release(vllm).at_least(bound)
+
+
+def _with_capacity(startup: Startup, events: list[StartupEvent]) -> Startup:
+    concurrency = _smallest(events, "concurrency_ratio")
+    length = _first_value(events, "concurrency_len_count")
+    override = _first_value(events, "override_blocks_count")
+    blocks = override if override is not None else _smallest(events, "blocks_count")
+    return replace(
+        startup,
+        blocks=int(blocks) if blocks is not None else None,
+        tokens=_smallest(events, "tokens_count"),
+        max_concurrency=concurrency,
+        concurrency_len=int(length) if length is not None else None,
+    )
+
+
+def _with_outcome(startup: Startup, events: list[StartupEvent]) -> Startup:
+    ready = next((index for index, event in enumerate(events) if event.kind == "ready"), None)
+    failed = next((index for index, event in enumerate(events) if event.kind == "failure"), None)
+    if failed is not None and (ready is None or failed < ready):
+        return replace(startup, outcome="failed", failure=_failure(events, failed))
+    # Old releases used as a library print no "ready" line; the cache size comes after the last memory check.
+    sized = startup.blocks is not None or startup.tokens is not None
+    return replace(startup, outcome="started" if ready is not None or sized else "incomplete")
+
+
+def _failure(events: list[StartupEvent], index: int) -> StartupFailure:
+    event = events[index]
+    id_ = event.id
+    if id_ == "out_of_memory":
+        before = {earlier.id for earlier in events[:index]}
+        if "weights_loaded" not in before:
+            id_ = "weights_too_big"
+        elif before & {"kv_tokens", "gpu_blocks", "max_concurrency"}:
+            id_ = "cudagraph_capture_oom"
+        elif "available_kv" in before:
+            id_ = "kv_allocation_oom"
+        else:
+            id_ = "profiling_activation_peak"
+    elif id_ == "sampler_warmup_oom":
+        id_ = "cudagraph_capture_oom"
+    elif id_ == "free_memory_lt_requested":
+        return StartupFailure(
+            id_, event.line_number, event.text, _int(event, "needed_bytes"), _int(event, "free_bytes")
+        )
+    return StartupFailure(
+        id_,
+        event.line_number,
+        event.text,
+        _int(event, "needed_bytes"),
+        _int(event, "available_bytes"),
+        _int(event, "estimated_len_count"),
+    )
+
+
+def _process(line: str) -> str:
+    match = _PROCESS.search(line[:400])
+    if not match:
+        return ""
+    rest = _PID.sub("", match["rest"] or "").strip(" ,")
+    return f"{match['label']} {rest}".strip()
+
+
+def _first_value(events: list[StartupEvent], name: str) -> Value | None:
+    return next((event.fields[name] for event in events if name in event.fields), None)
+
+
+def _values(events: list[StartupEvent], name: str) -> list[Any]:
+    return [event.fields[name] for event in events if name in event.fields]
+
+
+def _largest(events: list[StartupEvent], name: str) -> Any:
+    return max(_values(events, name), default=None)
+
+
+def _smallest(events: list[StartupEvent], name: str) -> Any:
+    return min(_values(events, name), default=None)
+
+
+def _int(event: StartupEvent, name: str) -> int | None:
+    value = event.fields.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _text(value: Value | None) -> str | None:
+    return None if value is None else str(value)
