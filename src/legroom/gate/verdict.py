@@ -104,7 +104,7 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
 
 def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus: int) -> list[str]:
     """Problems of servers whose memory suffices: settings their controller drops, idle GPUs, restart loops."""
-    from legroom.lint.lint import Options, lint_servers
+    from legroom.lint.linter import LintOptions, lint_servers
     from legroom.planning.plan_json import plan_document
 
     warnings = [remark for server in servers for remark in server.remarks]
@@ -115,7 +115,7 @@ def _startup_warnings(servers: list[StartedServer], plans: list[Plan], idle_gpus
             "--data-parallel-size."
         )
     plan = plan_document(plans[0]) if len(plans) == 1 else None
-    findings = lint_servers(servers, Options(plan=plan, only=_RESTART_LOOP_RULES))
+    findings = lint_servers(servers, LintOptions(plan=plan, only=_RESTART_LOOP_RULES))
     return [*warnings, *(f"{found.message[:1].upper()}{found.message[1:]}: {found.suggestion}." for found in findings)]
 
 

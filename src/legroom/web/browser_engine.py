@@ -25,6 +25,7 @@ from legroom.version import __version__
 RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 _PACKAGE = Path(__file__).parents[1]
 _ROOMS = (
+    "api",
     "catalog",
     "deployments",
     "diagnosis",

@@ -76,8 +76,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
 
 def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan of a request, with the notes of its deployment."""
-    from legroom import calls
-    from legroom.planning.machine import Machine
+    from legroom.planning.machine import Machine, plan_deployment
 
     machine = Machine(
         request["gpu"],
@@ -87,7 +86,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
         request.get("host_memory"),
     )
     with deployment_of_request(request) as deployment:
-        planned = calls.planned(deployment, machine, advice=advice)
+        planned = plan_deployment(deployment, machine, advice=advice)
         planned = replace(planned, notes=tuple(dict.fromkeys((*deployment.notes, *planned.notes))))
         if request.get("cold"):
             from legroom.planning.plan import cold_start
@@ -99,7 +98,7 @@ def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
 @contextmanager
 def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
     """The deployment of a request; inside the context, its model name resolves to the config of the request."""
-    from legroom import calls
+    from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")
     name = request.get("model") or _config_name(config)
@@ -107,7 +106,7 @@ def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
         raise LegroomError("which model?", "give `model`, a bundled name or Hub id, or `config`, its config.json")
     given = {name: GivenModel(config, request.get("checkpoint_bytes"))} if config is not None else {}
     with isolated(given):
-        deployment = calls.deployment(name, None, request.get("flags"), request.get("vllm"), local_files=False)
+        deployment = deployment_from_request(name, None, request.get("flags"), request.get("vllm"), local_files=False)
         env = request.get("env") or {}
         yield replace(deployment, args=replace(deployment.args, env={**deployment.args.env, **env}))
 

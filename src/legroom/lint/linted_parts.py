@@ -1,4 +1,4 @@
-"""One file in, everything in it that rules look at out: what `deployments` reads, and the series it asks for."""
+"""The subjects that rules check in a file: servers and commands that `deployments` reads, and PromQL."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from legroom.deployments.kinds import Kind
 from legroom.deployments.read import document_kind, read_file
 from legroom.deployments.subjects import FilePart, Subject
-from legroom.deployments.text import Place, Text, Unread
+from legroom.deployments.text import Place, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
-from legroom.lint.dashboard import read_dashboard
-from legroom.lint.expressions import Expression, queries, read_rules, read_series, samples
-from legroom.lint.mentions import Mention, mentions
-from legroom.lint.report import Skipped
+from legroom.lint.expressions import (
+    Expression,
+    dashboard_expressions,
+    manifest_queries,
+    program_series,
+    rule_expressions,
+)
+from legroom.lint.lint_report import Skipped
 
-_MEANT = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
-"""What a broken part of a file was meant to be."""
+_RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
+"""What a broken part of a file was meant to be: rules, a dashboard, a unit."""
 _NOTHING = {
     "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
     "env": "it sets no variable of vLLM",
@@ -26,10 +30,8 @@ _NOTHING = {
     "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
 }
 """Why a file of a kind has nothing to check."""
-
-
-_FLAGS_STAND_IN = ("yaml", "json", "dockerfile", "unit", "shell")
-_VLLMS_OWN = re.compile(
+_KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
+_VLLM_FLAG = re.compile(
     r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
     r"kv[-_]cache[-_]dtype|max[-_]num[-_]seqs|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching)(?![\w-])"
 )
@@ -37,7 +39,7 @@ _VLLMS_OWN = re.compile(
 
 @dataclass(frozen=True)
 class UnclaimedFlags:
-    """Flags of vLLM that were read as no server's."""
+    """vLLM flags in a file that belong to no server that was read."""
 
     place: Place
     flag: str
@@ -46,23 +48,22 @@ class UnclaimedFlags:
 
 @dataclass(frozen=True)
 class LintedPart:
-    """What rules look at in one part of a file."""
+    """The subjects of one part of a file."""
 
-    subjects: tuple[Subject | Expression | UnclaimedFlags | Mention, ...] = ()
+    subjects: tuple[Subject | Expression | UnclaimedFlags, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
-    """Series that the part itself records, each with its expression."""
+    """Series that the part records, each with its expression."""
     is_known: bool = False
-    """Whether it is of a kind that belongs here, whether or not anything is in it."""
+    """Whether the file is of a kind that is linted, even if it has no subject."""
     nothing: str = ""
-    """Why there is nothing to check, where its kind alone does not say it."""
+    """Why there is nothing to check, where it is not the reason of its kind."""
 
 
-def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
-    """Everything in a file, part by part; what cannot be read is among it."""
+def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
+    """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
     kind: Kind | None = None
     nothing, is_empty = "", True
     read_lines: set[int] = set()
-    judged: list[Subject | Expression] = []
     for part in read_file(path, text, release):
         unread = part.unread
         try:
@@ -74,31 +75,25 @@ def read_linted(path: str, text: str, release: Release) -> Iterator[LintedPart |
         read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
         if linted is not None:
             is_empty = is_empty and not linted.subjects and not linted.is_known
-            judged += (subject for subject in linted.subjects if not isinstance(subject, UnclaimedFlags | Mention))
             yield linted
-        # That a part of a file is broken is worth saying only where it is plain what it was meant to be.
-        if unread is not None and (part.is_whole or _MEANT.search(part.source.text)):
+        # A broken part is reported only where it is clear what it was meant to be.
+        if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
             is_empty = False
             yield unread
-    if kind in _FLAGS_STAND_IN and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
+    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
         is_empty = False
         yield LintedPart((unclaimed,))
-    if "vllm" in text.lower():
-        yield LintedPart(tuple(mentions(kind or "document", Text(path, text), judged)))
     nothing = nothing or _NOTHING.get(kind or "", "")
     if is_empty and nothing:
         yield Skipped(path, nothing)
 
 
 def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
-    """Flags that hardly anything but vLLM has, on lines that belong to no server that was read."""
-    if "vllm" not in text.lower():
-        return None
-    lines = enumerate(text.splitlines(), 1)
+    """Flags that only vLLM has, on lines that belong to no server that was read."""
     unclaimed = [
         (number, flag)
-        for number, line in lines
-        if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLMS_OWN.search(line))
+        for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
+        if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLM_FLAG.search(line))
     ]
     if not unclaimed:
         return None
@@ -107,7 +102,7 @@ def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | N
 
 
 def _linted(part: FilePart) -> LintedPart | None:
-    """A part with the expressions in it; None where it could not be read."""
+    """A part with its PromQL; None where it could not be read."""
     if part.unread is not None and not part.subjects and not part.documents:
         return None
     if part.kind == "json":
@@ -117,15 +112,14 @@ def _linted(part: FilePart) -> LintedPart | None:
     if part.kind == "promql":
         return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
     if part.kind == "python":
-        series, records = read_series(part.source)
-        return LintedPart((*part.subjects, *series), records)
+        return LintedPart((*part.subjects, *program_series(part.source)))
     if part.kind == "document":
-        return LintedPart((*part.subjects, *samples(part.source)))
+        return LintedPart(part.subjects)
     return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
 
 
 def _json(part: FilePart) -> LintedPart:
-    expressions = read_dashboard(part.source)
+    expressions = dashboard_expressions(part.source)
     if expressions is None:
         if part.documents:
             return _yaml(part)
@@ -141,10 +135,10 @@ def _yaml(part: FilePart) -> LintedPart:
     kinds = [document_kind(document) for document in part.documents]
     for kind, document in zip(kinds, part.documents, strict=True):
         if kind == "rules":
-            rules, recorded = read_rules(document)
+            rules, recorded = rule_expressions(document)
             expressions += rules
             records |= recorded
         elif kind in ("kubernetes", "other"):
-            expressions += queries(document)
+            expressions += manifest_queries(document)
     is_known = part.is_whole and any(kind != "other" for kind in kinds)
     return LintedPart((*part.subjects, *expressions), records, is_known, nothing=_NOTHING["yaml"])

@@ -1,12 +1,11 @@
-"""Block sizes by taste."""
+"""Block sizes that FlashAttention does not support."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_word
 
 RULE = Rule(
     "block-size",
@@ -15,17 +14,14 @@ RULE = Rule(
     "At most block_size - 1 slots of a sequence stay empty, 15 tokens with 16. FlashAttention takes multiples of 16: a "
     "smaller block costs the fast kernels or the start (LR403).",
 )
-RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Anything that is no multiple of 16."""
-    if not isinstance(subject, StartedServer):
-        return
-    size = context.parsed(subject).args.block_size
-    word = flag_word(subject, "--block-size")
+@checks(StartedServer, RULE)
+def block_size(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    size = context.parsed(server).args.block_size
+    word = flag_word(server, "--block-size")
     if size is not None and word is not None and size % 16:
         message = (
             f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
         )
-        yield finding(RULE, subject.place_of(word), message, "leave it out", len(word.text))
+        yield finding(RULE, server.place_of(word), message, "leave it out", len(word.text))

@@ -1,18 +1,15 @@
-"""What lint says of files: a report, as legroom's own JSON and as SARIF 2.1.0 for code scanners."""
+"""The report of lint, as legroom's JSON and as SARIF 2.1.0."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import quote
 
-from legroom.deployments.text import Unread
+from legroom.deployments.text import Place, Unread
 from legroom.lint.rule import LintFinding, Rule
 from legroom.lint.rules import rules
 from legroom.records import dataclass
 from legroom.version import __version__
-
-NOT_UNDERSTOOD = "not-understood"
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +21,22 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LintReport:
     release: str
     files: tuple[str, ...]
     findings: tuple[LintFinding, ...]
     unread: tuple[Unread, ...]
     skipped: tuple[Skipped, ...]
     ignored: int = 0
-    """Findings that a comment or an option silenced."""
+    """How many findings a comment or an option silenced."""
 
     @property
     def not_understood(self) -> int:
-        """Files with flags of vLLM that were not judged."""
-        return len({finding.place.path for finding in self.findings if finding.rule == NOT_UNDERSTOOD})
+        """How many files have vLLM flags that were not checked."""
+        return len({finding.place.path for finding in self.findings if finding.rule == "not-understood"})
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: LintReport) -> dict[str, Any]:
     """The document of `legroom lint --json`."""
     return {
         "vllm": report.release,
@@ -66,7 +63,7 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
-def sarif(report: Report) -> dict[str, Any]:
+def sarif(report: LintReport) -> dict[str, Any]:
     """The report as one SARIF run."""
     known = rules()
     broken = {finding.rule for finding in report.findings}
@@ -83,7 +80,7 @@ def sarif(report: Report) -> dict[str, Any]:
                     {
                         "level": "error",
                         "message": {"text": f"{gap.place.path} {gap.reason}"},
-                        "locations": [_location(gap.place.path, gap.place.line, gap.place.column, 0)],
+                        "locations": [_location(gap.place)],
                     }
                     for gap in report.unread
                 ],
@@ -92,7 +89,7 @@ def sarif(report: Report) -> dict[str, Any]:
         "columnKind": "unicodeCodePoints",
         "properties": {"vllm": report.release},
     }
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
 
 
 def _rule(rule: Rule) -> dict[str, Any]:
@@ -111,13 +108,13 @@ def _result(finding: LintFinding, index: int) -> dict[str, Any]:
         "ruleIndex": index,
         "level": finding.severity,
         "message": {"text": text},
-        "locations": [_location(finding.place.path, finding.place.line, finding.place.column, finding.length)],
+        "locations": [_location(finding.place, finding.length)],
     }
 
 
-def _location(path: str, line: int, column: int, length: int) -> dict[str, Any]:
-    region: dict[str, int] = {"startLine": line, "startColumn": column}
+def _location(place: Place, length: int = 0) -> dict[str, Any]:
+    region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
     if length:
-        region["endColumn"] = column + length
-    uri = quote(path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~", errors="surrogateescape")
+        region["endColumn"] = place.column + length
+    uri = quote(place.path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~", errors="surrogateescape")
     return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}

@@ -1,4 +1,4 @@
-"""PromQL read just far enough: which series an expression asks for, and what it compares them with.
+"""The series of a PromQL expression and what they are compared with.
 
 A tokenizer rather than a parser, because dashboards hold variables (`$__rate_interval`, `[[job]]`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from legroom.facts.metrics import nearest, role_of
 from legroom.lint.rule import Context
@@ -27,52 +27,43 @@ _TOKEN = re.compile(
 )
 GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 _WORDS = GROUPING | frozenset({"and", "or", "unless", "bool", "offset", "inf", "nan", "atan2", "start", "end"})
+_SET_OPERATORS = ("and", "or", "unless")
 _PLAIN = re.compile(r"[\w:]+")
 _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
-_TURNED = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
+_REVERSED = {">": "<", "<": ">", ">=": "<=", "<=": ">="}
 _ARITHMETIC = frozenset("*/+-%^")
-_BEFORE_A_TERM = ("(", "and", "or", "unless", ")")
+_BEFORE_TERM = ("(", *_SET_OPERATORS, ")")
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token that means something."""
-
     kind: str
     text: str
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """A series name that an expression asks for."""
-
-    name: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """`something OP number`, and the number's place; `number OP something` is turned round."""
+    """`expression OP number` with the offset of the number; `number OP expression` is reversed."""
 
     operator: str
     number: float
     offset: int
     scaled: bool
-    """Whether arithmetic stands between the series and the comparison."""
+    """Whether the series are changed by arithmetic before the comparison."""
 
 
 def tokens(expression: str) -> tuple[Token, ...]:
-    """Everything but spaces and comments."""
-    meaningful = []
-    for match in _TOKEN.finditer(expression):
-        if match.lastgroup not in ("space", "comment"):
-            meaningful.append(Token(str(match.lastgroup), match[0], match.start()))
-    return tuple(meaningful)
+    """All tokens but spaces and comments."""
+    return tuple(
+        Token(str(match.lastgroup), match[0], match.start())
+        for match in _TOKEN.finditer(expression)
+        if match.lastgroup not in ("space", "comment")
+    )
 
 
-def series_names(expression: str) -> Iterator[Series]:
-    """The names of selectors, in order; also of `{__name__="..."}`. Functions, labels and keywords are none."""
+def series_names(expression: str) -> Iterator[Token]:
+    """The series names of all selectors in order, also of `{__name__="..."}`."""
     stream = tokens(expression)
     i = 0
     while i < len(stream):
@@ -88,7 +79,7 @@ def series_names(expression: str) -> Iterator[Series]:
         else:
             called = following == "(" or _is_aggregation(stream, i)
             if token.kind == "name" and not called and token.text.lower() not in _WORDS:
-                yield Series(token.text, token.offset)
+                yield token
             i += 1
 
 
@@ -98,7 +89,7 @@ def _is_aggregation(stream: tuple[Token, ...], i: int) -> bool:
     return following in ("by", "without") and i + 2 < len(stream) and stream[i + 2].text == "("
 
 
-def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
+def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Token]:
     """`{__name__="x"}`, `{__name__=~"x"}` where that is a plain name, and `{"x", ...}` (Prometheus 3)."""
     inner = stream[start : skip(stream, start, "{", "}")]
     for i, token in enumerate(inner):
@@ -111,11 +102,11 @@ def _named_by_label(stream: tuple[Token, ...], start: int) -> Iterator[Series]:
         by_label = i > 1 and inner[i - 2].text == "__name__" and is_one_name
         followed = inner[i + 1].text if i + 1 < len(inner) else ""
         if by_label or (inner[i - 1].text in ("{", ",") and followed in (",", "}")):
-            yield Series(name, token.offset + token.text.index(name))
+            yield Token("name", name, token.offset + token.text.index(name))
 
 
 def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
-    """Past the bracket that closes the one at `i`."""
+    """The index after the bracket that closes the one at `i`."""
     depth = 0
     while i < len(stream):
         depth += (stream[i].text == opening) - (stream[i].text == closing)
@@ -126,24 +117,24 @@ def skip(stream: tuple[Token, ...], i: int, opening: str, closing: str) -> int:
 
 
 def comparisons(expression: str) -> Iterator[Comparison]:
-    """Comparisons with a plain number, on whichever side it stands."""
+    """Comparisons with a number on either side."""
     stream = tokens(expression)
     scaled = False
     for i, token in enumerate(stream):
-        if token.text in ("and", "or", "unless"):
+        if token.text in _SET_OPERATORS:
             scaled = False
-        if token.text in _ARITHMETIC:
-            scaled = True
+        scaled = scaled or token.text in _ARITHMETIC
         if token.kind != "operator" or token.text not in _COMPARISONS:
             continue
         after = [following for following in stream[i + 1 : i + 3] if following.text.lower() != "bool"]
         beyond = stream[i + 2].text if i + 2 < len(stream) else ""
         if after and after[0].kind == "number" and beyond not in _ARITHMETIC:
             yield Comparison(token.text, _value(after[0]), after[0].offset, scaled)
-        elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_A_TERM):
+        elif i and stream[i - 1].kind == "number" and (i == 1 or stream[i - 2].text in _BEFORE_TERM):
             number = stream[i - 1]
-            turned = _TURNED.get(token.text, token.text)
-            yield Comparison(turned, _value(number), number.offset, _is_scaled(stream[i + 1 :]))
+            yield Comparison(
+                _REVERSED.get(token.text, token.text), _value(number), number.offset, _is_scaled(stream[i + 1 :])
+            )
 
 
 def _value(token: Token) -> float:
@@ -151,12 +142,8 @@ def _value(token: Token) -> float:
 
 
 def _is_scaled(stream: tuple[Token, ...]) -> bool:
-    for token in stream:
-        if token.text in ("and", "or", "unless"):
-            break
-        if token.text in _ARITHMETIC:
-            return True
-    return False
+    texts = (token.text for token in stream)
+    return any(text in _ARITHMETIC for text in takewhile(lambda text: text not in _SET_OPERATORS, texts))
 
 
 NO_LEVEL = frozenset(
@@ -185,38 +172,37 @@ NO_LEVEL = frozenset(
         "timestamp",
     }
 )
-"""Functions whose answer is not on the scale of the series they are given."""
+"""Functions whose result is not in the unit of their series."""
 
 
 def roles_in(expression: str, context: Context) -> set[str]:
-    """The roles of its series; one that is misspelt counts as what it should be, an unknown one as itself."""
+    """The roles of an expression's series; a misspelled series has the role of the nearest one."""
     roles: set[str] = set()
     for series in series_names(expression):
-        role = role_of(series.name)
-        if role is None and series.name.startswith("vllm"):
-            instead = nearest(series.name, context.release)
+        role = role_of(series.text)
+        if role is None and series.text.startswith("vllm"):
+            instead = nearest(series.text, context.release)
             role = role_of(instead) if instead else None
-        if role is not None or series.name.startswith("vllm"):
-            roles.add(role or series.name)
+        if role is not None or series.text.startswith("vllm"):
+            roles.add(role or series.text)
     return roles
 
 
 def roles_behind(expression: str, context: Context) -> set[str]:
-    """The roles of its series, and of those from which the linted files record the others."""
-    waiting = [expression]
+    """The roles of an expression's series, including those behind recorded series of the linted files."""
+    pending = [expression]
     seen: set[str] = set()
     roles: set[str] = set()
-    while waiting:
-        text = waiting.pop()
+    while pending:
+        text = pending.pop()
         roles |= roles_in(text, context)
         for series in series_names(text):
-            if series.name in context.records and series.name not in seen:
-                seen.add(series.name)
-                waiting.append(context.records[series.name])
+            if series.text in context.records and series.text not in seen:
+                seen.add(series.text)
+                pending.append(context.records[series.text])
     return roles
 
 
-_SET_OPERATORS = ("and", "or", "unless")
 _DEPTH = {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}
 
 
@@ -227,28 +213,29 @@ class Operand:
     text: str
     offset: int
     functions: frozenset[str]
-    """Everything it calls, aggregations among them."""
+    """The functions and aggregations that it calls."""
 
     def comparisons(self) -> Iterator[Comparison]:
-        """With a number; offsets are those of the expression."""
+        """Comparisons with a number, with offsets in the whole expression."""
         for comparison in comparisons(self.text):
             yield replace(comparison, offset=comparison.offset + self.offset)
 
 
 def operands(expression: str) -> Iterator[Operand]:
-    waiting = [tokens(expression)]
-    while waiting:
-        stream = _bare(waiting.pop())
-        pieces = _pieces(stream)
+    """The sides of all set operators, from left to right."""
+    pending = [tokens(expression)]
+    while pending:
+        stream = _without_parentheses(pending.pop())
+        pieces = _split_at_set_operators(stream)
         if len(pieces) > 1:
-            waiting += reversed(pieces)
+            pending += reversed(pieces)
         elif stream:
             start, end = stream[0].offset, stream[-1].offset + len(stream[-1].text)
             yield Operand(expression[start:end], start, frozenset(_called(stream)))
 
 
-def _bare(stream: tuple[Token, ...]) -> tuple[Token, ...]:
-    """Without `on (...)` in front of it and brackets around it."""
+def _without_parentheses(stream: tuple[Token, ...]) -> tuple[Token, ...]:
+    """The tokens without a leading `on (...)` and without surrounding parentheses."""
     while len(stream) > 1:
         if stream[0].text.lower() in GROUPING and stream[1].text == "(":
             stream = stream[skip(stream, 1, "(", ")") :]
@@ -259,7 +246,7 @@ def _bare(stream: tuple[Token, ...]) -> tuple[Token, ...]:
     return stream
 
 
-def _pieces(stream: tuple[Token, ...]) -> list[tuple[Token, ...]]:
+def _split_at_set_operators(stream: tuple[Token, ...]) -> list[tuple[Token, ...]]:
     pieces, first, depth = [], 0, 0
     for i, token in enumerate(stream):
         depth += _DEPTH.get(token.text, 0)
