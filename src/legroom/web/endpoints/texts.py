@@ -36,7 +36,7 @@ class ReadDocument(TypedDict):
 def read(request: dict[str, Any]) -> ReadDocument:
     """Every server that a text of any kind starts; none is an error that says what is looked for."""
     from legroom.deployments.deployment import deployment_from_command, deployment_of
-    from legroom.deployments.read import read_file
+    from legroom.deployments.file_reader import read_file
     from legroom.facts.releases import latest
 
     text = request["text"]
