@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.memory.caching_allocator import CachingAllocator
