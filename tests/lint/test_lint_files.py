@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.api import plan
+from legroom import plan
 from legroom.cli.main import main
 from legroom.deployments.shell.simple_commands import commands
 from legroom.deployments.source_text import Text

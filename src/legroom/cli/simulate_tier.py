@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import executor_of
+from legroom.cli.sweep_options import executor_of
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
