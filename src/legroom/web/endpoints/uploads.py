@@ -21,7 +21,7 @@ _MAX_SNAPSHOT_BYTES = 512 << 20
 def read(request: dict[str, Any]) -> dict[str, Any]:
     """Every server that a command, script or manifest starts; an error where there is none."""
     from legroom.deployments.deployment import deployment_from_command, deployment_of
-    from legroom.deployments.read import read_file
+    from legroom.deployments.file_reader import read_file
     from legroom.facts.releases import latest
 
     text = request["text"]
