@@ -6,13 +6,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "compose"
 HELP = "a compose file"
@@ -61,9 +61,8 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "init": True,
         "restart": "unless-stopped",
     }
-    if server.times:
-        service["healthcheck"] = _health(server)
-        service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
+    service["healthcheck"] = _health(server)
+    service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
     service |= _devices(server)
     if not service["environment"]:
         del service["environment"]
@@ -100,11 +99,11 @@ def _volumes(server: ExportedServer) -> list[str]:
 
 
 def _health(server: ExportedServer) -> dict[str, Any]:
-    times = server.times
-    assert times is not None
     return {
         "test": ["CMD", *server.address.curl_words("/health")],
-        "start_period": Commented(f"Loading is not unhealthy: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "start_period": Commented(
+            f"Loading is not unhealthy: {server.times.short_sentence()}.", f"{server.times.limit_s}s"
+        ),
         "interval": "10s",
         "timeout": "6s",
         "retries": 3,

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.comments import WRITTEN, headline
-from legroom.exports.deploy.environment import EnvLine
-from legroom.exports.deploy.paths import check_paths, named_paths, not_mounted
-from legroom.exports.deploy.server import ExportedServer, server_of
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.environment import EnvVariable
+from legroom.exports.deploy.exported_server import ExportedServer, server_of
+from legroom.exports.deploy.flag_comments import WRITTEN, headline
+from legroom.exports.deploy.named_paths import check_paths, named_paths, unmounted_paths_remark
+from legroom.exports.deploy.serve_command import check_reachable
+from legroom.exports.export_request import ExportedFile
 from legroom.units import GIB
 from legroom.worker.plugin import SWITCH
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
@@ -47,14 +47,14 @@ _BUILT_IMAGE = "vllm-legroom"
 def container_server(request: ExportRequest) -> ExportedServer:
     """The server that was asked for; refused where it cannot be reached, or finds no file it names, in a container."""
     server = server_of(request)
-    check_inside(server.words)
+    check_reachable(server.words)
     check_paths(server)
     return server
 
 
 def vendor(server: ExportedServer) -> str:
     """`nvidia`, `amd` or `intel`."""
-    name = server.plan.gpu.name if server.plan else ""
+    name = server.plan.gpu.name
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
         raise LegroomError(
@@ -108,7 +108,7 @@ def device_files(server: ExportedServer) -> tuple[str, ...]:
     return _DEVICE_FILES.get(vendor(server), ())
 
 
-def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
+def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvVariable, ...]:
     """The environment without what picks cards: a container sees only those it is given, unless it sees them all; and
     without the places of caches."""
     left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
@@ -131,14 +131,12 @@ def picked_devices(server: ExportedServer) -> tuple[str, ...]:
 
 def head(server: ExportedServer) -> Iterator[str]:
     """The comment at the top of a file."""
-    yield from headline(server.plan) if server.plan else ()
-    if server.times:
-        yield f"Start: {server.times.sentence()}."
-    if server.host:
-        yield f"{server.host.sentence()}."
+    yield from headline(server.plan)
+    yield f"Start: {server.times.sentence()}."
+    yield f"{server.host.sentence()}."
     if caches := [line.name for line in server.env if line.name in _CACHES]:
         yield f"{', '.join(caches)}: given, but left out, because a container keeps downloads and code in its volumes."
-    yield from not_mounted(server)
+    yield from unmounted_paths_remark(server)
 
 
 def volumes(server: ExportedServer) -> tuple[str, ...]:
@@ -149,4 +147,4 @@ def volumes(server: ExportedServer) -> tuple[str, ...]:
 
 def shm_gib(server: ExportedServer) -> int:
     """/dev/shm in whole GiB."""
-    return server.host.shm_bytes // GIB if server.host else 1
+    return server.host.shm_bytes // GIB

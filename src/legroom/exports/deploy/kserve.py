@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
@@ -26,15 +27,14 @@ from legroom.exports.deploy.cluster.pod import (
     resources,
     secrets_created,
 )
-from legroom.exports.deploy.cluster.settings import ClusterSettings
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.kubernetes import cluster_server
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.deploy.times import PROBE_PERIOD_S
+from legroom.exports.deploy.start_times import PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"
@@ -82,7 +82,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
         raise LegroomError("KServe's template has no place for a guard or a sidecar", "use legroom export kubernetes")
-    if over.ray or (over.nodes > 1 and not over.copies_of_a_node):
+    if over.ray or (over.nodes > 1 and not over.engines_per_node):
         raise LegroomError(
             "ranks of one copy over several nodes are not exported for KServe",
             "use legroom export kubernetes, or data parallelism over the nodes",
@@ -97,7 +97,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     pod = _pod(server, settings, over)
     spec: dict[str, Any] = {
-        "model": {"uri": f"hf://{server.model}", "name": _served_name(server)},
+        "model": {"uri": f"hf://{server.model}", "name": server.served_name},
         "replicas": settings.replicas,
         "parallelism": _parallelism(server, over),
         "router": {"route": {}, "gateway": {}, "scheduler": {}},
@@ -113,16 +113,11 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     }
 
 
-def _served_name(server: ExportedServer) -> str:
-    phrase = server.words.get("--served-model-name")
-    return phrase.values[0] if phrase and phrase.values else server.model
-
-
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
-    args = server.plan.args if server.plan else {}
+    args = server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
-        sizes |= {"data": over.nodes * over.copies_of_a_node, "dataLocal": over.copies_of_a_node}
+        sizes |= {"data": over.nodes * over.engines_per_node, "dataLocal": over.engines_per_node}
         sizes |= {"expert": True} if args.get("enable_expert_parallel") else {}
     return sizes
 
@@ -142,12 +137,10 @@ def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) ->
         env.insert(0, NAMED_USER)
     if env:
         main["env"] = env
-    if server.times:
-        tries = server.times.limit_s // PROBE_PERIOD_S
-        probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries}
-        main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
+    probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": server.times.limit_s // PROBE_PERIOD_S}
+    main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
     pod: dict[str, Any] = {}
-    if server.drains_itself and server.times:
+    if server.drains_itself:
         why = f"{_PRE_STOP_S} s of preStop, the drain, and {_END_S} s that the template keeps back."
         grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
         pod["terminationGracePeriodSeconds"] = Commented(why, grace_s)

@@ -6,15 +6,15 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.exports.export_request import ExportedFile
 from legroom.exports.grafana.own_rows import own_rows
 from legroom.exports.grafana.panels import INSTANCE, DashboardRow, Panel
 from legroom.exports.grafana.vllm_rows import vllm_rows
-from legroom.exports.prometheus.levels import levels_for
-from legroom.exports.prometheus.promql import Measures
-from legroom.exports.request import ExportedFile
+from legroom.exports.prometheus.alert_levels import levels_for
+from legroom.exports.prometheus.measures import Measures
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
     from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"

@@ -8,7 +8,7 @@ from legroom.exports.grafana.panels import BY_INSTANCE, WINDOW, DashboardRow, Pa
 from legroom.exports.prometheus.alerts import NO_ROOM_REASONS, fragmentation, turned_away
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.exports.prometheus.alert_levels import AlertLevels
 
 
 def own_rows(levels: AlertLevels) -> tuple[DashboardRow, ...]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
-    from legroom.exports.prometheus.promql import Measures
+    from legroom.exports.prometheus.alert_levels import AlertLevels
+    from legroom.exports.prometheus.measures import Measures
 
 WINDOW = "$__rate_interval"
 INSTANCE = 'cluster=~"$cluster", namespace=~"$namespace", job=~"$job", instance=~"$instance"'

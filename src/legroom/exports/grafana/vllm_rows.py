@@ -1,14 +1,17 @@
-"""The dashboard's rows on vLLM's own metrics: expressions, units, levels, and what each panel means."""
+"""The dashboard's rows of vLLM's own metrics."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.exports.grafana.panels import (
+    BY_ENGINE,
     BY_INSTANCE,
     BY_SERVER,
     INSTANCE,
     SELECTOR,
+    SERVER,
     WINDOW,
     DashboardRow,
     Panel,
@@ -17,11 +20,10 @@ from legroom.exports.grafana.panels import (
     pool_levels,
     target_level,
 )
-from legroom.exports.grafana.pool_rows import kv_row, memory_row, preemptions_row, prefix_row
-from legroom.exports.prometheus.promql import Measures, grouped
+from legroom.exports.prometheus.measures import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.exports.prometheus.alert_levels import AlertLevels
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -212,3 +214,221 @@ def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
             ),
         ),
     )
+
+
+_SETTINGS = (
+    "cluster",
+    "namespace",
+    "job",
+    "instance",
+    "engine",
+    "num_gpu_blocks",
+    "block_size",
+    "cache_dtype",
+    "gpu_memory_utilization",
+)
+"""The labels of vLLM's cache settings that a reader compares with a plan."""
+_PARTS = {
+    "weights_bytes": "weights",
+    "activation_bytes": "activations",
+    "cuda_graph_bytes": "CUDA graphs",
+    "non_torch_bytes": "outside PyTorch",
+    "kv_cache_bytes": "KV cache",
+    "outside_bytes": "beside the budget",
+    "headroom_bytes": "left free",
+}
+
+
+def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> DashboardRow:
+    """The pool that the servers report; with a plan, its layout and its pool beside it."""
+    # The settings are the labels of this metric: they are what is shown, not parts to add up.
+    reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
+    settings = Panel(
+        "The pool as the servers report it",
+        "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
+        + (
+            f"; the plan says {plan.kv.num_blocks:,} blocks of {plan.kv.block_size} tokens."
+            if plan
+            else ". `legroom export grafana --plan FILE` puts the plan beside it."
+        ),
+        (Query(reported.value("cache_config", "max"), "{{instance}}"),),
+        "short",
+        "table",
+        24 if plan is None else 8 if plan.kv.num_blocks else 12,
+    )
+    if plan is None:
+        return DashboardRow("Memory", (settings,))
+    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_cached_tokens(measures, plan), settings))
+
+
+def _layout(plan: PlanDocument) -> Panel:
+    return Panel(
+        "Planned layout of one GPU",
+        f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
+        f"{plan.gpu.count} x {plan.gpu.name}.",
+        tuple(
+            Query(f"vector({size})", label) for name, label in _PARTS.items() if (size := getattr(plan.layout, name))
+        ),
+        "bytes",
+        "bargauge",
+        8 if plan.kv.num_blocks else 12,
+    )
+
+
+def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
+    """Nothing of a model that keeps no KV cache."""
+    tokens = pool_tokens(plan)
+    if not tokens:
+        return ()
+    panel = Panel(
+        "Tokens in the KV cache",
+        f"KV use times the planned {_pools(plan)}. The line is the pool: "
+        f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
+        (Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"), Query(f"vector({tokens})", "planned pool")),
+        "short",
+        "timeseries",
+        8,
+        ((tokens, "red"),),
+    )
+    return (panel,)
+
+
+def pool_tokens(plan: PlanDocument) -> int:
+    """Of all engines of a server together: each data-parallel engine has a pool of its own."""
+    return plan.kv.tokens * plan.engines
+
+
+def _pools(plan: PlanDocument) -> str:
+    pool = f"pool of {plan.kv.tokens:,} tokens"
+    return pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
+
+
+def pressure(measures: Measures, levels: AlertLevels) -> str:
+    """Requests that wait for a pool without room, by the condition of the alert; each engine by its own pool."""
+    each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
+    kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
+    queued = grouped(each.queued())
+    full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"
+    one_more = f"({kv} > bool 0.5) * ({kv} * (1 + 1 / {running}) > bool 1)"
+    return f"sum {BY_SERVER} ({queued} * ({full} + {one_more} > bool 0))"
+
+
+def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """How full the pool is, and whether anybody waits for it."""
+    return DashboardRow(
+        "KV cache",
+        (
+            Panel(
+                "KV cache in use",
+                "Share of the pool's blocks that running requests hold. Cached blocks that nobody uses do "
+                "not count in V1. A full pool without a queue is healthy.",
+                (Query(measures.value("kv_use", "max")),),
+                "percentunit",
+                "timeseries",
+                12,
+                pool_levels(levels),
+                1.0,
+            ),
+            Panel(
+                "Pressure",
+                f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no "
+                "room for one more like those that run: above zero, the pool is what they wait for.",
+                (Query(pressure(measures, levels)),),
+                "short",
+                "timeseries",
+                12,
+                ((1, "red"),),
+            ),
+        ),
+    )
+
+
+def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """How much work is done twice."""
+    detect = levels.detect
+    rate, finished = measures.rate("preemptions", WINDOW), measures.finished_rate(WINDOW)
+    panels = [
+        Panel(
+            "Preemptions",
+            "Requests per second that lost their blocks and will be computed again. The counter moves when "
+            "the victim runs again.",
+            (Query(rate),),
+            "reqps",
+            "timeseries",
+            8,
+            ((detect.alert_preemptions_per_s, "red"),),
+        ),
+        Panel(
+            "Preemptions per finished request",
+            "How much work is done again for each request that gets done.",
+            (Query(f"{grouped(rate)} / ({grouped(finished)} > 0)"),),
+            "short",
+            "timeseries",
+            8,
+            ((detect.preemptions_per_request, "red"),),
+        ),
+    ]
+    share = recomputed_share(measures, plan)
+    if share:
+        panels.append(
+            Panel(
+                "Recomputed share",
+                "Computed tokens that had been computed before. Counted by 0.16.0 to 0.19.1; else an "
+                "upper bound: each preempted request held as much as a running one does on average.",
+                (Query(share),),
+                "percentunit",
+                "timeseries",
+                8,
+                ((detect.preemption_share_ratio, "red"),),
+            )
+        )
+    return DashboardRow("Preemptions", tuple(panels))
+
+
+def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
+    """Tokens computed again, of all that were computed; empty where neither a counter nor a pool size tells."""
+    useful = (
+        f"{grouped(measures.rate('prompt_tokens', WINDOW))} + {grouped(measures.rate('generation_tokens', WINDOW))}"
+    )
+    ways = []
+    if measures.has("prompt_tokens_recomputed"):
+        again = grouped(measures.rate("prompt_tokens_recomputed", WINDOW))
+        ways.append(f"{again} / ({again} + {useful} > 0)")
+    if plan is not None and pool_tokens(plan):
+        use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
+        tokens_each = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
+        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {tokens_each}"
+        ways.append(f"{again} / ({again} + {useful} > 0)")
+    return "\nor\n".join(ways)
+
+
+def prefix_row(measures: Measures) -> DashboardRow:
+    """What the prefix cache finds."""
+    panels = [
+        Panel(
+            "Prefix cache hit rate",
+            "Share of looked-up prompt tokens that were found. A low rate costs a little hashing and no "
+            "memory: cached blocks are freed on demand.",
+            (Query(measures.prefix_hit_ratio(WINDOW)),),
+            "percentunit",
+            "timeseries",
+            12,
+            (),
+            1.0,
+        )
+    ]
+    if measures.has("prefix_hits"):
+        panels.append(
+            Panel(
+                "Prefix cache look-ups",
+                "Prompt tokens per second that were looked up and found (blocks before 0.9.0).",
+                (
+                    Query(measures.rate("prefix_queries", WINDOW), f"looked up {SERVER}"),
+                    Query(measures.rate("prefix_hits", WINDOW), f"found {SERVER}"),
+                ),
+                "short",
+                "timeseries",
+                12,
+            )
+        )
+    return DashboardRow("Prefix cache", tuple(panels))

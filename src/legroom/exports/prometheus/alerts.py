@@ -1,4 +1,4 @@
-"""The alerts: when each fires, and what it says. Their words are in `alerts.json`, their numbers in the levels."""
+"""The alerts: their conditions and texts. The texts are in `alerts.json`, the thresholds in `levels.py`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.prometheus import recording as record
-from legroom.exports.prometheus.levels import duration
+from legroom.exports.prometheus import recording_rules as record
+from legroom.exports.prometheus.alert_levels import AlertLevels, duration
+from legroom.exports.prometheus.measures import Measures
+from legroom.exports.prometheus.recording_rules import recordings
+from legroom.facts.metrics import role_of
 from legroom.records import dataclass
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from legroom.exports.prometheus.levels import AlertLevels
-    from legroom.exports.prometheus.promql import Measures
+    from legroom.exports.prometheus.alert_levels import AlertLevels
+    from legroom.exports.prometheus.measures import Measures
+    from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
 _GROUP = "cluster, namespace, job"
@@ -352,3 +356,23 @@ def _target(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+_JOB = "vllm"
+_SERIES = re.compile(r"vllm:[a-z0-9_]+")
+
+
+def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
+    """The alerts of `legroom export prometheus` for one release that read a measure whose every series of that release
+    is among the vanished ones: they raise no error, and never fire again."""
+    measures, levels = Measures(old), AlertLevels()
+    broken = {
+        rule.record for rule in recordings(measures, levels, _JOB) if _has_lost_measure(rule.expr, measures, vanished)
+    }
+    conditions = vllm_conditions(measures, levels, _JOB)
+    return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))
+
+
+def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
+    roles = {role_of(name) for name in _SERIES.findall(expr)} - {None}
+    return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

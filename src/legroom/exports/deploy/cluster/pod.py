@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.files import file_mounts, file_volumes, model_mounts, model_volumes
-from legroom.exports.deploy.drain import guard_drain, metrics_drain
-from legroom.exports.deploy.server import ExportedServer, FlagLine
-from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
-from legroom.exports.deploy.words import API_KEY_NAME
+from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, guard_drain, metrics_drain
+from legroom.exports.deploy.named_paths import file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.serve_command import API_KEY_NAME
+from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented
 from legroom.facts.gpus import gpu
-from legroom.sidecar.config import DEFAULT_PORT as WATCH_PORT
+from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.settings import ClusterSettings
+    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 
 _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
@@ -60,8 +59,8 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
 
 def planned_card(server: ExportedServer) -> dict[str, Any]:
     """The annotation by which the gate and `plan --file` know the card, which the scheduler does not ask about."""
-    card = server.plan.gpu if server.plan is not None else None
-    if card is None or not card.name:
+    card = server.plan.gpu
+    if not card.name:
         return {}
     try:
         name = gpu(card.name).name
@@ -84,10 +83,9 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
         )
     }
-    if server.times:
-        grace = pre_stop_s(server) + server.times.stop_s
-        why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-        pod["terminationGracePeriodSeconds"] = Commented(why, grace)
+    grace = pre_stop_s(server) + server.times.stop_s
+    why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
+    pod["terminationGracePeriodSeconds"] = Commented(why, grace)
     if settings.restricted:
         pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
         pod["securityContext"] = _unprivileged()
@@ -98,7 +96,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 
 
 def container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine] = (), wrapper: str = ""
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
 ) -> dict[str, Any]:
     """The server itself, with flags that its place in a group adds; `wrapper` is a line of shell around its command."""
     return {
@@ -114,10 +112,10 @@ def container(
 
 
 def worker_container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str = ""
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str = ""
 ) -> dict[str, Any]:
     """A pod that computes for the first one of its group and takes no requests: no port, no probe of HTTP."""
-    stop_s = pre_stop_s(server) + (server.times.drain_s if server.times else 0)
+    stop_s = pre_stop_s(server) + server.times.drain_s
     why = (
         "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
         "which need every rank."
@@ -131,7 +129,7 @@ def worker_container(
 
 
 def _program(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
@@ -145,7 +143,7 @@ def _program(
     return program
 
 
-def _words(lines: Sequence[FlagLine], *, expanded: bool = False) -> Iterator[Any]:
+def _words(lines: Sequence[CommentedFlag], *, expanded: bool = False) -> Iterator[Any]:
     """The words of flags; `expanded` where `$(NAME)` is a variable of the pod rather than the user's text."""
     for line in lines:
         for i, word in enumerate(line.phrase.words):
@@ -199,8 +197,6 @@ def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[s
 def resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
-    if host is None:
-        return {"limits": cards}
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
     limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
     return {
@@ -211,18 +207,16 @@ def resources(server: ExportedServer) -> dict[str, Any]:
 
 def probes(server: ExportedServer) -> dict[str, Any]:
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
-    by_name: dict[str, Any] = {
+    tries = server.times.limit_s // PROBE_PERIOD_S
+    startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
+    return {
+        "startupProbe": Commented(f"First start: {server.times.sentence()}.", startup),
         "livenessProbe": Commented(
             "A minute without an answer: a busy event loop must not be taken for a dead server.",
             {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
         ),
         "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
     }
-    if server.times:
-        tries = server.times.limit_s // PROBE_PERIOD_S
-        startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
-        by_name = {"startupProbe": Commented(f"First start: {server.times.sentence()}.", startup), **by_name}
-    return by_name
 
 
 def _pre_stop(server: ExportedServer) -> str:
@@ -240,10 +234,8 @@ def _pre_stop_why(server: ExportedServer) -> str:
 
 
 def pre_stop_s(server: ExportedServer) -> int:
-    drain = server.times.drain_s if server.times else 0
-    if server.options.guard:
-        return drain + ENDPOINT_S
-    return ENDPOINT_S if server.drains_itself else ENDPOINT_S + drain
+    drains_here = server.options.guard or not server.drains_itself
+    return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
 
 def _mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
@@ -276,9 +268,8 @@ def _cache(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
-    checkpoint = server.host.checkpoint_bytes if server.host else 0
     # Room for a second revision of the small files, and for compiled code.
-    size = math.ceil(checkpoint * 1.2 / GIB) + 10
+    size = math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
 
 

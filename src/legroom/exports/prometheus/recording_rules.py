@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.prometheus.promql import Measures, either, grouped
+from legroom.exports.prometheus.measures import Measures, either, grouped
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.exports.prometheus.alert_levels import AlertLevels
 
 KV_USE = "engine:legroom_vllm_kv_use:ratio"
 RUNNING = "engine:legroom_vllm_running:count"

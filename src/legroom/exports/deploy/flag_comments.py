@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
-from legroom.exports.request import MARK
+from legroom.exports.export_request import MARK
 from legroom.guard import MIDDLEWARE
 from legroom.units import gib, human_bytes
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.words import Phrase
+    from legroom.exports.deploy.serve_command import Phrase
     from legroom.planning.plan_document import PlanDocument
 
 _WIDTH = 100

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.server import checkpoint_bytes
-from legroom.exports.deploy.times import DISK_BYTES_S, StartTimes
-from legroom.exports.deploy.words import take_apart
+from legroom.exports.deploy.exported_server import checkpoint_bytes
+from legroom.exports.deploy.serve_command import parse_command
+from legroom.exports.deploy.start_times import DISK_BYTES_S, StartTimes
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 from legroom.units import parse_seconds, parse_speed
@@ -102,7 +102,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
         return levels
-    checkpoint = checkpoint_bytes(plan, take_apart(plan.command, plan.release))
+    checkpoint = checkpoint_bytes(plan, parse_command(plan.command, plan.release))
     # Not a first start, which also downloads: nobody would hear of an outage for as long.
     start = StartTimes(checkpoint, disk_bytes_s, 0)
     # One more than the restarts: between two of them lies a start, and before the first some serving.

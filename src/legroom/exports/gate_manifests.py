@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import MARK, ExportedFile
+from legroom.exports.export_request import MARK, ExportedFile
 from legroom.facts.gpus import gpu
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.gate.certificates import KeyPair
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
+    from legroom.exports.gate_certificates import KeyPair
 
 NAME = "gate"
 HELP = "the admission webhook: Deployment, Service, webhook configuration, certificates"
@@ -127,7 +127,7 @@ def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPa
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
         return None
-    from legroom.exports.gate.certificates import kept_authority, new_authority, new_certificate
+    from legroom.exports.gate_certificates import kept_authority, new_authority, new_certificate
 
     authority = kept_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
     return authority, new_certificate(authority, service_names(namespace))

@@ -11,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.containers import JOURNAL
 from legroom.records import dataclass
 
-CARDS_OF_A_NODE = 8
+DEFAULT_GPUS_PER_NODE = 8
 _CACHES = ("shared", "pod")
 _SCALERS = ("hpa", "keda")
 _ROOT_HOME = "/root"
@@ -32,7 +32,7 @@ class ClusterSettings:
     ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
     restricted: bool = False
     network_policy: bool = False
-    cards_of_a_node: int = CARDS_OF_A_NODE
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
 
     @property
     def several(self) -> bool:
@@ -63,7 +63,7 @@ def add_cluster_options(group: argparse._ArgumentGroup) -> None:
         help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
         "pod (default: one for each)",
     )
-    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {CARDS_OF_A_NODE})")
+    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
     group.add_argument(
         "--restricted", action="store_true", help="non-root, read-only root file system: Pod Security `restricted`"
     )
@@ -99,7 +99,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         cache=str(cache),
         restricted=bool(options.get("restricted")),
         network_policy=bool(options.get("network_policy")),
-        cards_of_a_node=_count(options, "gpus_per_node", CARDS_OF_A_NODE),
+        gpus_per_node=_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import compose, systemd
-from legroom.exports.deploy.address import check_inside, check_probes
-from legroom.exports.deploy.comments import WRITTEN, comment_lines
-from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.server import ExportedServer, ServerOptions, planned_server
+from legroom.exports.deploy.exported_server import ExportedServer, ServerOptions, planned_server
+from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines
+from legroom.exports.deploy.named_paths import check_paths
+from legroom.exports.deploy.serve_command import check_probes, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 from legroom.facts.sleep_mode import FLAG
 from legroom.planning.plan_json import plan_document
 from legroom.units import gib
@@ -65,7 +65,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     before: ExportedServer | None = None
     first = _at_first(result, servers)
     for server in servers:
-        check_inside(server.words)
+        check_reachable(server.words)
         check_paths(server)
         document = compose.document(server)
         service = document["services"][server.name]
@@ -109,7 +109,7 @@ def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
 def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
     """llama-swap starts a server at its first request; members of a group that does not swap stay together."""
     models = {_name(server): _swapped_model(server) for server in servers}
-    longest = max((server.times.limit_s for server in servers if server.times), default=600)
+    longest = max(server.times.limit_s for server in servers)
     document: dict[str, Any] = {
         "healthCheckTimeout": Commented("The longest that one of them may take to start, in seconds.", longest),
         "models": models,
