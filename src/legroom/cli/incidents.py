@@ -149,7 +149,7 @@ def _read_only(path: Path) -> Journal | None:
         except sqlite3.Error:
             continue
         try:
-            if version_of(db) == VERSION:
+            if 0 < version_of(db) <= VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

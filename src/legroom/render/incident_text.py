@@ -133,15 +133,14 @@ def curves(points: Sequence[JournalPoint]) -> list[Curve]:
     slots = _slots(points)
 
     def worst(name: str) -> list[float]:
-        return [max(((point.gauge_range(name) or (0.0, 0.0))[1] for point in slot), default=0.0) for slot in slots]
+        return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
-    running, waiting = worst("running"), worst("waiting")
-    preempted = [max((point.growth_of("preemptions") or 0.0 for point in slot), default=0.0) for slot in slots]
+    running, waiting = worst("running_max"), worst("waiting_max")
     return [
-        Curve("KV use", "blue", 4, worst("kv_use"), 1.0, "100%"),
+        Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
         counted("running", "green", running),
         counted("waiting", "orange", waiting),
-        counted("preempted", "red", preempted),
+        counted("preempted", "red", worst("preempted")),
     ]
 
 
@@ -271,10 +270,10 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
         "samples": [
             {
                 "time_s": point.time_s,
-                "kv_use": point.gauge("kv_use"),
-                "running": point.gauge("running"),
-                "waiting": point.gauge("waiting"),
-                "preemptions": point.growth_of("preemptions"),
+                "kv_use": point.kv_use,
+                "running": point.running,
+                "waiting": point.waiting,
+                "preemptions": point.preempted,
             }
             for point in points
         ],

@@ -7,7 +7,7 @@ would have changed cannot be known, so what was seen afterwards is played on as 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import Journal, JournalPoint
 from legroom.live.journal.records import SQLITE_HEAD
+from legroom.live.journal.samples import COUNTERS, GAUGES
 from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import EngineSample, Look, Sample
 from legroom.live.remedies import remedies_for
@@ -24,15 +25,6 @@ from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
 
-_COUNTERS = (
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "prompt_tokens",
-    "generation_tokens",
-    "recomputed_tokens",
-    "finished",
-)
 _BUSY_S = 60.0  # how long a rehearsed action is taken to last
 _FOREVER_S = 1e11
 
@@ -182,20 +174,13 @@ def _line(journal: Journal, server: str) -> Iterator[Sample]:
 
 
 def _sample(server: str, point: JournalPoint) -> Sample:
-    gauge: Mapping[str, float | None] = {name: point.gauge(name) for name in ("kv_use", "running", "waiting")}
-    counter: Mapping[str, float | None] = {name: point.total(name) for name in _COUNTERS}
-    blocks, memory = point.gauge("num_blocks"), point.gauge("memory_used_bytes")
-    engine = EngineSample(
-        model="",
-        engine="0",
-        **gauge,  # type: ignore[arg-type]
-        **counter,  # type: ignore[arg-type]
-        num_blocks=None if blocks is None else round(blocks),
-    )
+    values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
+    blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
+    engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]
     return Sample(
         point.time_s + point.span_s,
         server,
         (engine,),
-        process_start_s=point.gauge("process_start_s"),
-        memory_used_bytes=None if memory is None else round(memory),
+        process_start_s=point.process_start_s,
+        memory_used_bytes=None if memory_bytes is None else round(memory_bytes),
     )

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.journal.samples import SAMPLE_TABLES
 from legroom.records import dataclass
 
-# One step a version. `fine` holds the newest samples a row each; `packed` an hour of one server at one resolution.
+# One step a version. Version 1 packed samples into blobs (`fine`, `packed`), which version 2 drops.
 _STEPS = (
     """
     CREATE TABLE incidents (
@@ -44,6 +45,7 @@ _STEPS = (
         PRIMARY KEY (server_id, step_s, hour));
     CREATE INDEX packed_age ON packed (step_s, hour);
     """,
+    f"DROP TABLE fine; DROP TABLE packed; {SAMPLE_TABLES}",
 )
 VERSION = len(_STEPS)
 

@@ -1,89 +1,98 @@
-"""The samples of the journal: the newest a row each, older hours packed, thinned with age and at last forgotten."""
+"""The samples of a journal: one SQL row each for a day, then roll-ups of a minute and of ten minutes."""
 
 from __future__ import annotations
 
 import math
 import sqlite3
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from legroom.live.journal.columns import (
-    FIELDS,
-    HOUR_S,
-    MINUTE_STEP_S,
-    NAN,
-    POINT_COLUMNS,
-    RAW_STEP_S,
-    TEN_MINUTES_STEP_S,
-    Column,
-    DamagedColumns,
-    JournalPoint,
-    Row,
-    as_points,
-    columns_of,
-    merged,
-    pack_columns,
-    pack_row,
-    points_of,
-    thinned,
-    unpack_columns,
-    unpack_row,
-)
 from legroom.live.metrics.sample import Sample
 from legroom.records import dataclass
 
-STEPS_S = (RAW_STEP_S, MINUTE_STEP_S, TEN_MINUTES_STEP_S)
-_LATE_S = 120.0  # a sample may arrive this late and still be packed with its hour
-_SCRAPE_S = 5.0
-_DAY_HOURS, _DAY_S = 24, 86400
-_ROW_BYTES = 8 * len(FIELDS)
-_TIME = attrgetter("time_s")
+GAUGES = ("kv_use", "running", "waiting")
+LEVELS = ("memory_used_bytes", "num_blocks", "process_start_s")
+COUNTERS = (
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+    "prompt_tokens",
+    "generation_tokens",
+    "recomputed_tokens",
+    "finished",
+)
+FIELDS = (*GAUGES, *LEVELS, *COUNTERS)
+MAXIMA = tuple(f"{name}_max" for name in GAUGES)
+ROLLUP_STEPS_S = (60, 600)
+_LATE_S = 120.0  # a scrape times out after 4 s, and the sidecar writes every few seconds
+_USUAL_INTERVAL_S = 5.0  # `watch`'s default
+_PREEMPTIONS = FIELDS.index("preemptions")
+
+# A counter's maximum is its last total, unless the server restarted within the step: then growth appears one step late.
+_ROLL_UP = (
+    "SELECT server_id, :step_ms / 1000, time_ms / :step_ms * :step_ms AS start_ms, "
+    + ", ".join(f"{'avg' if name in (*GAUGES, 'memory_used_bytes') else 'max'}({name})" for name in FIELDS)
+    + ", "
+    + ", ".join(f"max({name})" for name in GAUGES)
+    + " FROM samples WHERE server_id = :server AND time_ms >= :since_ms AND time_ms < :until_ms GROUP BY start_ms"
+)
+SAMPLE_TABLES = f"""
+    CREATE TABLE samples (server_id INTEGER NOT NULL, time_ms INTEGER NOT NULL,
+        {", ".join(f"{name} REAL" for name in FIELDS)}, PRIMARY KEY (server_id, time_ms)) WITHOUT ROWID;
+    CREATE TABLE rollups (server_id INTEGER NOT NULL, step_s INTEGER NOT NULL, time_ms INTEGER NOT NULL,
+        {", ".join(f"{name} REAL" for name in (*FIELDS, *MAXIMA))},
+        PRIMARY KEY (server_id, step_s, time_ms)) WITHOUT ROWID;
+"""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long each resolution is kept. A day of every sample shows an incident whole; a week of minutes compares
-    it with the same hour of other days; a quarter of ten-minute points shows creep and growth."""
+    """How long each resolution is kept. Raw samples of a day show an incident in full; minutes of a week compare it
+    with the same hour of other days; ten-minute roll-ups of a quarter show slow growth."""
 
     raw_s: float = 86400.0
     minute_s: float = 8 * 86400.0
     ten_minutes_s: float = 92 * 86400.0
     incidents_s: float = 366 * 86400.0
 
-    def of(self, step_s: int) -> float:
-        """Seconds for which points of this step are kept."""
-        return {RAW_STEP_S: self.raw_s, MINUTE_STEP_S: self.minute_s, TEN_MINUTES_STEP_S: self.ten_minutes_s}[step_s]
+
+@dataclass(frozen=True, slots=True)
+class JournalPoint:
+    """A sample (`span_s` is 0) or the roll-up of several. Gauges are means, counters totals. None: not reported."""
+
+    time_s: float
+    span_s: int
+    kv_use: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    memory_used_bytes: float | None = None
+    num_blocks: float | None = None
+    process_start_s: float | None = None
+    preemptions: float | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    recomputed_tokens: float | None = None
+    finished: float | None = None
+    kv_use_max: float | None = None
+    running_max: float | None = None
+    waiting_max: float | None = None
+    preempted: float | None = None
+    """Preemptions since the point before."""
 
 
-def values_of(sample: Sample) -> tuple[float, ...]:
-    """What is kept of a sample: its sums over engines and models, and the fullest pool, in the order of FIELDS."""
-    return tuple(_number(_field(sample, name)) for name in FIELDS)
+def values_of(sample: Sample) -> tuple[float | None, ...]:
+    """The stored values in the order of FIELDS: sums over engines, and the KV use of the fullest engine."""
+    own = {
+        "kv_use": sample.kv_use_max,
+        "memory_used_bytes": sample.memory_used_bytes,
+        "process_start_s": sample.process_start_s,
+    }
+    return tuple(_finite(own[name] if name in own else sample.total(name)) for name in FIELDS)
 
 
-def _field(sample: Sample, name: str) -> Any:
-    for part, attribute in (("_sum_s", "sum"), ("_count", "count")):
-        if name.endswith(part):
-            histograms = [getattr(engine, name.removesuffix(part)) for engine in sample.engines]
-            return _sum([getattr(histogram, attribute) for histogram in histograms if histogram is not None])
-    if name == "kv_use":
-        return sample.kv_use_max  # a full engine beside an idle one is the one that suffers
-    if hasattr(sample, name):
-        return getattr(sample, name)
-    return _sum([value for engine in sample.engines if (value := getattr(engine, name)) is not None])
-
-
-def _sum(values: Sequence[float]) -> float | None:
-    return sum(values) if values else None
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return NAN
-    return number if math.isfinite(number) else NAN
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 class SampleStore:
@@ -93,165 +102,95 @@ class SampleStore:
         self._db = db
         self._ids: dict[str, int] = {}
 
-    def add(self, rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
-        """Server, time and values of each. The same server and millisecond again replaces what was there."""
-        packed_rows = [(self._id(server), int(time_s * 1000), pack_row(values)) for server, time_s, values in rows]
-        self._db.executemany("INSERT OR REPLACE INTO fine VALUES (?, ?, ?)", packed_rows)
+    def add(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
+        """Server, time and values of each. A second sample of the same server and millisecond replaces the first."""
+        marks = ", ".join("?" * (2 + len(FIELDS)))
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO samples VALUES ({marks})",
+            [(self._id(server), int(time_s * 1000), *values) for server, time_s, values in rows],
+        )
 
-    def servers(self) -> tuple[str, ...]:
-        """Every server that has samples."""
-        return tuple(name for (name,) in self._db.execute("SELECT name FROM servers ORDER BY name"))
+    def servers(self) -> dict[str, int]:
+        """Server name -> id, sorted by name."""
+        return dict(self._db.execute("SELECT name, id FROM servers ORDER BY name"))
 
     def points(self, server: str, since_s: float, until_s: float, max_points: int) -> tuple[JournalPoint, ...]:
-        """Points between two times, at the finest step that stays within `max_points` and is still kept."""
-        known = self._db.execute("SELECT id FROM servers WHERE name = ?", (server,)).fetchone()
-        if known is None or until_s < since_s:
+        """Points between two times at the finest step that stays within `max_points`; where that step is no longer
+        kept, at the next coarser one."""
+        server_id = self.servers().get(server)
+        if server_id is None or until_s < since_s:
             return ()
-        wanted_s = next(
-            (step for step in STEPS_S if (until_s - since_s) / (step or _SCRAPE_S) <= max_points), STEPS_S[-1]
+        steps_s = (0, *ROLLUP_STEPS_S)
+        fitting = (step_s for step_s in steps_s if (until_s - since_s) / (step_s or _USUAL_INTERVAL_S) <= max_points)
+        finest_s = next(fitting, steps_s[-1])
+        rows: list[Sequence[float | None]] = []
+        end_ms = math.floor(until_s * 1000) + 1
+        for step_s in steps_s[steps_s.index(finest_s) :]:
+            older = list(self._rows(server_id, step_s, math.ceil(since_s * 1000), end_ms))
+            rows = older + rows
+            end_ms = int(rows[0][1] or 0) - 1000 * step_s if rows else end_ms
+        return tuple(_points(rows))
+
+    def _rows(self, server_id: int, step_s: int, since_ms: int, end_ms: int) -> Iterator[Sequence[float | None]]:
+        """Step, time and values. Samples that are not rolled up yet are rolled up here."""
+        span = (server_id, since_ms, end_ms)
+        if step_s == 0:
+            columns = f"0, time_ms, {', '.join((*FIELDS, *GAUGES))}"
+            yield from self._db.execute(
+                f"SELECT {columns} FROM samples WHERE server_id = ? AND time_ms >= ? AND time_ms < ? ORDER BY time_ms",
+                span,
+            )
+            return
+        stored = self._db.execute(
+            "SELECT * FROM rollups WHERE server_id = ? AND time_ms >= ? AND time_ms < ? AND step_s = ? "
+            "ORDER BY time_ms",
+            (*span, step_s),
         )
-        points = [*self._packed_points(known[0], since_s, until_s, wanted_s)]
-        fine = self._fine_rows(known[0], since_s, until_s)
-        points += as_points(fine) if wanted_s == RAW_STEP_S else thinned(fine, wanted_s)
-        points.sort(key=_TIME)
-        return tuple(points[bisect_left(points, since_s, key=_TIME) : bisect_right(points, until_s, key=_TIME)])
+        next_ms = since_ms
+        for row in stored:
+            yield row[1:]
+            next_ms = row[2] + 1000 * step_s
+        spec = {"step_ms": 1000 * step_s, "server": server_id, "since_ms": next_ms, "until_ms": end_ms}
+        yield from (row[1:] for row in self._db.execute(_ROLL_UP, spec))
 
-    def _packed_points(self, server_id: int, since_s: float, until_s: float, wanted_s: int) -> list[JournalPoint]:
-        """Of each hour the step that was asked for, or the next coarser one that is left of it."""
-        rows = self._db.execute(
-            "SELECT hour, step_s, held FROM packed WHERE server_id = ? AND step_s >= ? AND hour BETWEEN ? AND ? "
-            "ORDER BY step_s",
-            (server_id, wanted_s, int(since_s // _DAY_S) * _DAY_HOURS, int(until_s // HOUR_S)),
-        )
-        kept: list[JournalPoint] = []
-        fine_hours: set[int] = set()
-        coarse_keys: set[int] = set()
-        for hour, step_s, blob in rows:
-            columns = _read(blob, step_s)
-            if columns is None:
-                continue
-            if step_s == RAW_STEP_S:
-                fine_hours.add(hour)
-                kept += as_points(_rows_of(columns))
-            elif hour not in coarse_keys:  # minutes and tens of minutes cover the same hours
-                coarse_keys.add(hour)
-                points = points_of(columns, step_s)
-                kept += [p for p in points if int(p.time_s // HOUR_S) not in fine_hours] if fine_hours else points
-        return kept
+    def roll_up(self, server_id: int, now_s: float) -> None:
+        """Writes the roll-ups of every step that has ended since the last one."""
+        for step_s in ROLLUP_STEPS_S:
+            last = "SELECT coalesce(max(time_ms), 0) FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms <= ?"
+            since_ms = self._db.execute(last, (server_id, step_s, int(now_s * 1000))).fetchone()[0]
+            until_ms = int((now_s - _LATE_S) // step_s) * step_s * 1000
+            spec = {"step_ms": 1000 * step_s, "server": server_id, "since_ms": since_ms, "until_ms": until_ms}
+            self._db.execute(f"INSERT OR REPLACE INTO rollups {_ROLL_UP}", spec)
 
-    def pack(self, now_s: float, at_most: int | None = None) -> int:
-        """Packs hours that are over. Says how many; fewer than `at_most` means that none is left.
-
-        An hour that lies ahead is over too: the clock was wrong when it was written, or is now.
-        """
-        current = int((now_s - _LATE_S) // HOUR_S)
-        rows = self._db.execute(
-            "SELECT DISTINCT server_id, time_ms / 3600000 AS hour FROM fine WHERE hour < ? OR hour > ? LIMIT ?",
-            (current, int(now_s // HOUR_S) + 1, -1 if at_most is None else at_most),
-        ).fetchall()
-        for server_id, hour in rows:
-            self._pack_hour(server_id, hour)
-        return len(rows)
-
-    def _pack_hour(self, server_id: int, hour: int) -> None:
-        start_s, end_s = hour * HOUR_S, (hour + 1) * HOUR_S
-        rows = self._fine_rows(server_id, start_s, end_s - 0.001)
-        packed_before = self._packed_hour(server_id, RAW_STEP_S, hour)
-        if packed_before is not None:  # the hour came again: a clock that was set back
-            rows = sorted({row[0]: row for row in (*_rows_of(packed_before), *rows)}.values())
-        self._hold(server_id, RAW_STEP_S, hour, _columns_of_rows(rows))
-        minutes = thinned(rows, MINUTE_STEP_S, self._row_before(server_id, hour))
-        earlier = self._packed_hour(server_id, MINUTE_STEP_S, hour)  # this hour again, or a day that begins with it
-        if earlier is not None:
-            kept = [
-                point
-                for point in points_of(earlier, MINUTE_STEP_S)
-                if packed_before is None or not start_s <= point.time_s < end_s
-            ]
-            minutes = merged(sorted([*kept, *minutes], key=lambda point: point.time_s), MINUTE_STEP_S)
-        self._hold(server_id, MINUTE_STEP_S, hour, columns_of(minutes))
-        self._hold(server_id, TEN_MINUTES_STEP_S, hour, columns_of(merged(minutes, TEN_MINUTES_STEP_S)))
-        self._db.execute(
-            "DELETE FROM fine WHERE server_id = ? AND time_ms >= ? AND time_ms < ?",
-            (server_id, start_s * 1000, end_s * 1000),
-        )
-
-    def pack_days(self, now_s: float, at_most: int) -> int:
-        """Makes the minutes, and the tens of minutes, of a day that is over one piece each: few are quick to read."""
-        today = int((now_s - _LATE_S) // _DAY_S)
-        days = self._db.execute(
-            "SELECT server_id, step_s, hour / 24 AS day FROM packed WHERE step_s > 0 AND hour < ? "
-            "GROUP BY 1, 2, 3 HAVING count(*) > 1 LIMIT ?",
-            (today * _DAY_HOURS, at_most),
-        ).fetchall()
-        for server_id, step_s, day in days:
-            where = (server_id, step_s, day * _DAY_HOURS, (day + 1) * _DAY_HOURS)
-            rows = self._db.execute(
-                "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where
-            ).fetchall()
-            pieces = [columns for (blob,) in rows if (columns := _read(blob, step_s)) is not None]
-            points = [point for columns in pieces for point in points_of(columns, step_s)]
-            self._db.execute("DELETE FROM packed WHERE server_id = ? AND step_s = ? AND hour >= ? AND hour < ?", where)
-            points.sort(key=lambda point: point.time_s)
-            if points:
-                self._hold(server_id, step_s, day * _DAY_HOURS, columns_of(points))
-        return len(days)
-
-    def forget(self, now_s: float, retention: Retention) -> None:
-        """Deletes what is older than its resolution is kept."""
-        for step_s in STEPS_S:
-            oldest = int((now_s - retention.of(step_s)) // HOUR_S)
-            self._db.execute("DELETE FROM packed WHERE step_s = ? AND hour < ?", (step_s, oldest))
-
-    def _fine_rows(self, server_id: int, since_s: float, until_s: float) -> list[Row]:
-        rows = self._db.execute(
-            "SELECT time_ms, held FROM fine WHERE server_id = ? AND time_ms BETWEEN ? AND ? ORDER BY time_ms",
-            (server_id, math.floor(since_s * 1000), math.ceil(until_s * 1000)),
-        )
-        return [(time_ms / 1000, unpack_row(blob)) for time_ms, blob in rows if len(blob) == _ROW_BYTES]
-
-    def _row_before(self, server_id: int, hour: int) -> Row | None:
-        """The last sample of the hour before, so that growth across the hour's edge is counted."""
-        columns = self._packed_hour(server_id, RAW_STEP_S, hour - 1)
-        return _rows_of([column[-1:] for column in columns])[0] if columns else None
-
-    def _packed_hour(self, server_id: int, step_s: int, hour: int) -> list[Column] | None:
-        row = self._db.execute(
-            "SELECT held FROM packed WHERE server_id = ? AND step_s = ? AND hour = ?", (server_id, step_s, hour)
-        ).fetchone()
-        return None if row is None else _read(row[0], step_s)
-
-    def _hold(self, server_id: int, step_s: int, hour: int, columns: Sequence[Column]) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO packed VALUES (?, ?, ?, ?)", (server_id, step_s, hour, pack_columns(columns))
-        )
+    def delete_old(self, server_id: int, now_s: float, retention: Retention) -> None:
+        """Deletes samples and roll-ups past their retention."""
+        raw_ms = int((now_s - retention.raw_s) * 1000)
+        self._db.execute("DELETE FROM samples WHERE server_id = ? AND time_ms < ?", (server_id, raw_ms))
+        for step_s, kept_s in zip(ROLLUP_STEPS_S, (retention.minute_s, retention.ten_minutes_s), strict=True):
+            self._db.execute(
+                "DELETE FROM rollups WHERE server_id = ? AND step_s = ? AND time_ms < ?",
+                (server_id, step_s, int((now_s - kept_s) * 1000)),
+            )
 
     def _id(self, server: str) -> int:
         if server not in self._ids:
             self._db.execute("INSERT OR IGNORE INTO servers (name) VALUES (?)", (server,))
-            # Not remembered until it is certain to be there: the transaction may yet be rolled back.
+            # Not cached before `cache_ids`: the transaction may yet be rolled back.
             return int(self._db.execute("SELECT id FROM servers WHERE name = ?", (server,)).fetchone()[0])
         return self._ids[server]
 
-    def remember_ids(self) -> None:
-        """Called once a transaction is in the file."""
+    def cache_ids(self) -> None:
+        """Called after a commit."""
         if len(self._ids) != self._db.execute("SELECT count(*) FROM servers").fetchone()[0]:
-            self._ids = dict(self._db.execute("SELECT name, id FROM servers"))
+            self._ids = self.servers()
 
 
-def _read(blob: bytes, step_s: int) -> list[Column] | None:
-    """A piece; None for a damaged one, which is left out: the rest of the journal is worth as much without it."""
-    try:
-        columns = unpack_columns(blob)
-    except DamagedColumns:
-        return None
-    return columns if len(columns) == (1 + len(FIELDS) if step_s == RAW_STEP_S else POINT_COLUMNS) else None
-
-
-def _columns_of_rows(rows: Sequence[Row]) -> list[Column]:
-    columns = [list(column) for column in zip(*(values for _, values in rows), strict=True)]
-    return [[round(time_s * 1000) for time_s, _ in rows], *columns]
-
-
-def _rows_of(columns: Sequence[Column]) -> list[Row]:
-    return [(row[0] / 1000, row[1:]) for row in zip(*columns, strict=True)]
+def _points(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
+    before: float | None = None
+    for step_s, time_ms, *values in rows:
+        total = values[_PREEMPTIONS]
+        grown = None
+        if total is not None:
+            grown = 0.0 if before is None else total - before if total >= before else total  # less: it restarted
+            before = total
+        yield JournalPoint((time_ms or 0) / 1000, int(step_s or 0), *values, preempted=grown)
