@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.live.journal.journal import Journal
-from legroom.live.journal.samples import FIELDS
+from legroom.live.journal.sample_store import FIELDS
 
 LIMIT_BYTES, LIMIT_S = 500_000_000, 0.1
 START_S = 1_750_000_000 // 3600 * 3600.0

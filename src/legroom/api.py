@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
     from legroom.facts.releases import Release
-    from legroom.live.view import ServerView
+    from legroom.live.server_view import ServerView
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Policy, Verdict
     from legroom.planning.sizing import ModelFit
@@ -270,7 +270,7 @@ def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) ->
 
 @dataclass(frozen=True)
 class WatchReport:
-    """One look at a serving vLLM that shows itself."""
+    """One scrape at a serving vLLM that shows itself."""
 
     view: ServerView
 
@@ -280,11 +280,11 @@ class WatchReport:
         return self.view.state
 
     def text(self, style: Style | None = None) -> str:
-        """The look, as the terminal shows it."""
+        """The scrape, as the terminal shows it."""
         from legroom.drawing.terminal import PLAIN
-        from legroom.render.watch_text import look_text
+        from legroom.render.watch_text import servers_text
 
-        return look_text([self.view], style or PLAIN)
+        return servers_text([self.view], style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The object that `legroom watch --json` prints for it."""
@@ -295,18 +295,18 @@ class WatchReport:
 
 
 def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
-    """Look at serving vLLMs: a report after every look, for ever, or with `once` one of each server.
+    """Look at serving vLLMs: a report after every scrape, for ever, or with `once` one of each server.
 
     Nothing is written and nothing is acted on. Close the iterator to stop looking.
     """
-    from legroom.sidecar.config import simple_config, with_interval
-    from legroom.sidecar.watch import WatchSession, look_once, watching
+    from legroom.sidecar.watch_config import simple_config, with_interval
+    from legroom.sidecar.watch_session import WatchSession, check_once, watching
 
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
     config, session = with_interval(simple_config(servers), interval_s), WatchSession()
     if once:
-        look_once(config, session, min(1.0, interval_s))
+        check_once(config, session, min(1.0, interval_s))
         return iter([WatchReport(view) for view in session.views.values()])
     return (WatchReport(view) for view in watching(config, session))
 

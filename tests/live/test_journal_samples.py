@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.live.journal import records
+from legroom.live.journal import journal_records
 from legroom.live.journal.journal import Journal, Retention
-from legroom.live.journal.samples import FIELDS
+from legroom.live.journal.sample_store import FIELDS
 from legroom.live.metrics.sample import EngineSample, Sample
 
 START_S = 1_000_000 * 3600.0 / 1000  # a full hour
@@ -65,7 +65,7 @@ def test_a_roll_up_keeps_maxima_means_and_growth(seen):
         total += more
         rows.append(("a", START_S + at * 5.0, row(kv_use=use, preemptions=total)))
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        records.bring_up_to_date(db)
+        journal_records.bring_up_to_date(db)
         journal = Journal(db, None, lambda: START_S)
         journal.add_rows(rows)
         points = journal.samples("a", START_S, START_S + 1000, max_points=20)
@@ -126,7 +126,7 @@ def test_a_sample_from_the_future_does_not_stop_roll_ups(journal):
 def test_a_journal_with_packed_samples_opens_with_its_incidents(tmp_path):
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as db:
-        db.executescript(records._STEPS[0])
+        db.executescript(journal_records._STEPS[0])
         db.execute("INSERT INTO incidents (key, server, kind, title, detail, opened_s) VALUES ('k','a','x','t','{}',1)")
         db.execute("INSERT INTO servers VALUES (1, 'a')")
         db.execute("INSERT INTO packed VALUES (1, 0, 5, x'0011')")

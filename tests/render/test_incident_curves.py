@@ -1,6 +1,6 @@
 """The curves of an incident stand on an even line of time, so that its marks stand where they belong."""
 
-from legroom.live.journal.samples import JournalPoint
+from legroom.live.journal.sample_store import JournalPoint
 from legroom.render.incident_text import curves
 
 

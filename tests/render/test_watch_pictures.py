@@ -17,11 +17,11 @@ from legroom.drawing.terminal import Style
 from legroom.live.detectors import DetectorFinding
 from legroom.live.forecast import Forecast
 from legroom.live.journal.journal import Action, ActionStage, Incident, Note
-from legroom.live.journal.samples import JournalPoint
-from legroom.live.view import ServerView
+from legroom.live.journal.sample_store import JournalPoint
+from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
-from legroom.render.watch_text import look_text, seconds
+from legroom.render.watch_text import seconds, servers_text
 from legroom.verify.checks import Check, LoadRun, Verification
 from legroom.verify.load import KvPool
 from legroom.verify.sampling import LoadSample
@@ -101,11 +101,11 @@ VIEWS = (
 
 
 def test_a_look_is_as_kept():
-    check("watch_look", look_text(VIEWS, PLAIN))
+    check("watch_look", servers_text(VIEWS, PLAIN))
 
 
 def test_a_look_without_unicode_is_plain_ascii():
-    assert look_text(VIEWS, Style(width=80, unicode=False)).isascii()
+    assert servers_text(VIEWS, Style(width=80, unicode=False)).isascii()
 
 
 def point(number: int) -> JournalPoint:

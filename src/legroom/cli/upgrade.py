@@ -173,7 +173,7 @@ def _count(args: argparse.Namespace, asked: Release | None) -> int:
 def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
     from legroom.cli.deployment import RequestedDeployment, with_flags_beside
     from legroom.facts.releases import logged_release
-    from legroom.live.metrics.address import is_loopback
+    from legroom.live.metrics.endpoint import is_loopback
     from legroom.live.running_server import running_server
     from legroom.planning.machine import make_target
     from legroom.vllm.args import ServeArgs

@@ -1,4 +1,4 @@
-"""What `legroom watch` sees, for pages that are open: one watcher, any number of readers. It only looks."""
+"""What `legroom watch` sees, for pages that are open: one watcher, any number of readers. It only scrapes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from legroom.sidecar.watch import IncidentChange, WatchSession, stream
+from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
     from legroom.live.plan_comparison import ComparedFigure
-    from legroom.live.view import ServerView
+    from legroom.live.server_view import ServerView
     from legroom.planning.plan_document import PlanDocument
-    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch_config import SidecarConfig
 
 _MOST_UNREAD = 1_000
 """Events kept for a reader that is slow; then it is given the present state anew."""
@@ -25,7 +25,7 @@ _END = ""
 
 
 class LiveFeed:
-    """Looks at servers while it runs, and tells every reader."""
+    """Scrapes at servers while it runs, and tells every reader."""
 
     def __init__(self, config: SidecarConfig, plan: PlanDocument | None = None) -> None:
         self._config = config
@@ -49,7 +49,7 @@ class LiveFeed:
             _put(reader, _END)
 
     async def events(self) -> AsyncIterator[str]:
-        """Server-sent events: how it has been, then every look."""
+        """Server-sent events: how it has been, then every scrape."""
         reader: asyncio.Queue[str] = asyncio.Queue(_MOST_UNREAD)
         self._readers.add(reader)
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.home import store_path
-from legroom.live.journal.records import (
+from legroom.live.journal.journal_records import (
     DONE,
     FAILED,
     OUTCOMES,
@@ -34,7 +34,7 @@ from legroom.live.journal.records import (
     bring_up_to_date,
     version_of,
 )
-from legroom.live.journal.samples import JournalPoint, Retention, SampleStore, values_of
+from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, values_of
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 

@@ -1,4 +1,4 @@
-"""One look at a serving vLLM: gauges as they stand, counters as running totals, per engine and summed."""
+"""One scrape at a serving vLLM: gauges as they stand, counters as running totals, per engine and summed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FailureKind = Literal[
     "dns",
     "unreachable",
 ]
-"""Why a look brought nothing."""
+"""Why a scrape brought nothing."""
 
 COUNTERS = (
     "preemptions",
@@ -247,7 +247,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFailure:
-    """A look that brought nothing, and why."""
+    """A scrape that brought nothing, and why."""
 
     time_s: float
     server: str
@@ -255,4 +255,4 @@ class ScrapeFailure:
     message: str
 
 
-Look = Sample | ScrapeFailure
+ScrapeResult = Sample | ScrapeFailure

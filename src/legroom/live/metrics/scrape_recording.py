@@ -1,7 +1,7 @@
-"""Recording what was seen, and playing it back: the same looks in the same order, as fast as one likes.
+"""Recording what was seen, and playing it back: the same scrapes in the same order, as fast as one likes.
 
 A recording is lines of JSON, compressed where the file's name ends in .gz or .zst. The first says what it is; then
-one a look, with only what changed since the server's last:
+one a scrape, with only what changed since the server's last:
 
     {"legroom": "recording", "version": 1}
     {"t": 1700000000.0, "s": "http://host:8000", "new": ["vllm:num_requests_running{...}"], "v": [[0, 3.0]]}
@@ -27,7 +27,7 @@ from legroom.errors import LegroomError
 from legroom.facts import metrics
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
 from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
-from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 _PLAIN = {
     "kv_use": "kv_use",
@@ -130,15 +130,15 @@ def _histogram(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str
 
 _HEADER = {"legroom": "recording", "version": 1}
 _FULL_EVERY = 200
-"""Looks of a server between two that stand by themselves."""
+"""Scrapes of a server between two that stand by themselves."""
 _FLUSH_EVERY = 24
-"""Looks between flushes: two minutes of one server are lost at worst when the recorder is killed."""
+"""Scrapes between flushes: two minutes of one server are lost at worst when the recorder is killed."""
 _LATEST_S = 1e11
 """Three thousand years from now: a time beyond that is none, and no calendar shows it."""
 
 
 class Recorder:
-    """Writes looks to a file as they come."""
+    """Writes scrapes to a file as they come."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,17 +150,17 @@ class Recorder:
         self._write(_HEADER)
 
     def _write(self, line: dict[str, Any]) -> None:
-        with self._telling():
+        with self._write_errors():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
-    def add(self, look: Look) -> None:
+    def add(self, look: ScrapeResult) -> None:
         line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
         if isinstance(look, ScrapeFailure):
             line["fail"] = [look.kind, look.message]
@@ -169,7 +169,7 @@ class Recorder:
         self._write(line)
         self._looks += 1
         if self._looks % _FLUSH_EVERY == 0:
-            with self._telling():
+            with self._write_errors():
                 self._file.flush()
 
     def _changes(self, sample: Sample) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Recorder:
         return line
 
     def close(self) -> None:
-        with self._telling():
+        with self._write_errors():
             self._file.close()
 
     def __enter__(self) -> Recorder:
@@ -211,8 +211,8 @@ def _short(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def replay(path: Path) -> Iterator[Look]:
-    """Every look of a recording, in order. A last line that was cut off is left out."""
+def replay(path: Path) -> Iterator[ScrapeResult]:
+    """Every scrape of a recording, in order. A last line that was cut off is left out."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
     lines = _lines(path)
@@ -239,7 +239,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> Look:
+def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
     time_s, server = float(entry["t"]), str(entry["s"])
     if not abs(time_s) < _LATEST_S:
         raise ValueError(time_s)

@@ -6,25 +6,25 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Journal
-from legroom.sidecar.http import SidecarMetrics
-from legroom.sidecar.incidents import OVER, OpenIncident
+from legroom.live.journal.journal_buffer import JournalThread
 from legroom.sidecar.notifier import ActionReport, Notifier
+from legroom.sidecar.open_incidents import OVER, OpenIncident
+from legroom.sidecar.sidecar_http import SidecarMetrics
 
 
 class IncidentReporter:
     """Never waits: the journal and the notifier each have their own queue."""
 
     def __init__(
-        self, journal: JournalThread, notifier: Notifier, metrics: SidecarMetrics, say: Callable[[str], None]
+        self, journal: JournalThread, notifier: Notifier, metrics: SidecarMetrics, log: Callable[[str], None]
     ) -> None:
-        self._journal, self._notifier, self._metrics, self._say = journal, notifier, metrics, say
+        self._journal, self._notifier, self._metrics, self._log = journal, notifier, metrics, log
 
     def opened(self, incident: OpenIncident) -> None:
         finding = incident.finding
         reason = finding.reason if finding is not None else ""
-        self._say(f"{incident.server}: {incident.title}: {reason}")
+        self._log(f"{incident.server}: {incident.title}: {reason}")
         self._metrics.opened.labels(incident.kind).inc()
         detail = incident.detail()
 
@@ -45,7 +45,7 @@ class IncidentReporter:
         unseen = incident.finding is None and how == OVER
         outcome = f"{how} while legroom was not watching" if unseen else how
         outcome += f", after {incident.last_action}" if incident.last_action else ""
-        self._say(f"{incident.server}: {incident.title}: {outcome}")
+        self._log(f"{incident.server}: {incident.title}: {outcome}")
         self._journal.write(lambda journal: journal.close_incident(journal.incident_id(incident.key) or 0, outcome))
         self._notifier.notify(incident, outcome, time.time())
 
@@ -54,7 +54,7 @@ class IncidentReporter:
 
     def acted(self, report: ActionReport) -> None:
         incident = report.incident
-        self._say(f"{incident.server}: {report.text}" if incident is not None else report.text)
+        self._log(f"{incident.server}: {report.text}" if incident is not None else report.text)
         if report.name == "refusal":
             self._metrics.refusals.inc()
         if report.outcome is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from legroom.live.metrics.sample import Sample
 from legroom.records import dataclass
@@ -55,8 +56,7 @@ class Retention:
     incidents_s: float = 366 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class JournalPoint:
+class JournalPoint(NamedTuple):
     """A sample (`span_s` is 0) or the roll-up of several. Gauges are means, counters totals. None: not reported."""
 
     time_s: float
@@ -193,4 +193,4 @@ def _points(rows: Iterable[Sequence[float | None]]) -> Iterator[JournalPoint]:
         if total is not None:
             grown = 0.0 if before is None else total - before if total >= before else total  # less: it restarted
             before = total
-        yield JournalPoint((time_ms or 0) / 1000, int(step_s or 0), *values, preempted=grown)
+        yield JournalPoint._make(((time_ms or 0) / 1000, int(step_s or 0), *values, grown))

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
-from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import Incident
-from legroom.live.metrics.sample import Look, Sample
-from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.policy import ACTION_NAMES
+from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.sidecar.action_policy import ACTION_NAMES
+from legroom.sidecar.open_incidents import OpenIncident
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -62,8 +62,8 @@ class SidecarMetrics:
         self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **registered)
         self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **registered)
 
-    def saw(self, seen: Look, group: str, is_healthy: bool) -> None:
-        """One look at one server."""
+    def saw(self, seen: ScrapeResult, group: str, is_healthy: bool) -> None:
+        """One scrape at one server."""
         self.looks.labels("sample" if isinstance(seen, Sample) else seen.kind).inc()
         self.up.labels(seen.server, group).set(isinstance(seen, Sample))
         self.healthy.labels(seen.server, group).set(is_healthy)
@@ -94,8 +94,8 @@ class SidecarMetrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-_MOST_BYTES = 64 * 1024
-_MOST_INCIDENTS = 1000
+_MAX_BYTES = 64 * 1024
+_MAX_INCIDENTS = 1000
 
 
 class SidecarApi(Protocol):
@@ -116,10 +116,10 @@ class SidecarApi(Protocol):
         ...
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Somebody looks after it: no more messages about it."""
+        """Somebody scrapes after it: no more messages about it."""
         ...
 
-    async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         """A person's order, within the same budgets."""
         ...
 
@@ -137,7 +137,7 @@ def make_app(served: SidecarApi) -> web.Application:
 
     async def incidents(request: web.Request) -> web.Response:
         since_s = _number(request.query.get("since_s"), "since_s")
-        limit = min(int(_number(request.query.get("limit"), "limit") or 100), _MOST_INCIDENTS)
+        limit = min(int(_number(request.query.get("limit"), "limit") or 100), _MAX_INCIDENTS)
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:
@@ -153,7 +153,7 @@ def make_app(served: SidecarApi) -> web.Application:
         undo = body.get("undo")
         if undo is not None and _id(undo) is None:
             raise LegroomError("`undo` must be the number of an action")
-        answer = await served.act_by_hand(str(body.get("action", "restart")), str(body.get("server", "")), undo)
+        answer = await served.act_on_request(str(body.get("action", "restart")), str(body.get("server", "")), undo)
         return web.json_response(answer, status=202 if answer["accepted"] else 409)
 
     @web.middleware
@@ -168,7 +168,7 @@ def make_app(served: SidecarApi) -> web.Application:
             return web.json_response({"error": error.message, "hint": error.hint}, status=400)
         return answer
 
-    app = web.Application(middlewares=[explained], client_max_size=_MOST_BYTES)
+    app = web.Application(middlewares=[explained], client_max_size=_MAX_BYTES)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/incidents", incidents)

@@ -14,23 +14,23 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import Journal, JournalPoint
-from legroom.live.journal.records import SQLITE_HEAD
-from legroom.live.journal.samples import COUNTERS, GAUGES
-from legroom.live.metrics.recording import replay
-from legroom.live.metrics.sample import EngineSample, Look, Sample
+from legroom.live.journal.journal_records import SQLITE_HEAD
+from legroom.live.journal.sample_store import COUNTERS, GAUGES
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeResult
+from legroom.live.metrics.scrape_recording import replay
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
-from legroom.sidecar.config import SidecarConfig
+from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState
 from legroom.sidecar.decisions import change_of, decision_about
-from legroom.sidecar.incidents import IncidentKeeper, OpenIncident
-from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState
+from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
+from legroom.sidecar.watch_config import SidecarConfig
 
 _BUSY_S = 60.0  # how long a rehearsed action is taken to last
 _FOREVER_S = 1e11
 
 
 @dataclass(frozen=True)
-class RehearsedEvent:
+class DryRunEvent:
     """One thing that would have happened."""
 
     time_s: float
@@ -42,17 +42,17 @@ class RehearsedEvent:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRun:
     """Everything in order, and how much was seen."""
 
-    events: tuple[RehearsedEvent, ...]
+    events: tuple[DryRunEvent, ...]
     looks: int
     servers: int
     from_s: float | None
     until_s: float | None
 
     @property
-    def actions(self) -> tuple[RehearsedEvent, ...]:
+    def actions(self) -> tuple[DryRunEvent, ...]:
         """What would have been done to servers."""
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
@@ -67,17 +67,17 @@ class Rehearsal:
         }
 
 
-def rehearse(path: Path, config: SidecarConfig) -> Rehearsal:
+def dry_run(path: Path, config: SidecarConfig) -> DryRun:
     """Plays a recording (`legroom watch --record`) or a journal."""
-    return rehearse_looks(_looks(path), config)
+    return dry_run_results(_looks(path), config)
 
 
-def rehearse_looks(looks: Iterator[Look], config: SidecarConfig) -> Rehearsal:
-    """Plays looks, in the order of their times."""
+def dry_run_results(looks: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
+    """Plays scrapes, in the order of their times."""
     play = _Player(config)
     for seen in looks:
         play.take(seen)
-    return Rehearsal(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
+    return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
 
 class _Player:
@@ -88,12 +88,12 @@ class _Player:
         self.servers = {server.name: server for server in config.servers}
         self.keeper = IncidentKeeper()
         self.begun_s: dict[str, list[float]] = {}
-        self.events: list[RehearsedEvent] = []
+        self.events: list[DryRunEvent] = []
         self.looks = 0
         self.from_s: float | None = None
         self.until_s: float | None = None
 
-    def take(self, seen: Look) -> None:
+    def take(self, seen: ScrapeResult) -> None:
         self.looks += 1
         self.from_s = seen.time_s if self.from_s is None else self.from_s
         self.until_s = seen.time_s
@@ -114,7 +114,7 @@ class _Player:
         for incident in self.keeper.of(seen.server):
             self._decide(seen, incident, watcher)
 
-    def _decide(self, seen: Look, incident: OpenIncident, watcher: Watcher) -> None:
+    def _decide(self, seen: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
@@ -129,9 +129,9 @@ class _Player:
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
         self._add(seen, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
-    def _refused(self, seen: Look, incident: OpenIncident, decision: Decision) -> None:
-        if decision.gist != incident.last_refusal:
-            incident.last_refusal = decision.gist
+    def _refused(self, seen: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
+        if decision.dedupe_key != incident.last_refusal:
+            incident.last_refusal = decision.dedupe_key
             self._add(seen, incident, "refused", f"would not act: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
@@ -145,20 +145,20 @@ class _Player:
         busy = "an action would be under way" if any(age_s < _BUSY_S for age_s in ages_s) else None
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
-    def _add(self, seen: Look, incident: OpenIncident, what: str, text: str) -> None:
-        self.events.append(RehearsedEvent(seen.time_s, incident.server, incident.kind, what, text))
+    def _add(self, seen: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+        self.events.append(DryRunEvent(seen.time_s, incident.server, incident.kind, what, text))
 
 
-def _looks(path: Path) -> Iterator[Look]:
+def _looks(path: Path) -> Iterator[ScrapeResult]:
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
     except OSError as error:
         raise LegroomError(f"{path} cannot be read: {error.strerror}", "a recording, or a journal.db") from error
-    return _journal_looks(path) if is_journal else replay(path)
+    return _journal_samples(path) if is_journal else replay(path)
 
 
-def _journal_looks(path: Path) -> Iterator[Look]:
+def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
     """The samples of all servers in the order of time. Older than a day they are means of a minute.
 
     The journal keeps no spread of latencies, so how long a drain would have taken is not known here.

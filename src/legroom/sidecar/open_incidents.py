@@ -14,7 +14,7 @@ from legroom.records import dataclass as record
 
 BY = "sidecar"
 OVER, UNWATCHED, ELSEWHERE = "over", "no longer watched", "goes on as another incident"
-_ADOPTED_LOOKS = 12  # a finding needs its time to be found again: a minute at the usual interval
+_ADOPTED_SCRAPES = 12  # a finding needs its time to be found again: a minute at the usual interval
 
 
 @dataclass
@@ -39,7 +39,7 @@ class OpenIncident:
     """The kind of the last reason for not acting, so that it is noted once."""
     ask_again_s: float = 0.0
     """On the monotonic clock: when deciding again can have another answer."""
-    looks_without: int = 0
+    scrapes_without: int = 0
     lasts_until_s: float = 0.0
     """On the monotonic clock: before it, an adopted one that is not found again may yet be."""
     last_action: str = ""
@@ -80,7 +80,7 @@ class IncidentKeeper:
         possible = (self._open.get((server, kind)) for kind in self._kinds)
         return tuple(incident for incident in possible if incident is not None)
 
-    def adopt(
+    def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
         """Goes on with what an earlier legroom left open for servers that may still be watched.
@@ -123,10 +123,10 @@ class IncidentKeeper:
             elif incident.severity != "critical" and finding.severity == "critical":
                 incident.severity = finding.severity  # and stays so: what swings is reported once
                 worse.append(incident)
-            incident.finding, incident.looks_without = finding, 0
+            incident.finding, incident.scrapes_without = finding, 0
         for incident in self.of(server):
             if incident.kind not in now:
-                incident.looks_without += 1
+                incident.scrapes_without += 1
                 if incident.finding is not None or _is_over(incident):
                     del self._open[server, incident.kind]
                     closed.append(incident)
@@ -134,10 +134,10 @@ class IncidentKeeper:
 
     def forget(self, server: str) -> tuple[OpenIncident, ...]:
         """A server that is no longer watched: its incidents end."""
-        gone = self.of(server)
-        for incident in gone:
+        server_removed = self.of(server)
+        for incident in server_removed:
             del self._open[server, incident.kind]
-        return gone
+        return server_removed
 
     @staticmethod
     def _new(server: str, group: str, finding: DetectorFinding) -> OpenIncident:
@@ -146,7 +146,7 @@ class IncidentKeeper:
 
 
 def _is_over(adopted: OpenIncident) -> bool:
-    return adopted.looks_without >= _ADOPTED_LOOKS and time.monotonic() >= adopted.lasts_until_s
+    return adopted.scrapes_without >= _ADOPTED_SCRAPES and time.monotonic() >= adopted.lasts_until_s
 
 
 def _reason(incident: Incident) -> str:
@@ -167,7 +167,7 @@ def left_open(journal: Journal) -> tuple[Incident, ...]:
 
 
 def close_rest(journal: Journal, left: Iterable[Incident], kept: Collection[str], watched: Collection[str]) -> None:
-    """Ends what is not gone on with: nobody looks at the server any more, or it was found anew meanwhile."""
+    """Ends what is not gone on with: nobody scrapes at the server any more, or it was found anew meanwhile."""
     for incident in left:
         if incident.key not in kept:
             journal.close_incident(incident.id, ELSEWHERE if incident.server in watched else UNWATCHED)

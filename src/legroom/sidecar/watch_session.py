@@ -1,4 +1,4 @@
-"""Watching servers for a person: looks in, views out, incidents into the journal on the way.
+"""Watching servers for a person: scrapes in, views out, incidents into the journal on the way.
 
 The sidecar does the same for nobody in particular, and acts; this never does.
 """
@@ -22,40 +22,40 @@ from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
 from legroom.live.local_servers import LocalServers
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.plan_comparison import ComparedFigure, compare
+from legroom.live.server_view import ServerView, view
 from legroom.live.thresholds import DEFAULT, Thresholds
-from legroom.live.view import ServerView, view
 from legroom.planning.plan_document import PlanDocument
 from legroom.records import dataclass
-from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
+from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
 
 if TYPE_CHECKING:
     from legroom.live.journal.journal import Incident, Journal
-    from legroom.live.metrics.recording import Recorder
-    from legroom.sidecar.config import PrometheusConfig, SidecarConfig
+    from legroom.live.metrics.scrape_recording import Recorder
+    from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
-MOST_HISTORY = 720
+MAX_HISTORY = 720
 """An hour at five seconds: what the curves of a page show at most."""
 _WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
 """A page shows some servers; the curves of a fleet's thousands would be most of what a watcher keeps in memory."""
-ONCE_LOOKS, ONCE_GAP_S = 3, 1.0
-"""A single look shows levels; rates and a standstill need a few."""
-_AT_ONCE = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
-"""Detectors whose condition means something at a single look. A standstill of two seconds does not: steps take that."""
+ONCE_SCRAPES, ONCE_GAP_S = 3, 1.0
+"""A single scrape shows levels; rates and a standstill need a few."""
+_IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
+"""Detectors whose condition is meaningful in a single scrape."""
 _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
-"""When Prometheus is asked for scrapes before the last: one of a minute ago is a second look at its usual intervals."""
+"""Past evaluation times that yield a second scrape at Prometheus' usual intervals of 15 to 60 s."""
 _SECOND_SCRAPE_S = 65.0
 """How long is waited for a second scrape where there was none yet."""
 _SAMPLES_EVERY_S = 10.0
 _NOW_S = 60.0
-"""A look this young is of now, and not from a recording."""
+"""A scrape this young is of now, and not from a recording."""
 _DISCOVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """What a curve needs of one look."""
+    """What a curve needs of one scrape."""
 
     time_s: float
     kv_use: float | None = None
@@ -67,7 +67,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class IncidentChange:
-    """An incident that began or ended with a look."""
+    """An incident that began or ended with a scrape."""
 
     incident: OpenIncident
     is_over: bool
@@ -77,7 +77,7 @@ class IncidentChange:
 
 
 class WatchSession:
-    """Everything a watching surface knows. Feed it looks; read views, history and incidents."""
+    """Everything a watching surface knows. Feed it scrapes; read views, history and incidents."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class WatchSession:
         plans: Mapping[str, PlanDocument] | None = None,
         journal: Journal | None = None,
         recorder: Recorder | None = None,
-        say: Callable[[str], None] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
         self.levels = levels
         self.views: dict[str, ServerView] = {}
@@ -93,7 +93,7 @@ class WatchSession:
         self.changes: deque[IncidentChange] = deque(maxlen=200)
         self.looks = 0
         self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
-        self.say = say or (lambda text: None)
+        self.log = log or (lambda text: None)
         self._watchers: dict[str, Watcher] = {}
         self._keeper = IncidentKeeper()
         self._ids: dict[str, int] = {}
@@ -101,8 +101,8 @@ class WatchSession:
         self._samples: list[Sample] = []
         self._written_s = 0.0
 
-    def take(self, look: Look) -> ServerView:
-        """One look at one server."""
+    def take(self, look: ScrapeResult) -> ServerView:
+        """One scrape at one server."""
         look = self._local.added(look)
         self.looks += 1
         if self._recorder is not None:
@@ -132,23 +132,23 @@ class WatchSession:
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
-        """Its plan beside what the last look showed; () without a plan or an answer."""
+        """Its plan beside what the last scrape showed; () without a plan or an answer."""
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()
         return compare(plan, watcher.window.latest, self.levels)
 
-    def gone(self, server: str) -> None:
+    def server_removed(self, server: str) -> None:
         """Whoever listed a server lists it no longer: nothing is known of it any more."""
         for incident in self._keeper.forget(server):
             self._end(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
             known.pop(server, None)
 
-    def _remember(self, look: Look, now: ServerView, watcher: Watcher) -> None:
+    def _remember(self, look: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
         kept = self.history.get(look.server)
         if kept is None:
-            points = MOST_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
+            points = MAX_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
             kept = self.history[look.server] = deque(maxlen=points)
         if isinstance(look, ScrapeFailure):
             kept.append(HistoryPoint(look.time_s))
@@ -170,17 +170,17 @@ class WatchSession:
             )
         )
 
-    def judge_now(self, server: str) -> ServerView:
+    def add_immediate_findings(self, server: str) -> ServerView:
         """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
         at_once = {
-            detector.kind: _at_once(detector, watcher, seen, now.time_s)
+            detector.kind: _immediate_finding(detector, watcher, seen, now.time_s)
             for detector in watcher.detectors
             if detector.kind not in known
             and (seen := detector.measure(watcher.window, now.time_s)) is not None
             and seen.is_bad
-            and (detector.kind in _AT_ONCE or seen.is_certain)
+            and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain)
         }
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
@@ -188,8 +188,8 @@ class WatchSession:
             self.views[server] = view(watcher, self.levels)
         return self.views[server]
 
-    def seen_once(self) -> list[str]:
-        """Servers that were looked at but once: levels are known of them, and nothing that takes two looks."""
+    def scraped_only_once(self) -> list[str]:
+        """Servers that were scraped but once: levels are known of them, and nothing that takes two scrapes."""
         return [
             name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
         ]
@@ -216,7 +216,7 @@ class WatchSession:
         try:
             for earlier in journal.incidents(server=incident.server, open_only=True):
                 if earlier.kind == incident.kind:
-                    if _is_kept(earlier):
+                    if _has_live_owner(earlier):
                         return None
                     journal.close_incident(earlier.id, "lasted when its watcher was ended", finding.time_s)
             detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
@@ -225,13 +225,13 @@ class WatchSession:
             )
             journal.note(made, finding.reason, time_s=finding.time_s)
             self._ids[incident.key] = made
-            self._answer(made, incident, watcher)
+            self._note_remedies(made, incident, watcher)
         except Exception as error:
-            self._give_up(error)
+            self._stop_journaling(error)
             return None
         return made
 
-    def _answer(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
+    def _note_remedies(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
         from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
 
         assert incident.finding is not None and self._journal is not None
@@ -246,7 +246,7 @@ class WatchSession:
             try:
                 self._journal.close_incident(made, outcome, time_s)
             except Exception as error:
-                self._give_up(error)
+                self._stop_journaling(error)
 
     def _write_samples(self, now_s: float) -> None:
         if now_s - self._written_s >= _SAMPLES_EVERY_S:
@@ -259,18 +259,18 @@ class WatchSession:
             try:
                 self._journal.add_samples(samples)
             except Exception as error:
-                self._give_up(error)
+                self._stop_journaling(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _stop_journaling(self, error: Exception) -> None:
         from legroom.live.journal.journal import JournalUnavailable
 
         if not isinstance(error, JournalUnavailable):
             raise error
-        self.say(f"{error.message}: watching without it")
+        self.log(f"{error.message}: watching without it")
         self._journal = None
 
 
-def _is_kept(incident: Incident) -> bool:
+def _has_live_owner(incident: Incident) -> bool:
     """Whether somebody will close it: a sidecar does, also after a restart of its own; a watcher while it lives."""
     if incident.detail.get("by") != "watch":
         return True
@@ -288,7 +288,7 @@ def _under_way(look: ScrapeFailure) -> str | None:
     return run_under_way(look.server) if abs(time.time() - look.time_s) < _NOW_S else None
 
 
-def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
+def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
     return DetectorFinding(
         detector.kind,
         watcher.window.server,
@@ -305,11 +305,11 @@ def _at_once(detector: Detector, watcher: Watcher, seen: Condition, now_s: float
     )
 
 
-def look_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
-    """A few looks at each server, close together; then the detectors that need no patience are asked."""
+def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
+    """A few scrapes at each server, close together; then the detectors that need no patience are asked."""
     _run(_looks(config, session, gap_s))
     for server in session.views:
-        session.judge_now(server)
+        session.add_immediate_findings(server)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -328,12 +328,12 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
         await _scrapes(config.prometheus, session, gap_s)
         config = replace(config, prometheus=None)
     if config.kubernetes is not None:
-        await _until_seen(replace(config, interval_s=gap_s), session, gap_s)
+        await _until_discovered(replace(config, interval_s=gap_s), session, gap_s)
         return
     from legroom.live.metrics.scrape import look, open_session  # slow to import
 
     async with open_session() as connections:
-        for number in range(ONCE_LOOKS):
+        for number in range(ONCE_SCRAPES):
             await asyncio.sleep(gap_s if number else 0)
             seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
             for look_seen in seen:
@@ -348,54 +348,54 @@ async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float
     source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
     async with open_session() as connections:
         for ago_s in _SCRAPES_AGO_S:
-            for look in await source.looks(connections, now_s - ago_s, is_past=True):
+            for look in await source.poll(connections, now_s - ago_s, is_past=True):
                 session.take(look)
         while True:
-            for look in await source.looks(connections, time.time()):
+            for look in await source.poll(connections, time.time()):
                 session.take(look)
-            once_only = session.seen_once()
+            once_only = session.scraped_only_once()
             if not once_only or time.monotonic() >= until:
                 break
             await asyncio.sleep(gap_s)
     if once_only:
-        session.say(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not judged")
+        session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not judged")
 
 
-async def _until_seen(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
     """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
-    troubles: list[str] = []
-    session.say = troubles.append
+    problems: list[str] = []
+    session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
     until = time.monotonic() + _DISCOVERY_S
-    while not (session.views or troubles or watching.done()) and time.monotonic() < until:
+    while not (session.views or problems or watching.done()) and time.monotonic() < until:
         await asyncio.sleep(0.05)
     if session.views:
-        await asyncio.wait([watching], timeout=ONCE_LOOKS * gap_s)
+        await asyncio.wait([watching], timeout=ONCE_SCRAPES * gap_s)
     if not watching.done():
         watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
-    if troubles and not session.views:
-        raise LegroomError(troubles[0], "nothing could be looked at", UNREACHABLE)
+    if problems and not session.views:
+        raise LegroomError(problems[0], "nothing could be looked at", UNREACHABLE)
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
-    """A view after every look, for ever."""
+    """A view after every scrape, for ever."""
     from legroom.sidecar.sources import source_of  # slow to import
 
-    await source_of(config, session.say)(lambda look: show(session.take(look)), session.gone)
+    await source_of(config, session.log)(lambda look: show(session.take(look)), session.server_removed)
 
 
 def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
     """A recording through the same eyes, as fast as it can be read."""
-    from legroom.live.metrics.recording import replay
+    from legroom.live.metrics.scrape_recording import replay
 
     for look in replay(path):
         yield session.take(look)
 
 
 def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
-    """A view after every look, for code without an event loop, or inside one. Close the iterator to stop looking."""
+    """A view after every scrape, for code without an event loop, or inside one. Close the iterator to stop looking."""
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 

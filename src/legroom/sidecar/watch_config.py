@@ -12,14 +12,14 @@ from legroom.actions.platform import FlagChange, Platform
 from legroom.actions.server_drain import DrainMethod
 from legroom.errors import LegroomError
 from legroom.live.detectors import DETECTORS
-from legroom.live.metrics.address import Endpoint, endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
+from legroom.sidecar.action_policy import ACTION_NAMES, ActionLimits
 from legroom.sidecar.notifier import FORMATS, Webhook
 from legroom.sidecar.platforms import drain_method_of, platform_of
-from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
 from legroom.toml_tables import ConfigError, TomlTable, read_toml
 
 DEFAULT_PORT = 9477
@@ -93,7 +93,7 @@ class SidecarConfig:
     lease: str = "journal"
     lease_namespace: str = "default"
     poll_s: float = 0.5
-    """Between looks while something is drained or started."""
+    """Between scrapes while something is drained or started."""
 
     def group(self, name: str) -> GroupConfig:
         """A group's settings; those of all where it has none of its own."""
@@ -153,7 +153,7 @@ def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
 
 
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
-    """The same with so many seconds between looks."""
+    """The same with so many seconds between scrapes."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         raise LegroomError(
             f"an interval of {interval_s:g} s is not between {_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s",

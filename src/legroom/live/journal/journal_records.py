@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.journal.samples import SAMPLE_TABLES
+from legroom.live.journal.sample_store import SAMPLE_TABLES
 from legroom.records import dataclass
 
 # One step a version. Version 1 packed samples into blobs (`fine`, `packed`), which version 2 drops.

@@ -13,13 +13,13 @@ from legroom.records import dataclass
 
 State = Literal["healthy", "idle", "warning", "critical", "unreachable"]
 RATE_OVER_S = 30.0
-"""Six looks at the usual interval: steady enough to read, fresh enough to act on."""
+"""Six scrapes at the usual interval: steady enough to read, fresh enough to act on."""
 LATENCY_OVER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """None: not shown by its release, or too few looks yet."""
+    """None: not shown by its release, or too few scrapes yet."""
 
     server: str
     time_s: float
@@ -75,10 +75,10 @@ class ServerView:
 
 
 def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """What is known after the last look."""
+    """What is known after the last scrape."""
     window, findings = watcher.window, watcher.findings
     ahead = forecast(window, levels)
-    now_s = window.last_look_s or 0.0
+    now_s = window.last_scrape_s or 0.0
     if not window.is_answering:
         return ServerView(window.server, now_s, "unreachable", _silence(window, findings), findings=findings)
     latest = window.latest

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from legroom.live.journal.journal import Journal
-from legroom.live.journal.records import JournalUnavailable
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.live.metrics.sample import Sample
 
 Write = Callable[[Journal], object]
 _Answer = TypeVar("_Answer")
-_MOST_WRITES = 2000
-_MOST_SAMPLES = 50_000  # about 20 MB: forty minutes of a hundred servers
+_MAX_WRITES = 2000
+_MAX_SAMPLES = 50_000  # about 20 MB: forty minutes of a hundred servers
 _PAUSE_S = 5.0
 _BUSY_S = 1.0
 _NEVER = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
@@ -48,7 +48,7 @@ class BufferedJournal:
         """Why nothing can be written just now."""
         self.lost = 0
         """Writes and samples that were given up: too many were waiting, or they can never be written."""
-        self.mistake: str | None = None
+        self.error_text: str | None = None
         """The last error of something that can never be written."""
 
     @property
@@ -70,7 +70,7 @@ class BufferedJournal:
             self._bound()
             return self._flush()
 
-    def for_acting(self) -> Journal:
+    def open_journal(self) -> Journal:
         """The journal, with everything written that was waiting. Raises `JournalUnavailable` otherwise."""
         with self._lock:
             self._try_again_s = float("-inf")
@@ -119,7 +119,7 @@ class BufferedJournal:
             return self._guarded(write)
         except Exception as error:  # a mistake of legroom's own
             self.lost += entries
-            self.mistake = repr(error)
+            self.error_text = repr(error)
             return True
 
     def _guarded(self, write: Callable[[Journal], object]) -> bool:
@@ -135,10 +135,10 @@ class BufferedJournal:
 
     def _bound(self) -> None:
         """The oldest samples go first; of incidents the newest stay, because they are about now."""
-        while len(self._samples) > _MOST_SAMPLES:
+        while len(self._samples) > _MAX_SAMPLES:
             self._samples.popleft()
             self.lost += 1
-        while len(self._writes) > _MOST_WRITES:
+        while len(self._writes) > _MAX_WRITES:
             self._writes.popleft()
             self.lost += 1
 
@@ -167,7 +167,7 @@ class JournalThread:
 
     async def call(self, call: Callable[[Journal], _Answer], /) -> _Answer:
         """The answer of a call on the journal. Raises `JournalUnavailable`."""
-        return await self._run(lambda: call(self._journal.for_acting()))
+        return await self._run(lambda: call(self._journal.open_journal()))
 
     def write(self, write: Write) -> None:
         """Begins a write, and does not wait for it."""
@@ -182,10 +182,10 @@ class JournalThread:
     async def maintain(self) -> None:
         await self._run(self._journal.maintain)
 
-    def take_mistake(self) -> str | None:
+    def take_error(self) -> str | None:
         """The error of an entry that was given up since this was last asked."""
-        mistake, self._journal.mistake = self._journal.mistake, None
-        return mistake
+        error_text, self._journal.error_text = self._journal.error_text, None
+        return error_text
 
     async def close(self) -> None:
         """A last try to write what waits."""

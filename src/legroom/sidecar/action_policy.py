@@ -56,7 +56,7 @@ class ActionLimits:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ServerProblem:
     """What was found at one server, as far as deciding goes."""
 
     server: str
@@ -99,14 +99,14 @@ class Decision:
     """What tells two refusals of one kind apart."""
 
     @property
-    def gist(self) -> tuple[Refusal | None, str]:
+    def dedupe_key(self) -> tuple[Refusal | None, str]:
         """Equal for refusals that need not be reported again: only their numbers differ."""
         return self.refusal, self.about
 
 
-def decide(trouble: Trouble, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
+def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
     """The action for a trouble, or why there is none."""
-    wanted = _wanted(trouble, allowed)
+    wanted = _wanted(problem, allowed)
     if wanted.action is None:
         return wanted
     if group.busy_with is not None:
@@ -115,33 +115,33 @@ def decide(trouble: Trouble, group: GroupState, limits: ActionLimits, allowed: f
         return _checked_scale(wanted, group, limits)
     if wanted.action == "drain":
         return _unhealthy_majority(group) or wanted
-    return _refused_restart(trouble, group, limits) or wanted
+    return _refused_restart(problem, group, limits) or wanted
 
 
-def _wanted(trouble: Trouble, allowed: frozenset[str]) -> Decision:
+def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
     """The action that answers this cause, before any rule is asked."""
-    if trouble.has_flags and "restart-with-flags" in allowed:
-        return Decision("restart-with-flags", f"the flags computed for {trouble.kind} take effect at a restart")
-    if trouble.restart_helps and "restart" in allowed:
-        return Decision("restart", f"a restart cures {trouble.kind}")
-    if trouble.restart_helps and trouble.failing and "drain" in allowed:
+    if problem.has_flags and "restart-with-flags" in allowed:
+        return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
+    if problem.restart_helps and "restart" in allowed:
+        return Decision("restart", f"a restart cures {problem.kind}")
+    if problem.restart_helps and problem.failing and "drain" in allowed:
         return Decision("drain", "it is failing: new requests are better off elsewhere")
-    if trouble.scale_helps and "scale" in allowed:
-        return Decision("scale", f"more servers cure {trouble.kind}")
-    if not trouble.restart_helps and allowed & set(RESTARTS):
-        return refuse("no help", f"a restart does not help against {trouble.kind}")
+    if problem.scale_helps and "scale" in allowed:
+        return Decision("scale", f"more servers cure {problem.kind}")
+    if not problem.restart_helps and allowed & set(RESTARTS):
+        return refuse("no help", f"a restart does not help against {problem.kind}")
     if allowed <= {"notify"}:
         return refuse("not allowed", "legroom was not told to act (--act)")
-    return refuse("no help", f"no allowed action helps {trouble.kind}", about="allowed")
+    return refuse("no help", f"no allowed action helps {problem.kind}", about="allowed")
 
 
-def _refused_restart(trouble: Trouble, group: GroupState, limits: ActionLimits) -> Decision | None:
+def _refused_restart(problem: ServerProblem, group: GroupState, limits: ActionLimits) -> Decision | None:
     return (
         _unhealthy_majority(group)
         or _hour_spent(group, limits)
         or _day_spent(group, limits)
         or _too_soon(group, limits)
-        or _drain_too_long(trouble, limits)
+        or _drain_too_long(problem, limits)
     )
 
 
@@ -182,12 +182,12 @@ def _too_soon(group: GroupState, limits: ActionLimits) -> Decision | None:
     return refuse("pause", reason, left_s)
 
 
-def _drain_too_long(trouble: Trouble, limits: ActionLimits) -> Decision | None:
-    if trouble.failing or trouble.expected_drain_s is None or trouble.expected_drain_s <= limits.drain_deadline_s:
+def _drain_too_long(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
+    if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
         return None
     return refuse(
         "slow drain",
-        f"draining would take about {trouble.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
+        f"draining would take about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
         "and the server still serves",
     )
 

@@ -27,13 +27,13 @@ from legroom.actions.platform import (
 )
 from legroom.actions.programs import process_identity
 from legroom.actions.server_drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
-from legroom.live.journal.buffered import Write
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
-from legroom.live.metrics.sample import Look, Sample
+from legroom.live.journal.journal_buffer import Write
+from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.records import dataclass
-from legroom.sidecar.config import ServerConfig
-from legroom.sidecar.incidents import BY
-from legroom.sidecar.policy import ActionLimits
+from legroom.sidecar.action_policy import ActionLimits
+from legroom.sidecar.open_incidents import BY
+from legroom.sidecar.watch_config import ServerConfig
 
 _Answer = TypeVar("_Answer")
 _END_DRAIN_TRIES_S = 30.0
@@ -51,12 +51,12 @@ class JournalCall(Protocol):
 
 @dataclass(frozen=True)
 class ActionContext:
-    """What an action works with: the journal, a look at a server, and how often to look."""
+    """What an action works with: the journal, a scrape at a server, and how often to look."""
 
     journal: JournalCall
     write_later: Callable[[Write], None]
     """Keeps a write until the journal can be written."""
-    look: Callable[[ServerConfig], Awaitable[Look]]
+    look: Callable[[ServerConfig], Awaitable[ScrapeResult]]
     home: Path
     poll_s: float = 0.5
 
@@ -96,7 +96,7 @@ class RestartOrder:
     """An earlier action whose change of flags is taken back by this one."""
 
 
-class _GivenUp(Exception):
+class _Abandoned(Exception):
     """The restart is given up before it has touched the server."""
 
 
@@ -130,7 +130,7 @@ class ServerRestart:
             await self._drain_server()
             await self._launch()
             await self._wait_until_back(before, started_s)
-        except _GivenUp as given_up:
+        except _Abandoned as given_up:
             return await self._undone(str(given_up))
         except (ActionFailed, JournalUnavailable) as error:
             return await (self._failed(error.message) if self._launched else self._undone(error.message))
@@ -165,7 +165,7 @@ class ServerRestart:
             await drain_method.begin()
         except ActionFailed as error:
             if not order.failing:
-                raise _GivenUp(f"new work could not be stopped: {error.message}") from error
+                raise _Abandoned(f"new work could not be stopped: {error.message}") from error
         if order.failing:
             await self._stage("drained", {"waited": False, "why": "it is failing: its requests are lost already"})
             return
@@ -174,7 +174,7 @@ class ServerRestart:
             return
         drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
         if not drained.empty:
-            raise _GivenUp(_not_drained(drained, drain_method))
+            raise _Abandoned(_not_drained(drained, drain_method))
         await self._stage("drained", {"waited_s": round(drained.waited_s, 2)})
 
     async def _launch(self) -> None:
@@ -187,7 +187,7 @@ class ServerRestart:
                 await self._platform.write_flags(order.change)
             except ActionFailed as error:
                 # The server runs on with its old flags: a restart, and one more to take it back, would help nobody.
-                raise _GivenUp(f"the flags could not be changed: {error.message}") from error
+                raise _Abandoned(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
         token = f"{self._id}-{time.time():.0f}"
@@ -204,12 +204,12 @@ class ServerRestart:
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
             seen = await self._context.look(self._order.server)
-            if isinstance(seen, Sample) and await self._is_another(before, started_s, seen):
+            if isinstance(seen, Sample) and await self._is_other_replica(before, started_s, seen):
                 return
             await asyncio.sleep(self._context.poll_s)
         raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
 
-    async def _is_another(self, before: State, started_s: float | None, seen: Sample) -> bool:
+    async def _is_other_replica(self, before: State, started_s: float | None, seen: Sample) -> bool:
         if started_s is not None and seen.process_start_s is not None:
             return seen.process_start_s != started_s
         if before.identity is None:
