@@ -15,7 +15,7 @@ _GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.trace_replay import scheduler_settings
+    from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.step_time import fixed, roofline
     from legroom.simulation.timeline import pool_curves
@@ -40,7 +40,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace(request: dict[str, Any]) -> Trace:
-    from legroom.api.trace_replay import MOST_REQUESTS
+    from legroom.api.simulate_request import MOST_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
