@@ -335,7 +335,7 @@ def _path(named: str) -> str:
 
 
 def _text(named: str) -> str:
-    from legroom.deployments.text import read_text
+    from legroom.deployments.source_text import read_text
 
     if named == "/dev/null":
         return ""

@@ -165,7 +165,7 @@ def _count(args: argparse.Namespace, asked: Release | None) -> int:
         return 1
     from pathlib import Path
 
-    from legroom.deployments.text import read_text
+    from legroom.deployments.source_text import read_text
     from legroom.planning.file_plans import started_servers
 
     return max(1, len(started_servers(args.file, read_text(Path(args.file)), asked)[0]))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.deployments.kinds import kind_of
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
@@ -75,8 +75,10 @@ def _command_below(lines: list[str], number: int) -> Iterable[int]:
         row += 1
 
 
-SEARCHED = (".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env")
-SEARCHED += (".dockerfile", ".promql")
+SEARCHED = frozenset(
+    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
+    | {".dockerfile"}
+)
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
 

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
-from legroom.deployments.shell.scan import TooManyWords, Word, placed_env
-from legroom.deployments.shell.words import SimpleCommand, commands
-from legroom.deployments.subjects import At, FilePart, Invoked, Runs, StartedServer, with_servers
-from legroom.deployments.text import Text, Unread
+from legroom.deployments.shell.lexer import TooManyWords, Word, placed_env
+from legroom.deployments.shell.simple_commands import SimpleCommand, commands
+from legroom.deployments.source_text import Text, Unread
+from legroom.deployments.subjects import (
+    FilePart,
+    InvokedCommand,
+    Runs,
+    StartedServer,
+    Subject,
+    TimeLimit,
+    change_servers,
+)
 
 if TYPE_CHECKING:
-    from legroom.deployments.launchers import LaunchedEngine
+    from legroom.deployments.launchers import LauncherCommand
 
 _RUNS_C = (*SHELLS, "su", "runuser")
 _TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
-"""Commands that run a quoted word as a script without being told by -c."""
-_ONLY_SAYS = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
-"""Commands for which `vllm serve` is a text."""
+"""Commands that run a quoted word as a script without -c."""
+_PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
+"""Commands that only print or match `vllm serve`."""
 _WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
-_DEEPEST = 4
 DOCKER_STOP_S = 10.0
-"""What docker stop waits unless told."""
+"""The default timeout of `docker stop`."""
 
 
 def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
-    """Everything a script runs."""
-    subjects: list[StartedServer | Invoked] = []
+    """All commands and servers of a script."""
+    subjects: list[Subject] = []
     unread = None
     try:
         for subject in script_subjects(source, runs, env or {}):
@@ -39,24 +46,22 @@ def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | Non
     return FilePart("shell", source, tuple(subjects), unread=unread)
 
 
-def script_subjects(
-    source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0
-) -> Iterator[StartedServer | Invoked]:
-    """What a script runs that sees the variables `env`, each of which knows its own place."""
+def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
+    """The commands and servers of a script with the outer variables `env`."""
     for command in commands(source, env):
         yield from subjects_of(source, command.within(env), runs, depth)
 
 
-def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0) -> Iterator[StartedServer | Invoked]:
-    """What one command is: itself, and the server it starts."""
-    yield Invoked(command.words, command.pipeline, source.place)
+def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0) -> Iterator[Subject]:
+    """The command itself, and the server that it starts."""
+    yield InvokedCommand(command.words, command.pipeline, source.place)
     texts = command.texts()
     name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
-    if name in _ONLY_SAYS:
+    if name in _PRINTING:
         return
     start = server_start(texts)
     if start is not None and any(text.endswith(":") for text in texts[:start]):
-        return  # a line of a log that quotes a command
+        return  # a line of a log
     if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
         yield from _container(source, command, start, depth)
     elif start is not None:
@@ -67,33 +72,33 @@ def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0
     elif engine := _launched(command):
         place = source.place(engine.words[0].offset)
         yield StartedServer(runs, engine.words, command.env, source.place, place, launcher=engine.launcher)
-    elif depth < _DEEPEST:
+    elif depth < 4:
         for i, word in enumerate(command.words):
             behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
             to_a_shell = behind_c and any(basename(text) in _RUNS_C for text in texts[: i - 1])
             if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
                 at = word.place or source.place(word.offset)
-                inner = Text(source.path, _on_its_lines(word), at.line, (at.column,))
+                inner = Text(source.path, _inner_script(word), at.line, (at.column,))
                 yield from script_subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
 
 
-def _launched(command: SimpleCommand) -> LaunchedEngine | None:
+def _launched(command: SimpleCommand) -> LauncherCommand | None:
     if "-m" not in command.texts():
         return None
-    from legroom.deployments.launchers import launched_engine  # not for a plain command line
+    from legroom.deployments.launchers import launcher_command  # not for a plain command line
 
-    return launched_engine(command.words)
+    return launcher_command(command.words)
 
 
-def _on_its_lines(word: Word) -> str:
-    """A script in a word. One that a variable brings has lines that are not here: they are joined."""
+def _inner_script(word: Word) -> str:
+    """The script in a word; lines that come from a variable are joined, because they are not in this text."""
     if word.text.count("\n") <= word.raw.count("\n"):
         return word.text
     return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
 
 
-def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[StartedServer | Invoked]:
-    from legroom.deployments.containers import container_run  # not for a plain command line
+def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
+    from legroom.deployments.container_images import container_run  # not for a plain command line
 
     run = container_run(command.words[start:])
     if run is None or not run.words:
@@ -103,20 +108,20 @@ def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> 
         return
     env = {**{name: command.env[name] for name in run.inherited if name in command.env}, **run.env}
     at = server_start(texts)
-    subjects: Iterator[StartedServer | Invoked] = iter(())
+    subjects: Iterable[Subject] = ()
     if at is not None:
-        server_words = run.words[at:]
-        subjects = iter(
-            [StartedServer("docker", server_words, env, source.place, source.place(server_words[0].offset))]
-        )
-    elif depth < _DEEPEST:
+        words = run.words[at:]
+        subjects = [StartedServer("docker", words, env, source.place, source.place(words[0].offset))]
+    elif depth < 4:
         subjects = subjects_of(source, SimpleCommand(run.words, env, command.pipeline), "docker", depth + 1)
     tool = command.words[start]
     place, stop = source.place(tool.offset), run.stop_timeout
     limit = (
-        At(float(stop.text), source.place(stop.offset)) if stop and stop.text.isdigit() else At(DOCKER_STOP_S, place)
+        TimeLimit(float(stop.text), source.place(stop.offset))
+        if stop and stop.text.isdigit()
+        else TimeLimit(DOCKER_STOP_S, place)
     )
-    yield from with_servers(
+    yield from change_servers(
         subjects,
         lambda server: replace(
             server,

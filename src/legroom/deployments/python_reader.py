@@ -1,4 +1,4 @@
-"""Servers in Python source: command lines in lists and strings, and the arguments of LLM(...) for a release."""
+"""Servers in Python source: command lines in lists and strings, and calls of LLM(...)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.deployments.markdown import START
-from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import read_shell, subjects_of
-from legroom.deployments.shell.words import SimpleCommand
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import read_shell, subjects_of
+from legroom.deployments.shell.simple_commands import SimpleCommand
+from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import EngineCall, StartedServer, Subject
-from legroom.deployments.text import Text
 from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
@@ -27,15 +27,15 @@ _WORTH_PARSING = re.compile(
     r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL
 )
 _ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
-"""vLLM's engines, and whose defaults a call of each gets."""
+"""vLLM's engine classes, and whose defaults each of them has."""
 _NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 _NOT_KNOWN = object()
 _UNKNOWN = "$value"
-"""A word that is only known when the program runs; the shell's way to write it."""
+"""Stands for a value that is known only when the program runs."""
 
 
 def python_subjects(source: Text) -> tuple[Subject, ...]:
-    """Every server that a program starts, as far as its text tells; none of a text that is no Python."""
+    """The servers that a program starts; none for a text that is not Python."""
     if not _WORTH_PARSING.search(source.text):
         return ()
     try:
@@ -48,14 +48,14 @@ def python_subjects(source: Text) -> tuple[Subject, ...]:
 
 
 def parsed(text: str) -> ast.Module:
-    """The source as Python reads it, without its warnings."""
+    """The syntax tree of a source, without Python's warnings about it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in somebody else's strings
+        warnings.simplefilter("ignore")
         return ast.parse(text)
 
 
 class _Program(ast.NodeVisitor):
-    """What the lists of a program hold at its end, scope by scope."""
+    """The lists, scripts and engine calls of a program, by scope."""
 
     def __init__(self, source: Text, tree: ast.Module) -> None:
         self._source = source
@@ -82,7 +82,6 @@ class _Program(ast.NodeVisitor):
         yield from (replace(server, env=self.env) for server in self._calls)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Names inside a function are its own."""
         outer, self._scope = self._scope, node.lineno
         self.generic_visit(node)
         self._scope = outer
@@ -90,7 +89,7 @@ class _Program(ast.NodeVisitor):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """A string that stands alone is a comment."""
+        """Skip a string that is a comment."""
         if not isinstance(node.value, ast.Constant):
             self.generic_visit(node)
 
@@ -140,7 +139,7 @@ class _Program(ast.NodeVisitor):
         return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
 
     def visit_List(self, node: ast.List) -> None:
-        """A command that is given a name nowhere."""
+        """A command without a name."""
         self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -164,7 +163,7 @@ class _Program(ast.NodeVisitor):
             self._script(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """The same with values put in."""
+        """A command line in an f-string."""
         self._script(node, self._text(node))
 
     def _script(self, node: ast.expr, text: str) -> None:
@@ -195,7 +194,7 @@ class _Program(ast.NodeVisitor):
         offset = self._offset(node) + isinstance(node, ast.Constant)
         flag, space, value = text.partition(" ")
         if space and flag.startswith("--") and flag_name(flag) in all_flag_names():
-            # Such a list is joined into one line for a shell.
+            # Such a list is joined into one shell line.
             yield from (Word(flag, offset, flag), Word(value.strip(), offset, value))
         else:
             yield Word(text, offset, text)
@@ -213,7 +212,7 @@ class _Program(ast.NodeVisitor):
         return _UNKNOWN
 
     def _arguments(self, node: ast.Call) -> Iterator[Word]:
-        """The model and the keyword arguments as the flags of the same names."""
+        """The model and the keyword arguments as a `vllm serve` command."""
         start = self._offset(node)
         yield from (Word("vllm", start), Word("serve", start))
         if node.args and not _is_left_out(node.args[0]):
@@ -223,19 +222,19 @@ class _Program(ast.NodeVisitor):
             for name, value in self._given(keyword):
                 flag = flag_name(name)
                 if flag not in all_flag_names() and not nearest_flags(flag, latest()):
-                    continue  # arguments that are no flags have no record
+                    continue  # an argument that is not a flag
                 words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)
                 yield from (Word(text, offset) for text in words)
 
     def _literals(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The arguments whose values stand in the source, and the names of the others."""
+        """The arguments with literal values, and the names of the others."""
         model = [ast.keyword("model", node.args[0])] if node.args and not _is_left_out(node.args[0]) else []
         given = [pair for keyword in (*model, *node.keywords) for pair in self._given(keyword)]
         values = {name: value for name, value in given if value is not _NOT_KNOWN}
         return values, tuple(name for name, value in given if value is _NOT_KNOWN)
 
     def _given(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
-        """A keyword argument, or those of `**{...}`; `_NOT_KNOWN` is the value of what is no literal."""
+        """A keyword argument, or those of `**{...}`, with `_NOT_KNOWN` for values that are not literals."""
         value = keyword.value
         if isinstance(value, ast.Name) and value.id in self._constants:
             literal = self._constants[value.id]
@@ -268,19 +267,19 @@ def _flag_words(flag: str, value: Any) -> list[str]:
 
 
 def _is_left_out(node: ast.expr) -> bool:
-    """`LLM(...)` and `LLM(*given)` name no model."""
+    """Whether an argument names no model: `LLM(...)`, `LLM(*args)`."""
     return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
 
 
 def _is_list(node: ast.expr) -> bool:
-    """A list, or a sum that has one in it."""
+    """Whether it is a list, or a sum of lists."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Add) and (_is_list(node.left) or _is_list(node.right))
     return isinstance(node, ast.List)
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Names that are given a literal at the top."""
+    """The module-level names that are assigned a literal."""
     for node in tree.body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -292,7 +291,7 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _engine_names(tree: ast.Module) -> dict[str, str]:
-    """What the source calls vLLM's engines and vLLM itself. A snippet without imports means vLLM's."""
+    """The names of vLLM and its engine classes in a source; a snippet without imports uses vLLM's own."""
     names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -310,7 +309,7 @@ def _engine_names(tree: ast.Module) -> dict[str, str]:
 
 
 def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
-    """The literal arguments of a call, read for one release."""
+    """The literal arguments of a call, parsed for one release."""
     reading = FlagReader(release, [])
     table = {flag.dest: flag for flag in flags_of(release).values()}
     for name, value in call.values.items():
@@ -330,14 +329,14 @@ def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
         reading.convert_and_store(flag, flag.dest, value)
     elif kind.startswith("Mapping") and isinstance(value, int) and not isinstance(value, bool):
         reading.store(flag, {"level": value})
-    elif _fits(kind, value):
+    elif _has_type(kind, value):
         reading.store(flag, tuple(value) if isinstance(value, list) and kind.startswith("tuple") else value)
     else:
         reading.problem(flag.name, "bad_value", f"{flag.dest}={value!r} is not what {flag.name} takes")
 
 
-def _fits(kind: str, value: Any) -> bool:
-    """Whether a literal may sit in a field of this type."""
+def _has_type(kind: str, value: Any) -> bool:
+    """Whether a literal has the type of a field."""
     if not kind:
         return isinstance(value, str | int | float | bool | list | tuple | dict)
     if kind.startswith("bool"):

@@ -1,4 +1,4 @@
-"""Kubernetes manifests: every container that starts vLLM, in whatever object it stands."""
+"""Kubernetes manifests: the containers that start vLLM, in objects of any kind."""
 
 from __future__ import annotations
 
@@ -7,37 +7,32 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from legroom.deployments.containers import bytes_of, image_words, serves_vllm
-from legroom.deployments.launchers import KSERVE, launched_engine
-from legroom.deployments.node_gpus import gpus_named
+from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
+from legroom.deployments.launchers import KSERVE, launcher_command
+from legroom.deployments.node_gpus import possible_gpus
 from legroom.deployments.server_words import expand, server_start
-from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import script_subjects
-from legroom.deployments.subjects import At, Invoked, Runs, StartedServer, with_servers
-from legroom.deployments.text import Text
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import script_subjects
+from legroom.deployments.source_text import Text
+from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
 
 _RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
-_OWN = ("--backend", "--task", "--model-dir")
-"""Flags of KServe's server that some vLLM has too, with other values."""
+_KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
+"""Flags of KServe's server that some vLLM release has with other values."""
 _ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
-"""KServe's own way to add flags."""
-_WITHOUT_VLLM = "huggingface"
-"""The other backend of KServe's Hugging Face runtime."""
+"""KServe's variable for more flags."""
 
 
 def runtime_of(model: Node) -> str:
-    """`vllm` or `huggingface` where an InferenceService's model is served by vLLM, else empty."""
+    """`vllm` or `huggingface` where vLLM serves the model of an InferenceService, else empty."""
     name = model.text("modelFormat", "name").lower()
     return name if name in ("vllm", "huggingface") else ""
 
 
 def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | None:
-    """The arguments of KServe's Hugging Face runtime as vLLM's; None where another backend serves the model.
-
-    Its server has many flags of its own: only what some release of vLLM knows is taken for vLLM's.
-    """
+    """The vLLM flags of KServe's Hugging Face runtime; None where another backend serves the model."""
     known = set(all_flag_names())
     words: list[Word] = []
     keeps = True
@@ -48,10 +43,10 @@ def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | Non
             continue
         name = flag_name(head)
         following = given[i + 1].text if i + 1 < len(given) else ""
-        if name == "--backend" and (value or following) == _WITHOUT_VLLM:
+        if name == "--backend" and (value or following) == "huggingface":
             return None
         name = _RENAMED.get(name, name)
-        keeps = name in known and name not in _OWN
+        keeps = name in known and name not in _KSERVE_FLAGS
         words += [word.with_text(name + equals + value)] if keeps else []
     return (*words, *_stored_model(model, words))
 
@@ -66,70 +61,65 @@ def _stored_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
 
 
 _GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
-GRACE_S = 30.0
-"""terminationGracePeriodSeconds unless told."""
-_PERIOD_S, _FAILURES = 10.0, 3.0
-"""Kubernetes' defaults of a probe."""
-_MOST_PODS = 1000
+_GRACE_S = 30.0
+"""The default of terminationGracePeriodSeconds."""
 _RAY_GROUP = "ray.io"
 _DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
 _DYNAMO_SHM = "8Gi"
-"""What Dynamo's operator mounts at /dev/shm unless told (deploy/operator/docs)."""
+"""The default size of /dev/shm of Dynamo's operator (deploy/operator/docs)."""
 _CONTAINERS = ("containers", "initContainers", "container")
-"""Where a container stands that may leave everything to its image."""
+"""Keys of containers that may have no command of their own."""
 
 
 def is_kubernetes(document: Node) -> bool:
-    """Whether a YAML document is an object of Kubernetes."""
     return document.get("apiVersion") is not None and document.get("kind") is not None
 
 
-def kubernetes_subjects(document: Node) -> Iterator[StartedServer | Invoked]:
-    """Every server that its pods start."""
+def kubernetes_subjects(document: Node) -> Iterator[Subject]:
     kind, name = document.text("kind"), document.text("metadata", "name")
     size = document.text("spec", "leaderWorkerTemplate", "size")
-    pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < _MOST_PODS else 1
+    pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
 
     def described(server: StartedServer) -> StartedServer:
-        gpus = server.gpu_count  # of one pod; a group of pods is one server
-        gpus = gpus * pods if gpus is not None and pods > 1 else server.gpus
+        pod_gpus = server.gpu_count
+        gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
         shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
         return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
 
-    yield from with_servers(_pods(document), described)
+    yield from change_servers(_pods(document), described)
 
 
-def _pods(document: Node) -> Iterator[StartedServer | Invoked]:
+def _pods(document: Node) -> Iterator[Subject]:
     metadata = document.get("metadata"), document.get("spec", "template", "metadata")
     of_pods: dict[int, Node] = {}
-    # KubeRay has every container without a command of its own start Ray, whatever its image would.
+    # KubeRay starts Ray in every container without a command.
     left_to_image = document.text("apiVersion").partition("/")[0] != _RAY_GROUP
     for node in document.walk():
         if not isinstance(node.values, dict):
             continue
         own, spec = node.get("metadata"), node.get("spec")
         if own is not None and spec is not None:
-            of_pods[id(spec)] = own  # a template for pods, wherever a kind keeps it: LeaderWorkerSet has two
+            of_pods[id(spec)] = own  # a pod template; a LeaderWorkerSet has two
         for key, value in node.items():
             if key == "exec":
                 continue  # the command of a probe or a hook
             for container in value.list() or [value]:
                 if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
                     yield from _container(
-                        container, node, gpus_named(container, node, of_pods.get(id(node)), *metadata)
+                        container, node, possible_gpus(container, node, of_pods.get(id(node)), *metadata)
                     )
 
 
 def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
-    """Whether a mapping says what is run: Argo, Dynamo and KServe put containers under names of their own."""
+    """Whether a mapping is a container; Argo, Dynamo and KServe have their own keys for them."""
     if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
         return True
-    by_image = left_to_image and key in _CONTAINERS and serves_vllm(node.text("image"))
-    return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in list_env(node.get("env")))
+    by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
+    return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in env_list(node.get("env")))
 
 
-def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[StartedServer | Invoked]:
-    env = list_env(container.get("env"))
+def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
+    env = env_list(container.get("env"))
     image = container.text("image")
     entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
     launcher = ""
@@ -141,56 +131,56 @@ def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterat
                 return
             given, launcher = renamed, KSERVE
     if more := env.get(_ADDITIONAL):
-        given += added_words(more, container.source)
+        given += words_of_variable(more, container.source)
         image = image or "vllm"
     for hook in ("preStop", "postStart"):
         command = container.get("lifecycle", hook, "exec", "command")
-        yield from scripts(command, env) if command is not None else ()
-    yield from with_servers(
-        servers(container, image, entry, given, env, "kubernetes"),
+        yield from script_commands(command, env) if command is not None else ()
+    yield from change_servers(
+        container_servers(container, image, entry, given, env, "kubernetes"),
         lambda server: replace(
             server,
             image=image,
             in_container=True,
             shm=_pod_shm(container, pod),
-            gpus=cards(container),
+            gpus=gpu_limit(container),
             gpu_names=gpu_names,
             launcher=server.launcher or launcher,
-            memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")),
+            memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
             start_limit=start_limit(container),
             stop_limit=_grace(container, pod),
         ),
     )
 
 
-def servers(
+def container_servers(
     owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
-) -> Iterator[StartedServer | Invoked]:
-    """The server that a container's entry point and arguments start, or what its scripts run."""
-    words = image_words(image, entry, given, owner.offset)
+) -> Iterator[Subject]:
+    """The server that a container's entry point and arguments start, or the commands of its scripts."""
+    words = container_command(image, entry, given, owner.offset)
     at = server_start(tuple(word.text for word in words))
     if at is not None:
         place = owner.source.place
         yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
-    elif engine := launched_engine(words):
+    elif engine := launcher_command(words):
         place = owner.source.place
         at_word = place(engine.words[0].offset)
         yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
     else:
         for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
-            yield from scripts(node, env, runs) if node is not None else ()
+            yield from script_commands(node, env, runs) if node is not None else ()
 
 
-def scripts(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[StartedServer | Invoked]:
-    """`["sh", "-c", "vllm serve ..."]`: the text of the last word, read as a script."""
+def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Subject]:
+    """The commands of the scripts in `["sh", "-c", "vllm serve ..."]`."""
     for item in node.list() or ([node] if node.scalar else []):
         text = item.scalar or ""
         if any(character.isspace() for character in text.strip()):
             yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
 
 
-def added_words(variable: Word, source: Text) -> tuple[Word, ...]:
-    """The words of a variable that a shell puts into a command, each at its place."""
+def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
+    """The words of a variable, each at its place."""
     words, cursor = [], variable.offset
     for text in _split(variable.text):
         at = source.text.find(text, cursor, variable.offset + 2 * len(variable.text) + len(text))
@@ -213,8 +203,8 @@ def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
     return tuple(item.word().with_text(expand(item.scalar, values)) for item in node.list() if item.scalar is not None)
 
 
-def list_env(node: Node | None) -> dict[str, Word]:
-    """A list of `name:` and `value:`."""
+def env_list(node: Node | None) -> dict[str, Word]:
+    """The variables of a list of `name:` and `value:`."""
     env = {}
     for item in node.list() if node else ():
         value = item.get("value")
@@ -237,8 +227,8 @@ def _pod_shm(container: Node, pod: Node) -> str | None:
     return "host" if pod.text("hostIPC") == "true" else None
 
 
-def cards(container: Node) -> int | None:
-    """How many GPUs, or slices of one, a container is given."""
+def gpu_limit(container: Node) -> int | None:
+    """The number of GPUs or MIG slices that a container requests."""
     for side in ("limits", "requests"):
         amounts = container.get("resources", side)
         for name, amount in amounts.items() if amounts else ():
@@ -247,27 +237,26 @@ def cards(container: Node) -> int | None:
     return None
 
 
-def start_limit(container: Node) -> At | None:
-    """How long a pod may load: its startup probe, else its liveness probe."""
+def start_limit(container: Node) -> TimeLimit | None:
+    """The time of the startup probe, or else of the liveness probe."""
     startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
     for probe in (startup, liveness):
         if probe is not None:
-            period = number(probe, "periodSeconds", _PERIOD_S)
-            seconds = number(probe, "initialDelaySeconds", 0.0) + period * number(probe, "failureThreshold", _FAILURES)
-            return At(seconds, probe.source.place(probe.offset))
+            period = float_at(probe, "periodSeconds", 10.0)
+            seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
+            return TimeLimit(seconds, probe.source.place(probe.offset))
     return None
 
 
-def number(node: Node, key: str, default: float) -> float:
-    """A number of a mapping, the default where it is none."""
+def float_at(node: Node, key: str, default: float) -> float:
     try:
         return float(node.text(key) or default)
     except ValueError:
         return default
 
 
-def _grace(container: Node, pod: Node) -> At:
+def _grace(container: Node, pod: Node) -> TimeLimit:
     node = pod.get("terminationGracePeriodSeconds")
     if node is None or node.scalar is None:
-        return At(GRACE_S, container.source.place(container.offset))
-    return At(number(pod, "terminationGracePeriodSeconds", GRACE_S), node.source.place(node.offset))
+        return TimeLimit(_GRACE_S, container.source.place(container.offset))
+    return TimeLimit(float_at(pod, "terminationGracePeriodSeconds", _GRACE_S), node.source.place(node.offset))

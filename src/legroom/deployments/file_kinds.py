@@ -1,4 +1,4 @@
-"""What kind of file a text is, by its name and its first lines."""
+"""The kind of a file, by its name and first lines."""
 
 from __future__ import annotations
 
@@ -9,52 +9,35 @@ from typing import Literal
 
 Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
 
-_BY_SUFFIX: dict[str, Kind] = {
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".rules": "yaml",
-    ".json": "json",
-    ".sh": "shell",
-    ".bash": "shell",
-    ".service": "unit",
-    ".py": "python",
-    ".md": "document",
-    ".markdown": "document",
-    ".rst": "document",
-    ".html": "document",
-    ".dockerfile": "dockerfile",
-    ".promql": "promql",
-    ".env": "env",
+_SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "yaml": (".yaml", ".yml", ".rules"),
+    "json": (".json",),
+    "shell": (".sh", ".bash"),
+    "unit": (".service",),
+    "python": (".py",),
+    "document": (".md", ".markdown", ".rst", ".html"),
+    "dockerfile": (".dockerfile",),
+    "promql": (".promql",),
+    "env": (".env",),
 }
-_BY_LANGUAGE: dict[str, Kind] = {
-    "yaml": "yaml",
-    "yml": "yaml",
-    "json": "json",
-    "jsonc": "json",
-    "bash": "shell",
-    "sh": "shell",
-    "shell": "shell",
-    "zsh": "shell",
-    "console": "shell",
-    "shell-session": "shell",
-    "dockerfile": "dockerfile",
-    "docker": "dockerfile",
-    "ini": "unit",
-    "systemd": "unit",
-    "unit": "unit",
-    "python": "python",
-    "py": "python",
-    "python3": "python",
-    "promql": "promql",
-    "dotenv": "env",
-    "env": "env",
+_BY_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
+_LANGUAGES: dict[Kind, tuple[str, ...]] = {
+    "yaml": ("yaml", "yml"),
+    "json": ("json", "jsonc"),
+    "shell": ("bash", "sh", "shell", "zsh", "console", "shell-session"),
+    "dockerfile": ("dockerfile", "docker"),
+    "unit": ("ini", "systemd", "unit"),
+    "python": ("python", "py", "python3"),
+    "promql": ("promql",),
+    "env": ("dotenv", "env"),
 }
+_BY_LANGUAGE = {language: kind for kind, languages in _LANGUAGES.items() for language in languages}
 _SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
 _YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
 _UNIT_START = re.compile(
     r"\[(Unit|Service|Install|supervisord|supervisorctl|unix_http_server|inet_http_server|program:[^\]]+)\]\s*$"
 )
-"""Of systemd's units and of supervisord's files, which look alike."""
+"""The first line of a systemd unit or a supervisord file."""
 
 
 def kind_of(path: str, text: str) -> Kind:
@@ -78,12 +61,11 @@ def _is_json(text: str) -> bool:
 
 
 def kind_of_language(language: str) -> Kind | None:
-    """The kind of a code block that says its language."""
     return _BY_LANGUAGE.get(language.strip().lower())
 
 
 def sniffed(text: str) -> Kind | None:
-    """By the first line that is no comment; None where it could be anything."""
+    """The kind of a text by its first line that is not a comment; None where it is not clear."""
     if _SHEBANG.match(text.lstrip()):
         return "python" if "python" in text.lstrip().partition("\n")[0] else "shell"
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""Shell text cut into words and operators that know where they stand; comments and here-documents are left out."""
+"""Shell text split into words and operators with their offsets, without comments and here-documents."""
 
 from __future__ import annotations
 
@@ -6,43 +6,41 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 
-from legroom.deployments.text import Place
+from legroom.deployments.source_text import Place
 from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 OPERATORS = "();<>|&"
 _HEREDOC = re.compile(r"<<-?[ \t]*\\?(?P<quote>['\"]?)(?P<end>[^\s'\"<>|&;()\\]+)(?P=quote)")
 _CONTINUED = re.compile(r"\\[ \t]*(#[^\n]*)?\r?\n|(?<=[ \t])[`^][ \t]*\r?\n")
-"""A comment behind the backslash is a mistake in a script and a habit in documents; the meaning is plain. Windows'
-shells write ` and ^ instead."""
-_TO_FILL_IN = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\/:]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
-"""`<your model>`, `<org>/<model>`, `{your model}`; what a shell reads in braces has a comma, a semicolon or a space
-first."""
+"""Documents often have a comment after the backslash. Windows' shells write ` and ^ instead."""
+_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n]*[^\s<>]>(?=[\s\"'\\/:]|$)|<[A-Za-z]>|\{[A-Za-z][^{}\n\"',;]*\}")
+"""`<your model>`, `<org>/<model>`, `{your model}`; shell syntax in braces has a comma, a semicolon or a space first."""
 _QUOTED_DEFAULT = re.compile(r"""(:?-)(["'])([^"'}]*)\2\}$""")
-_MOST_WORDS = 200_000
+_MAX_WORDS = 200_000
+"""About a second of work; real scripts have a few thousand words."""
 LITERAL_DOLLAR = "\ue000"
-"""A dollar sign that single quotes or a backslash keep from being a variable, until the variables are put in."""
+"""Stands for an escaped or single-quoted dollar sign until variables are replaced."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command, quotes taken off, and the offset it begins at."""
+    """One word of a command without its quotes, and the offset where it begins."""
 
     text: str
     offset: int
     raw: str = ""
     place: Place | None = None
-    """Where it stands, if that is in another text than the words around it."""
+    """Its place, if it comes from another text than the words around it."""
     is_open: bool = False
     """Whether it has a quote that is never closed."""
 
     def with_text(self, text: str) -> Word:
-        """The same place with another text."""
         return Word(text, self.offset, self.raw, self.place, self.is_open)
 
 
 def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[str, Word]:
-    """Variables that a script inside a text sees from outside of it: their offsets would mean nothing there."""
+    """Variables with their places, for a script that is embedded in another text."""
     return {
         name: word if word.place else Word(word.text, word.offset, word.raw, locate(word.offset))
         for name, word in env.items()
@@ -50,19 +48,19 @@ def placed_env(env: Mapping[str, Word], locate: Callable[[int], Place]) -> dict[
 
 
 class TooManyWords(LegroomError):
-    """A text that is read up to `offset` and no further."""
+    """Raised where a text has too many words; it is read up to `offset`."""
 
     def __init__(self, offset: int) -> None:
-        super().__init__(f"nothing from here on: it has more than {_MOST_WORDS:,} words", "split it into several files")
+        super().__init__(f"nothing from here on: it has more than {_MAX_WORDS:,} words", "split it into several files")
         self.offset = offset
 
 
 @dataclass(frozen=True)
 class HereDocument:
-    """What stands between `<<EOF` and `EOF`."""
+    """The text between `<<EOF` and `EOF`."""
 
     words: tuple[Word, ...]
-    """The line that announces it."""
+    """The words of the line with `<<EOF`."""
     start: int
     end: int
     is_quoted: bool
@@ -81,27 +79,26 @@ def here_documents(text: str) -> Iterator[HereDocument]:
 
 
 def logical_lines(text: str, documents: list[HereDocument] | None = None) -> Iterator[list[Word]]:
-    """The words of each line, continued lines joined; an array in brackets is one line however many it takes.
+    """The words of each line; continued lines and arrays are joined. Here-documents are put into `documents`.
 
-    Here-documents are left out of the lines, and put into `documents`. Raises after what could be read where the text
-    has too many words.
+    Raises TooManyWords after the last line that is read.
     """
-    scan = _Scan(text, documents if documents is not None else [])
-    while scan.position < len(text):
-        if scan.count >= _MOST_WORDS:
-            raise TooManyWords(scan.position)
-        if text[scan.position] == "\n":
-            finished = scan.end_line()
+    lexer = _Lexer(text, documents if documents is not None else [])
+    while lexer.position < len(text):
+        if lexer.count >= _MAX_WORDS:
+            raise TooManyWords(lexer.position)
+        if text[lexer.position] == "\n":
+            finished = lexer.end_line()
             if finished:
                 yield finished
         else:
-            scan.step()
-    if scan.words:
-        yield scan.words
+            lexer.step()
+    if lexer.words:
+        yield lexer.words
 
 
-class _Scan:
-    """Where the reading of one text stands."""
+class _Lexer:
+    """The position in a text and the words of the current line."""
 
     def __init__(self, text: str, documents: list[HereDocument]) -> None:
         self.text = text
@@ -114,7 +111,7 @@ class _Scan:
         self._ends: dict[str, list[int]] | None = None
 
     def end_line(self) -> list[Word]:
-        """Past a line's end and the here-documents it announced; its words, unless an array is still open."""
+        """Skip the line's end and its here-documents; return its words, unless an array is still open."""
         self.position += 1
         if self._arrays:
             return []
@@ -129,7 +126,7 @@ class _Scan:
         return finished
 
     def _after_heredoc(self, delimiter: str) -> int:
-        """The end of the line that closes it. A text without one is no here-document: nothing is left out."""
+        """The end of the closing line; the current position where there is none."""
         if self._ends is None:
             self._ends = {}
             for line in re.finditer(r"[^\n]+", self.text):
@@ -139,7 +136,7 @@ class _Scan:
         return ends[at] if at < len(ends) else self.position
 
     def step(self) -> None:
-        """One space, comment, operator or word."""
+        """Read one space, comment, operator or word."""
         character = self.text[self.position]
         continued = _CONTINUED.match(self.text, self.position) if character in "\\`^" else None
         if continued:
@@ -149,14 +146,14 @@ class _Scan:
         elif character == "#":
             end = self.text.find("\n", self.position)
             self.position = len(self.text) if end < 0 else end
-        elif character in OPERATORS and not _TO_FILL_IN.match(self.text, self.position):
+        elif character in OPERATORS and not _PLACEHOLDER.match(self.text, self.position):
             self._operator(character)
         else:
             self._word()
 
     def _operator(self, character: str) -> None:
         if self.text.startswith("((", self.position):
-            # `(( a << b ))` shifts: until it closes on its line, `<<` announces nothing.
+            # In `(( a << b ))`, `<<` is a shift.
             line_end = self.text.find("\n", self.position)
             closing = self.text.find("))", self.position, line_end if line_end >= 0 else len(self.text))
             self._arithmetic_end = max(self._arithmetic_end, closing)
@@ -208,7 +205,7 @@ def _word(text: str, start: int) -> tuple[Word, int]:
             end = _closing(text, position + 1)
             out.append(_QUOTED_DEFAULT.sub(r"\1\3}", text[position:end]))
             position = end
-        elif character in "<{" and (blank := _TO_FILL_IN.match(text, position)):
+        elif character in "<{" and (blank := _PLACEHOLDER.match(text, position)):
             out.append(blank[0])
             position = blank.end()
         elif character == "\\":
@@ -241,7 +238,7 @@ def _double_quoted(text: str, position: int) -> tuple[str, int]:
 
 
 def _closing(text: str, position: int) -> int:
-    """Past the bracket that closes the one at `position`."""
+    """The position after the bracket that closes the one at `position`."""
     opening = text[position]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0

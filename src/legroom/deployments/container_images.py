@@ -1,4 +1,4 @@
-"""`docker run` lines, and what an image starts."""
+"""`docker run` lines, and what the name of an image says about its vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, basename
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.shell.lexer import Word
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.releases import known_releases, latest
@@ -32,40 +32,39 @@ _SWITCHES = {
 _SHORT_SWITCHES = "ditqP"
 _TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
 _NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
-"""A version that says whose it is, also in the name before the tag: `server-vllm0.7.0:latest`."""
+"""A version after `vllm`, also before the tag: `server-vllm0.7.0:latest`."""
 _COMPANION = re.compile(
     r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
     r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
     r"tuner|agent|top|chat|manager|render)([-_]|$)"
 )
 _PROJECT = "vllm-project/"
-"""An organization with many projects: that its name stands before an image says nothing of what is in it."""
-_OWN_NUMBERS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
-"""Projects whose images hold vLLM and are numbered by the project's own releases."""
+"""An organization with many images besides vLLM's."""
+_OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
+"""Projects whose images contain vLLM and have the project's own version."""
 _PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
-_ONLY_VLLMS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
-"""Flags by which an image that has another name is known to start vLLM."""
+_VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
+"""Flags that identify an image with another name as a vLLM server."""
 
 
 @dataclass(frozen=True)
 class ContainerRun:
-    """What a container is started with."""
+    """The options of `docker run`."""
 
     image: str
     words: tuple[Word, ...]
-    """The server's words; the vLLM image's own entry point is written out."""
+    """The command, including the entry point of a vLLM image."""
     env: Mapping[str, Word]
     inherited: tuple[str, ...]
-    """Variables that `-e NAME` takes over from whoever starts it."""
+    """Variables that `-e NAME` takes from the environment."""
     gpus: int | None
     shm: str | None
-    """The size of /dev/shm, `host`, `mounted`, or None where nothing is said."""
     stop_timeout: Word | None
     memory_limit_bytes: int | None = None
 
 
 def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
-    """Read `docker run [options] image [arguments]`; None where there is no image."""
+    """`docker run [options] image [arguments]`; None where there is no image."""
     env: dict[str, Word] = {}
     inherited: list[str] = []
     options: dict[str, Word] = {}
@@ -88,7 +87,7 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
     ipc, shm, gpus = options.get("--ipc"), options.get("--shm-size"), options.get("--gpus")
     return ContainerRun(
         image.text,
-        image_words(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
+        container_command(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
         env,
         tuple(inherited),
         gpu_count(gpus.text) if gpus else None,
@@ -98,8 +97,8 @@ def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
     )
 
 
-def bytes_of(text: str) -> int | None:
-    """A size as Kubernetes writes it (`16Gi`, `16G`); None where it is none, such as a template's."""
+def kubernetes_bytes(text: str) -> int | None:
+    """A size like `16Gi` or `16G`; None for other texts, such as templates."""
     try:
         return parse_bytes(text)
     except LegroomError:
@@ -107,13 +106,13 @@ def bytes_of(text: str) -> int | None:
 
 
 def docker_bytes(text: str) -> int | None:
-    """`16g` as docker and compose mean it: powers of 1024, whatever the case of the letters."""
+    """A size of docker and compose: `16g` is a power of 1024."""
     word = text.strip().lower().removesuffix("b").removesuffix("i")
-    return bytes_of(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
+    return kubernetes_bytes(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
 
 
 def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
-    """One option's name and value, and where the next begins: `--name value`, `--name=value`, `-e A=1`, `-itp 1`."""
+    """An option's name and value (`--name value`, `--name=value`, `-e A=1`, `-itp 1`), and the index of the next."""
     word = words[i]
     following = words[i + 1] if i + 1 < len(words) else None
     if word.text.startswith("--"):
@@ -128,40 +127,40 @@ def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
     return word.text, None, i + 1
 
 
-def image_words(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
-    """The words a container runs. vLLM's own images start the server themselves: those words stand at `offset`."""
+def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
+    """The command of a container, with `vllm serve` at `offset` for images whose entry point is the server."""
     if entry:
         return (*entry, *given)
     arguments = given[1:] if given and given[0].text == "serve" else given
     first = arguments[0].text if arguments else "-"
     names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
-    if names_program or not _can_be_model(first) or not (serves_vllm(image) or _takes_vllm_flags(image, given)):
+    if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
         return given
-    if not is_published_by_vllm(image) and _takes_only_others(arguments):
+    if not is_published_by_vllm(image) and _has_only_other_flags(arguments):
         return given
     return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
 
 
-def _takes_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
+def _has_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
     names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     is_flag = bool(given) and given[0].text.startswith("--")
-    return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_ONLY_VLLMS)
+    return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_VLLM_FLAGS)
 
 
 def is_published_by_vllm(image: str) -> bool:
-    """Whether an image is one of vLLM's own, or a mirror of one under the same name."""
+    """Whether an image is vLLM's own or a mirror of it."""
     name = image.lower().removeprefix("docker.io/").partition("@")[0].partition(":")[0]
     return name == "vllm" or name.startswith("vllm/") or name.rpartition("/")[2] == "vllm-openai"
 
 
-def _takes_only_others(given: tuple[Word, ...]) -> bool:
-    """Whether flags are given and the newest vLLM has none of them: then "vllm" in the image's name means little."""
+def _has_only_other_flags(given: tuple[Word, ...]) -> bool:
+    """Whether flags are given and the newest vLLM has none of them."""
     names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
     return bool(names) and names.isdisjoint(flags_of(latest()))
 
 
-def serves_vllm(image: str) -> bool:
-    """Whether an image starts vLLM's server: not what stands in front of it, or stands in for it."""
+def is_server_image(image: str) -> bool:
+    """Whether an image is a vLLM server, and not a router, exporter or simulator beside it."""
     name = image.lower().replace(_PROJECT, "")
     return "vllm" in name and "dynamo" not in name and not _is_companion(image)
 
@@ -171,12 +170,12 @@ def _is_companion(image: str) -> bool:
 
 
 def _can_be_model(word: str) -> bool:
-    """Whether the first argument of an image is for the server; `bench` or `ls` is another program."""
+    """Whether the first argument of an image is a model or a flag; `bench` or `ls` is another program."""
     return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
 
 
 def gpu_count(text: str) -> int | None:
-    """`2`, `device=0,1`; None for `all`."""
+    """The number of GPUs of `2` or `device=0,1`; None for `all`."""
     value = text.strip().strip("'\"")
     if value.isdecimal() and len(value) < 5:
         return int(value)
@@ -189,12 +188,12 @@ def gpu_count(text: str) -> int | None:
 
 
 def image_release(image: str) -> str | None:
-    """The vLLM version an image's tag names, None where it names none (`latest`, a date)."""
+    """The vLLM version in the name of an image; None for `latest` or a date."""
     if "vllm" not in image.lower():
         return None
     name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
     newest_minor = max(int(number.split(".")[1]) for number in known_releases())
-    numbered = [] if _OWN_NUMBERS.search(image) else list(_TAG_VERSION.finditer(tag))
+    numbered = [] if _OWN_VERSIONS.search(image) else list(_TAG_VERSION.finditer(tag))
     for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
         if int(version[1].split(".")[1]) <= newest_minor + 50:
             return version[1]
@@ -206,55 +205,54 @@ _FORKS = re.compile(
     r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
     re.IGNORECASE,
 )
-"""Builds for other hardware or of other projects, which follow vLLM's releases at their own pace."""
-
-
+"""Builds for other hardware or of other projects, with their own release schedule."""
 _OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
-"""A commit or a date behind the version: a build of somebody's own, at some commit after the release."""
+"""A commit or a date after the version: a private build after the release."""
 
 
 def is_other_build(image: str) -> bool:
-    """Whether an image names a release of vLLM and holds more or less than that: other hardware, commits of its own."""
-    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
-    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(tag))
+    """Whether an image is a fork or a private build, which may differ from the release that it names."""
+    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(_tag(image)))
+
+
+def _tag(image: str) -> str:
+    return image.rpartition("/")[2].partition("@")[0].partition(":")[2]
 
 
 _OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
 
 
 def is_for_other_hardware(image: str) -> bool:
-    """Whether an image's name says that it runs on something else than NVIDIA's or AMD's GPUs."""
+    """Whether the name of an image is of other hardware than NVIDIA's or AMD's GPUs."""
     return bool(_OTHER_HARDWARE.search(image.lower()))
 
 
-def follows_newest(image: str) -> bool:
-    """Whether an image is vLLM's own under a tag that moves with its releases: `vllm/vllm-openai:latest`."""
+def has_moving_tag(image: str) -> bool:
+    """Whether an image is vLLM's own with a tag that moves with its releases: `vllm/vllm-openai:latest`."""
     name, colon, tag = image.removeprefix("docker.io/").partition(":")
     is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
     return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
 
 
 _MONTH = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
-"""`nvcr.io/nvidia/vllm:25.09-py3`: how vendors number what they publish every month."""
+"""`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
 _DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
 
 
-def built_by(image: str) -> str:
-    """The last day on which what an image holds can have been built, by the date in its tag; empty without one."""
-    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+def latest_build_day(image: str) -> str:
+    """The last day on which an image with a date in its tag can have been built; empty without a date."""
+    tag = _tag(image)
     if day := _DAY.search(tag):
         return "-".join(day.groups())
     month = _MONTH.search(tag)
     return f"20{month[1]}-{month[2]}-31" if month else ""
 
 
-def hides_release(image: str) -> bool:
-    """Whether an image holds some release of vLLM and does not say which: a fork's, or a tag of somebody's own."""
+def has_unnamed_release(image: str) -> bool:
+    """Whether an image contains an unnamed release of vLLM: a fork, or a private tag."""
     if not image or image_release(image):
         return False
     if "vllm" not in image.lower():
         return True
-    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
-    return (
-        "@" in image or "$" in image or "{{" in image or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(tag)
-    )
+    is_template = "@" in image or "$" in image or "{{" in image
+    return is_template or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(_tag(image))

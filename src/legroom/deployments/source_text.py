@@ -1,4 +1,4 @@
-"""A piece of a file, and where each of its characters stands in it."""
+"""Text of a file with the place of each character."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from legroom.isolation import isolation
 from legroom.records import dataclass
 
 MAX_FILE_BYTES = 10 * 2**20
+"""Deployment files are a thousand times smaller; logs are not read here."""
 
 
 def read_text(path: Path) -> str:
-    """A text file of reasonable size."""
+    """The text of a file of at most MAX_FILE_BYTES."""
     if isolation():
         raise LegroomError(f"{path} is a file beside this text, and is not read", "put what it says into the text")
     try:
@@ -42,7 +43,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where, counted from 1."""
+    """A line and column of a file, counted from 1."""
 
     path: str
     line: int
@@ -62,10 +63,10 @@ class Unread:
 
 
 class Text:
-    """Text that knows its place: a whole file, a code block in a document, a value in a manifest."""
+    """A whole file, a code block in a document, or a value in a manifest, with its place in the file."""
 
     def __init__(self, path: str, text: str, line: int = 1, columns: tuple[int, ...] | None = None) -> None:
-        """`line` is where it begins in the file; `columns[i]` is how far its line i was indented there."""
+        """`line` is its first line in the file; `columns[i]` is the indentation of its line i there."""
         self.path = path
         self.text = text
         self._line = line
@@ -73,31 +74,30 @@ class Text:
         self._starts = [0, *(newline.end() for newline in re.finditer("\n", text))]
 
     def place(self, offset: int) -> Place:
-        """Where the character at `offset` stands in the file."""
         row = bisect_right(self._starts, max(0, min(offset, len(self.text)))) - 1
         indent = self._columns[row] if row < len(self._columns) else 0
         return Place(self.path, self._line + row, offset - self._starts[row] + 1 + indent)
 
     def with_text(self, text: str) -> Text:
-        """Another text that stands at the same lines and columns."""
+        """Another text at the same lines and columns."""
         return Text(self.path, text, self._line, self._columns)
 
     def start_of(self, row: int) -> int:
-        """The offset at which a line of the piece begins."""
+        """The offset of the beginning of a row."""
         return self._starts[row]
 
     def row_of(self, offset: int) -> int:
-        """The line of an offset, counted from 0 within the piece."""
+        """The row of an offset, counted from 0."""
         return bisect_right(self._starts, offset) - 1
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Each line with the offset it begins at."""
+        """Each line with the offset of its beginning."""
         for i, start in enumerate(self._starts):
             end = self._starts[i + 1] - 1 if i + 1 < len(self._starts) else len(self.text)
             yield start, self.text[start:end].rstrip("\r")
 
     def rows(self, first: int, last: int) -> Text:
-        """The lines from `first` to before `last`, dedented, as a piece of their own."""
+        """The rows from `first` to before `last`, dedented."""
         if first >= len(self._starts):
             return Text(self.path, "", self._line + first)
         end = self._starts[last] - 1 if last < len(self._starts) else len(self.text)
@@ -111,16 +111,15 @@ class Text:
 
 
 def without_comment_lines(text: str, marks: str) -> str:
-    """A continued line with the comment lines inside it made spaces, so that offsets stay and the line goes on."""
+    """A continued line with spaces for the comment lines inside it, so that offsets stay."""
     return re.sub(rf"(?<=\n)[ \t]*[{marks}][^\n]*(\n|$)", lambda comment: " " * len(comment[0]), text)
 
 
-class Shifted:
-    """Offsets of a piece of a text, found in the text's file."""
+class ShiftedLocator:
+    """Converts offsets in a part of a text to places in its file."""
 
     def __init__(self, source: Text, start: int) -> None:
         self._source, self._start = source, start
 
     def __call__(self, offset: int) -> Place:
-        """The place in the file."""
         return self._source.place(self._start + offset)

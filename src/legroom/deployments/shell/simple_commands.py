@@ -1,4 +1,4 @@
-"""Shell text as simple commands whose words know where they stand."""
+"""Shell text as simple commands, with variables, arrays and functions expanded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,99 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from legroom.deployments.server_words import ASSIGNMENT, expand
-from legroom.deployments.shell.functions import LEADING, Function, Functions, joined_names
-from legroom.deployments.shell.scan import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
-from legroom.deployments.text import Text
+from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
+from legroom.deployments.source_text import Text
 from legroom.records import dataclass, field
+
+Simple = tuple[list[Word], list[Word]]
+"""The words of a simple command, and the words of its whole line."""
+LEADING = ("then", "do", "else", "if", "elif", "while", "until", "!", "time")
+"""Reserved words before a command."""
+_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
+_BRANCHES = (*LEADING, "for", "case", "select", "&&", "||")
+"""Words of a line whose commands may run several times or not at all."""
+
+
+class Function:
+    """A shell function whose commands are kept until it is called."""
+
+    def __init__(self) -> None:
+        """`knows_positions` is False where `$1` may be any argument: after `shift` in a loop, `getopts` or `set --`."""
+        self.body: list[Simple] = []
+        self.is_called = False
+        self.knows_positions = True
+        self._is_straight = True
+
+    def keep(self, words: list[Word], line: list[Word]) -> None:
+        self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
+        name = words[0].text
+        sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
+        if sets or (name == "shift" and not self._is_straight):
+            self.knows_positions = False
+        self.body.append((words, line))
+
+
+class Functions:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Function] = {}
+        self._every: list[Function] = []
+        self._announced = ""
+        self._open: Function | None = None
+        self._depth = 0
+
+    def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
+        """The words of a command outside of functions; the others are kept for calls."""
+        name, words = _defined(words)
+        if self._open is None:
+            self._announced = name or self._announced
+            if not self._announced or not words:
+                return words
+            name, self._announced = self._announced, ""
+            if words[0].text != "{":
+                return words  # a body in parentheses, or none
+            self._open = self.by_name[name] = Function()
+            self._every.append(self._open)
+        self._keep(words, line)
+        return []
+
+    def _keep(self, words: list[Word], line: list[Word]) -> None:
+        assert self._open is not None
+        while words and words[0].text in ("{", *LEADING):
+            self._depth += words[0].text == "{"
+            words = words[1:]
+        if words and words[0].text == "}":
+            self._depth -= 1
+            if self._depth == 0:
+                self._open = None
+        elif words:
+            self._open.keep(words, line)
+
+    def uncalled_commands(self) -> Iterator[Simple]:
+        for function in self._every:
+            if not function.is_called:
+                yield from function.body
+
+
+def joined_names(line: list[Word]) -> list[Word]:
+    """The line with `name ( )` of a function definition as one word."""
+    joined: list[Word] = []
+    i = 0
+    while i < len(line):
+        word = line[i]
+        is_defined = [bracket.raw for bracket in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
+        joined.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
+        i += 3 if is_defined else 1
+    return joined
+
+
+def _defined(words: list[Word]) -> tuple[str, list[Word]]:
+    """The name of a function that is defined here, and the words after it."""
+    if words[0].text == "function" and len(words) > 1:
+        return words[1].text.removesuffix("()"), words[2:]
+    if words[0].raw.endswith("()"):
+        return words[0].text.removesuffix("()"), words[1:]
+    return "", words
+
 
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
 """`${NAME[@]}`, and a slice of it."""
@@ -20,45 +109,44 @@ _ARRAY_START = re.compile(r"(\w+)\+?=\(")
 _DECLARES = ("export", "declare", "readonly", "local", "typeset")
 _BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
-"""`${NAME:+--flag}`: what stands there once NAME is set."""
+"""`${NAME:+--flag}`: used if NAME is set."""
 _APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
 _PLACEHOLDERS = ("...", "…")
 _VALUE_OF_FLAG = re.compile(r"""(--[\w-]+[ =]+["']?)\$(\{(\w+)\}|(\w+))""")
-"""`--quantization $QUANTIZATION` inside a text that is put together."""
-_DEEPEST = 8
-_MOST_PIECES = 1_000
-_MOST_CALLED = 2_000
-"""Commands inside functions that are looked at once more for a call."""
-_LONGEST_VALUE = 100_000
-"""Of one variable or array; a script that doubles its own value would double it for ever."""
+"""`--quantization $QUANTIZATION` inside a longer text."""
+_MAX_DEPTH = 8
+"""Nested calls and expansions; with the limits below it bounds the work for a script that calls or doubles itself."""
+_MAX_PIECES = 1_000
+_MAX_CALLED_COMMANDS = 2_000
+_MAX_VALUE_CHARS = 100_000
 
 
 @dataclass(frozen=True)
 class SimpleCommand:
-    """One simple command with the environment it sees."""
+    """One simple command with its environment."""
 
     words: tuple[Word, ...]
     env: Mapping[str, Word] = field(default_factory=dict)
-    """What was exported before it or stands in front of it."""
+    """Variables that are exported before it or assigned in front of it."""
     pipeline: str = ""
-    """The raw line it stands in."""
+    """The whole line as written."""
 
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)
 
     def within(self, env: Mapping[str, Word]) -> SimpleCommand:
-        """The same command where variables are set around its text."""
+        """The same command with variables of the surrounding text."""
         return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
 
     def moved(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
-        """The same command of a text that stands at `offset` of a longer one."""
+        """The same command of a text that begins at `offset` of a longer one."""
         words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
         return SimpleCommand(words, env, self.pipeline)
 
 
 def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
-    """Every simple command, variables replaced where the text itself or `env` around it sets them."""
-    state = _State()
+    """Every simple command, with variables replaced where the text itself or `env` sets them."""
+    state = _ScriptState()
     for name, value in (env or {}).items():
         state.set(name, value)
         state.pieces[name] = [value]
@@ -69,34 +157,32 @@ def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[Si
                 yield from _take(state.functions.outside(words, line), line, state)
     except TooManyWords as error:
         cut = error
-    for words, line in state.functions.not_called():
+    for words, line in state.functions.uncalled_commands():
         yield from _take(words, line, state)
     if cut is not None:
         raise cut
 
 
-class _State:
-    """Where the reading of one script stands."""
+class _ScriptState:
+    """Variables, arrays and functions of a script up to the current line."""
 
     def __init__(self) -> None:
-        """`texts` are the values alone, `pieces` what `NAME+=" ..."` added to a variable, each where it stands, and
-        `places` the variables that are arguments of a call: `1`, `2` ... `calls` is how deep one function is called by
-        another, `called` how many commands were looked at because of a call."""
+        """`pieces` are the parts that `NAME+=" ..."` added to a variable, each at its place; `positions` the names of
+        the current positional parameters; `calls` the depth of function calls; `called` the commands run by calls."""
         self.values: dict[str, Word] = {}
         self.texts: dict[str, str] = {}
         self.exported: dict[str, Word] = {}
         self.arrays: dict[str, list[Word]] = {}
         self.pieces: dict[str, list[Word]] = {}
-        self.places: tuple[str, ...] = ()
+        self.positions: tuple[str, ...] = ()
         self.functions = Functions()
         self.calls = self.called = 0
 
     def set(self, name: str, value: Word) -> None:
-        """A variable's value from here on."""
         self.values[name], self.texts[name] = value, value.text
 
 
-def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[SimpleCommand]:
+def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
     raw = " ".join(word.raw for word in line)
     while words and (words[0].text in LEADING or words[0].text == "{"):
         words = words[1:]
@@ -106,7 +192,7 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Simple
     if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
         inner = list(_expanded([word for word in words[start + 1 :] if word.text != ")"], state))
         longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
-        state.arrays[array[1]] = longer[:_MOST_PIECES]
+        state.arrays[array[1]] = longer[:_MAX_PIECES]
         return
     words = list(_expanded(words, state))
     count = 0
@@ -124,15 +210,17 @@ def _take(words: list[Word], line: list[Word], state: _State) -> Iterator[Simple
     env = {name: _final(word) for name, word in {**state.exported, **given}.items()}
     yield SimpleCommand(tuple(_final(word) for word in rest), env, raw)
     function = state.functions.by_name.get(rest[0].text)
-    if function is not None and state.calls < _DEEPEST and state.called < _MOST_CALLED:
+    if function is not None and state.calls < _MAX_DEPTH and state.called < _MAX_CALLED_COMMANDS:
         yield from _call(function, rest[1:], given, state)
 
 
-def _call(function: Function, given: list[Word], env: Mapping[str, Word], state: _State) -> Iterator[SimpleCommand]:
-    """A function's commands with the arguments of a call in their places, and with the variables before it."""
+def _call(
+    function: Function, given: list[Word], env: Mapping[str, Word], state: _ScriptState
+) -> Iterator[SimpleCommand]:
+    """The commands of a function with the arguments and variables of a call."""
     function.is_called = True
     outer, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
-    _set_arguments(state, given if function.knows_places else None)
+    _set_arguments(state, given if function.knows_positions else None)
     state.exported.update(env)
     state.calls += 1
     for words, line in function.body:
@@ -146,13 +234,13 @@ def _call(function: Function, given: list[Word], env: Mapping[str, Word], state:
             state.exported[name] = word
 
 
-def _set_arguments(state: _State, given: list[Word] | None) -> None:
-    """`$1`, `$2` ... and `$@`, those before put away; None where they are not known."""
-    for name in state.places:
+def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
+    """Set `$1`, `$2` ... and `$@`; None where they are not known."""
+    for name in state.positions:
         del state.values[name], state.texts[name]
-    places = _places(given or [])
-    state.places = tuple(places)
-    for name, word in places.items():
+    positions = _positions(given or [])
+    state.positions = tuple(positions)
+    for name, word in positions.items():
         state.set(name, word)
         state.pieces[name] = [word]
     state.arrays.pop("@", None)
@@ -160,20 +248,20 @@ def _set_arguments(state: _State, given: list[Word] | None) -> None:
         state.arrays["@"] = given
 
 
-def _places(given: list[Word]) -> dict[str, Word]:
-    """`$1`, `$2` ...: up to a word that may become several, or none."""
-    places: dict[str, Word] = {}
+def _positions(given: list[Word]) -> dict[str, Word]:
+    """`$1`, `$2` ... up to a word that may expand to several or none."""
+    positions: dict[str, Word] = {}
     for number, word in enumerate(given, 1):
         is_single = word.raw.startswith(('"', "'")) and "@" not in word.text
         if not is_single and ("$" in word.text or "`" in word.text):
             break
-        places[str(number)] = word
-    return places
+        positions[str(number)] = word
+    return positions
 
 
 def _shifted(given: list[Word], count: str) -> list[Word] | None:
-    """What is left after `shift`; None where it is not plain which words go."""
-    return given[int(count) :] if count in map(str, range(len(_places(given)) + 1)) else None
+    """The arguments after `shift`; None where it is not known which words it removes."""
+    return given[int(count) :] if count in map(str, range(len(_positions(given)) + 1)) else None
 
 
 def _assignment(word: Word) -> tuple[str, Word]:
@@ -181,14 +269,14 @@ def _assignment(word: Word) -> tuple[str, Word]:
     return name.removesuffix("+"), Word(value, word.offset, word.raw)
 
 
-def _assign(word: Word, state: _State, *, exported: bool) -> None:
+def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
     if ASSIGNMENT.fullmatch(word.text):
         name, value = _assignment(word)
         state.pieces[name] = [value]
     elif added := _APPENDED.fullmatch(word.text):
         name, value = _assignment(word)
         before = state.values.get(name, Word("", word.offset))
-        state.pieces[name] = [*state.pieces.get(name, []), value][:_MOST_PIECES]
+        state.pieces[name] = [*state.pieces.get(name, []), value][:_MAX_PIECES]
         if not added[2][:1].isspace() and not before.text[-1:].isspace():
             state.pieces[name] = [before.with_text(before.text + value.text)]
         value = before.with_text(before.text + value.text)
@@ -196,13 +284,13 @@ def _assign(word: Word, state: _State, *, exported: bool) -> None:
         if exported and word.text in state.values:
             state.exported[word.text] = state.values[word.text]
         return
-    if len(value.text) <= _LONGEST_VALUE:
+    if len(value.text) <= _MAX_VALUE_CHARS:
         state.set(name, value)
         if exported or name in state.exported:
             state.exported[name] = value
 
 
-def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word]:
+def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
     texts = state.texts
     for word in words:
         if word.text in _PLACEHOLDERS:
@@ -219,7 +307,7 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             yield from state.arrays["@"][max(first - 1, 0) :][:count]
             continue
         alternative = _ALTERNATIVE.fullmatch(word.text)
-        if alternative and depth < _DEEPEST:
+        if alternative and depth < _MAX_DEPTH:
             inner_words = [Word(part, word.offset, part) for part in _parts(alternative[2])]
             if texts.get(alternative[1]) != "":
                 yield from _expanded(inner_words, state, depth + 1)
@@ -232,11 +320,11 @@ def _expanded(words: list[Word], state: _State, depth: int = 0) -> Iterator[Word
             for piece in state.pieces[name]:
                 yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
         else:
-            yield word.with_text(expand(_with_open_values(word.text, texts), texts))
+            yield word.with_text(expand(_keep_empty_variables(word.text, texts), texts))
 
 
-def _with_open_values(text: str, texts: Mapping[str, str]) -> str:
-    """A value that is empty unless somebody sets it stays what it is: the script adds its flag only where it is set."""
+def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
+    """Keep variables with an empty default: scripts add the flag only where the variable is set."""
 
     def value(variable: re.Match[str]) -> str:
         is_empty = texts.get(variable[3] or variable[4]) == ""
@@ -254,10 +342,8 @@ def _end(word: Word) -> int:
 
 
 def _split_value(text: str) -> list[str]:
-    """The words of a variable without quotes around it. The shell leaves quotes inside of it alone: JSON stays JSON.
-
-    Single quotes are for `eval`, or a slip that nobody means; the words inside them are what is meant.
-    """
+    """The words of an unquoted variable. The shell keeps quotes inside the value, so JSON stays JSON; single quotes are
+    for `eval`."""
     return _parts(text) if "'" in text or '{"' not in text else text.split()
 
 
@@ -269,7 +355,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
-    """Cut at operators; redirections and their targets are left out."""
+    """Split a line at operators, without redirections and their targets."""
     current: list[Word] = []
     skip = in_array = False
     for word in line:
@@ -282,7 +368,7 @@ def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
         elif word.raw and set(word.raw) <= set(OPERATORS):
             if "<" in word.raw or ">" in word.raw:
                 if current and current[-1].raw.isdigit() and _end(current[-1]) == word.offset:
-                    current.pop()  # `2>`; in `--port 8000 > x.log` the number is a word of its own
+                    current.pop()  # `2>`; in `--port 8000 > x.log` the number is an argument
                 skip = not word.raw.endswith("&") or word.raw == ">&"
             elif current:
                 yield current

@@ -1,4 +1,4 @@
-"""systemd units: the server of ExecStart with its environment and its time limits."""
+"""systemd units: their commands, environment and time limits."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import subjects_of
-from legroom.deployments.shell.words import commands
-from legroom.deployments.subjects import At, Invoked, StartedServer, Subject, Unit, with_servers
-from legroom.deployments.text import Text, without_comment_lines
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import subjects_of
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text, without_comment_lines
+from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, Unit, change_servers
 from legroom.errors import LegroomError
 
 _SETTING = re.compile(
     r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n(?:[ \t]*[#;][^\n]*\n)*)*+[^\n]*)$", re.MULTILINE
 )
-"""systemd leaves comments between continued lines out."""
+"""systemd ignores comments between continued lines."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?")
 _SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-STOP_S = START_S = 90.0
-"""systemd's defaults."""
+_DEFAULT_TIMEOUT_S = 90.0
+"""systemd's default of TimeoutStartSec and TimeoutStopSec."""
 
 
 def unit_subjects(source: Text) -> Iterator[Subject]:
-    """Every command of a unit."""
     settings: dict[str, Word] = {}
     lines: list[tuple[str, Word]] = []
     env: dict[str, Word] = {}
@@ -45,38 +44,36 @@ def unit_subjects(source: Text) -> Iterator[Subject]:
         yield from _commands(source, key, word, env, settings)
 
 
-def _commands(
-    source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]
-) -> Iterator[StartedServer | Invoked]:
+def _commands(source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]) -> Iterator[Subject]:
     text = word.text
     lead = len(text) - len(text.lstrip("-@:+!"))
-    # Two dollars or percent signs stand for one, so they must not be read as the shell's own.
+    # `$$` and `%%` are escapes, not shell syntax.
     blanked = " " * lead + text[lead:].replace("$$", "$ ").replace("%%", "% ")
     for command in commands(Text(source.path, blanked), placed_env(env, source.place)):
-        yield from with_servers(
+        yield from change_servers(
             subjects_of(source, command.moved(word.offset, env), "systemd"),
             lambda server: _limited(source, server, settings) if key == "ExecStart" else server,
         )
 
 
 def _limited(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
-    # Only a unit that waits for something is given up: Type=exec and simple have started at once.
+    # The start timeout applies only to units that wait: Type=exec and simple start at once.
     waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
-    start = _limit(source, settings, "TimeoutStartSec", START_S, server) if waits else None
-    stop = _limit(source, settings, "TimeoutStopSec", STOP_S, server)
+    start = _limit(source, settings, "TimeoutStartSec", server) if waits else None
+    stop = _limit(source, settings, "TimeoutStopSec", server)
     return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
 
 
-def _limit(source: Text, settings: dict[str, Word], key: str, default: float, server: StartedServer) -> At | None:
+def _limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
     word = settings.get(key) or settings.get("TimeoutSec")
     if word is None:
-        return At(default, server.place)
-    seconds = span_s(word.text)
-    return At(seconds, source.place(word.offset)) if seconds else None
+        return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)
+    seconds = seconds_of_span(word.text)
+    return TimeLimit(seconds, source.place(word.offset)) if seconds else None
 
 
-def span_s(text: str) -> float | None:
-    """`90`, `5min 20s`; None for `infinity` and what is no time."""
+def seconds_of_span(text: str) -> float | None:
+    """The seconds of `90` or `5min 20s`; None for `infinity` and other texts."""
     spans = list(_SPAN.finditer(text.strip()))
     if not spans or text.strip().lower().startswith("inf"):
         return None
