@@ -303,7 +303,7 @@ def _fleets(
 
 
 def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    from legroom.planning.scaling import scaling_policy
+    from legroom.planning.autoscaling_policy import scaling_policy
     from legroom.simulation.autoscale import autoscaled
 
     if not 1 <= args.replicas < args.autoscale:

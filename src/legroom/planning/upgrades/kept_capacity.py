@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from legroom.planning.capacity_search import find
 from legroom.planning.plan import ready_command, try_flags
-from legroom.planning.search import find
-from legroom.planning.wish import Wish
+from legroom.planning.search_space import Wish
 from legroom.records import dataclass
 from legroom.units import MIB
 

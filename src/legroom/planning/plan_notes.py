@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from legroom.facts.known_bugs import bugs_with
+from legroom.facts.model import LatentAttention, StateSpace
 from legroom.facts.releases import first_release, latest
 from legroom.vllm.args import draft_method, draft_name, predicts_itself
+from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
+    from legroom.facts.gpus import Gpu
     from legroom.facts.known_bugs import KnownBug
+    from legroom.facts.model import Model
+    from legroom.facts.releases import Release
+    from legroom.memory.deployment_memory import DeploymentMemory
     from legroom.planning.plan import Plan, Target
-    from legroom.vllm.args import ServeArgs
+    from legroom.vllm.args import EngineSettings, ServeArgs
+
 
 MOST_NOTES = 3
 
@@ -61,8 +69,6 @@ def bug_notes(made: Plan) -> Iterator[str]:
     setting or a kind of model first. Bugs are known of releases that a later one corrected: the newest has none."""
     if made.target.release.version == latest().version:
         return
-    from legroom.planning.release_bugs import bugs_of  # most plans are of the newest release
-
     target = made.target
     bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
     bugs = [bug for bug in bugs if bug.fixed_in is not None]
@@ -72,3 +78,33 @@ def bug_notes(made: Plan) -> Iterator[str]:
 
 def _note(bug: KnownBug, version: str) -> str:
     return f"known bug of vLLM {version}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"
+
+
+def bugs_of(
+    model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
+) -> list[KnownBug]:
+    """The bugs that these flags, this model and this card set off."""
+    traits = traits_of(model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
+    traits |= {"several kv groups"} if len(memory.kv.groups) > 1 else set()
+    return [bug for bug in bugs_with(release, settings.given, gpu.vendor) if set(bug.model) <= traits]
+
+
+def start_risk(
+    model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
+) -> KnownBug | None:
+    """A bug of the release that has ended starts like this one although the memory was there."""
+    bugs = bugs_of(model, gpu, release, settings, memory)
+    return next((bug for bug in bugs if bug.may_end_start(settings.given, gpu.interconnect)), None)
+
+
+def traits_of(model: Model) -> set[str]:
+    """The kinds of model that a bug may be tied to."""
+    mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
+    traits = {
+        "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),
+        "experts": is_moe(model),
+        "no state layers": not any(isinstance(mixer, StateSpace) for mixer in mixers),
+        "multimodal": bool(model.modalities),
+        "encoder-decoder": bool(model.encoder_layers),
+    }
+    return {name for name, has in traits.items() if has}

@@ -17,9 +17,7 @@ from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
-from legroom.planning.search_space import Flags, axes_of, by_loss, gpus_of, parallel_sizes
-from legroom.planning.structure import Structure, structure
-from legroom.planning.wish import Wish
+from legroom.planning.search_space import Flags, Structure, Wish, axes_of, by_loss, gpus_of, parallel_sizes, structure
 from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import is_moe
