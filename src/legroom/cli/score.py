@@ -40,7 +40,6 @@ examples:
   legroom score startups.jsonl
   legroom score measured.jsonl --configs configs/
   legroom score --from-logs /var/log/vllm --gpu h100
-  legroom score --outcomes
 
 exit codes: 0 scored, 2 the call is wrong or the records cannot be read
 """
@@ -50,7 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """The options of `legroom score`."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "score",
-        usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME] | --outcomes",
+        usage="legroom score DATA.jsonl [options] | --from-logs DIR [--gpu NAME]",
         description="Predict every start-up of a file and print how far off each figure is.",
         epilog=_EPILOG,
     )
@@ -63,7 +62,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--configs", metavar="DIR", nargs="+", help="folders with a config.json each, for instrumented runs"
     )
     source.add_argument("--from-logs", metavar="DIR", help="score a folder of vLLM start-up logs instead")
-    source.add_argument("--outcomes", action="store_true", help="how often first fixes worked on this machine, instead")
     source.add_argument("--gpu", metavar="NAME", help="the GPU of the logs, where they do not name it")
     out = parser.add_argument_group("output")
     out.add_argument("--worst", type=int, default=5, metavar="N", help="how many of the worst records to list (5)")
@@ -74,8 +72,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Score, print, and say which records could not be used."""
-    if args.outcomes:
-        return _show_outcomes(args.json)
     from legroom.planning.scoring import score
 
     loaded = _load(args)
@@ -91,30 +87,6 @@ def run(args: argparse.Namespace) -> int:
         print_json(document)
     else:
         print("\n".join(report(results, loaded, args.worst)))
-    return OK
-
-
-def _show_outcomes(as_json: bool) -> int:
-    """How often first fixes worked here."""
-    from legroom.explain.outcomes import counted_by, outcomes_json, outcomes_path, read_outcomes, total
-
-    outcomes = read_outcomes()
-    if as_json:
-        print_json(outcomes_json(outcomes))
-        return OK
-    if not outcomes:
-        print("no outcome is recorded here yet: legroom diagnose OLD.log --outcome worked|failed [--log NEW.log]")
-        return OK
-    from legroom.drawing.text import columns
-
-    whole = total(outcomes)
-    print(f"first fixes that worked: {whole.worked} of {whole.tried} ({whole.rate:.0%})")
-    for part, title in (("cause", "by cause"), ("fix", "by kind of fix"), ("release", "by release")):
-        rows = [[title, "tried", "worked", "rate"]]
-        for name, count in counted_by(outcomes, part).items():
-            rows.append([name, str(count.tried), str(count.worked), f"{count.rate:.0%}"])
-        print("\n" + "\n".join(columns(rows, "<>>>")))
-    print(f"\n{outcomes_path()}")
     return OK
 
 

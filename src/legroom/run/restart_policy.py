@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from legroom.run.incidents import IncidentRecorder, ServerExit, TriedFix, history_entry, incident_detail
+from legroom.run.incidents import IncidentRecorder, ServerExit, history_entry, incident_detail
 from legroom.run.options import RunOptions
 from legroom.run.restarts import RestartBudget, Setup, Setups
 
@@ -20,7 +20,6 @@ class RestartPolicy:
     def __init__(
         self,
         options: RunOptions,
-        release: str,
         setups: Setups,
         incidents: IncidentRecorder,
         find_fix: FindFix,
@@ -31,14 +30,12 @@ class RestartPolicy:
         """What failed and what was done about it, in order."""
         self._options, self._setups, self._incidents = options, setups, incidents
         self._find_fix, self._last_lines, self._say = find_fix, last_lines, say
-        self._tried_fix = TriedFix(release, say)
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._tries = 0
 
     def served(self) -> None:
         """The server is up: what was tried has worked."""
         self._incidents.close_done("it serves again")
-        self._tried_fix.end(worked=True)
         self._tries = 0
         self._setups.mark_served()
 
@@ -52,7 +49,6 @@ class RestartPolicy:
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
         self._incidents.fail_action()
-        self._tried_fix.end(worked=False)
         remedy = self._find_fix()
         if remedy is None:
             return None
@@ -73,7 +69,6 @@ class RestartPolicy:
             f"try {self._tries} of {self._options.tries}: {head} Changed: {remedy['changed']}. Expected now: {expected}"
         )
         self._adopt(remedy)
-        self._tried_fix.begin(remedy)
         change = {"changed": remedy["changed"], "command": self._setups.current.line}
         self._incidents.begin_action("relaunch", change)
 
