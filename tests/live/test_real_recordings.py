@@ -1,4 +1,4 @@
-"""Recordings of a real vLLM 0.32.0, made by legroom's own recorder (bench/detect.py --record), replayed.
+"""Recordings of a real vLLM 0.32.0, made by legroom's own recorder (tests/real_vllm/provoked_incidents.py), replayed.
 
 Each trouble is found and a healthy half hour is left in peace, at any speed of replay.
 """

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.server_options import add_source_options, split_words
+from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
-    from legroom.simulation.capacity import HoldingFleet
-    from legroom.simulation.choose import Candidate, Choice
-    from legroom.simulation.fast.columns import StepCost
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.fast.rows import StepCost
+    from legroom.simulation.flag_search import Candidate, Choice, HoldingFleet
+    from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
@@ -166,7 +166,7 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options into a namespace; TRACE and vLLM's words beside them."""
-    own, rest, after = split(parser, words)
+    own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
     args.vllm_words, args.command_words = rest, after
@@ -198,9 +198,7 @@ def run(args: argparse.Namespace) -> int:
     if args.choose:
         return _choose(args, trace, pool)
     if args.autoscale is not None:
-        from legroom.cli.simulate_fleet import run_fleet
-
-        return run_fleet(args, trace, pool)
+        return _run_fleet(args, trace, pool)
     if args.tier:
         from legroom.cli.simulate_tier import run_tier
 
@@ -229,14 +227,14 @@ def _trace(args: argparse.Namespace) -> Trace:
         return synthetic.read(args.synthetic, args.seed).checked()
     if args.trace is None:
         raise LegroomError("which trace?", "legroom simulate TRACE, or --synthetic 'poisson rate=8 ...'")
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
     return read_trace(args.trace, args.format, args.limit).checked()
 
 
 def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
     from legroom.cli.simulate_steps import step_writer
-    from legroom.simulation.replay import simulate
+    from legroom.simulation.trace_replay import simulate
 
     bar = ProgressBar("simulating")
     try:
@@ -251,8 +249,8 @@ def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings,
 def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from dataclasses import replace
 
-    from legroom.simulation.choose import choose
-    from legroom.simulation.outcome import Goal
+    from legroom.simulation.flag_search import choose
+    from legroom.simulation.replay_outcome import Goal
 
     bar = ProgressBar("searching")
     if args.tpot is not None and not trace.in_seconds:
@@ -298,10 +296,57 @@ def _fleets(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
 ) -> list[HoldingFleet]:
     """What would hold the load: so many servers like this one, and one on a larger card."""
-    from legroom.simulation.capacity import card_that_holds, promising, replicas_that_hold
+    from legroom.simulation.flag_search import card_that_holds, promising, replicas_that_hold
 
     few = promising(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
     cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
     return [fleet for fleet in fleets if fleet is not None]
+
+
+def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    from legroom.planning.scaling import scaling_policy
+    from legroom.simulation.autoscale import autoscaled
+
+    if not 1 <= args.replicas < args.autoscale:
+        raise LegroomError(
+            f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale",
+            "name more servers than the fewest",
+        )
+    settings = pool.settings
+    at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
+    policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
+    bar = ProgressBar("simulating")
+    try:
+        scaled = autoscaled(trace, settings, pool.cost, policy, bar)
+    finally:
+        bar.clear()
+    if args.json:
+        print_json(scaled.as_json())
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.autoscale_text import scaled_text
+
+        sys.stdout.write(scaled_text(scaled, style_of(sys.stdout)))
+    return OK if scaled.is_steady else ANSWER_IS_NO
+
+
+def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
+    """`--start`, or what the exported manifests allow a first start, a download included."""
+    if args.start is not None:
+        from legroom.units import parse_seconds
+
+        return parse_seconds(args.start, "--start") or 0.0
+    if pool.deployment is None:
+        raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
+    from legroom.cli.server_options import described_machine
+    from legroom.exports.deploy.server import planned_server
+    from legroom.planning.machine import plan_deployment
+    from legroom.planning.plan_json import plan_document
+
+    serve = replace(pool.deployment.args, max_model_len=pool.settings.max_model_len)
+    deployment = replace(pool.deployment, args=serve)
+    plan = plan_deployment(deployment, described_machine(args, deployment), advice=False)
+    times = planned_server(plan_document(plan)).times
+    return times.expected_s if times else 0.0

@@ -15,11 +15,11 @@ _GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom import calls
-    from legroom.simulation.curves import pool_curves
-    from legroom.simulation.deployment import hardware
-    from legroom.simulation.replay import simulate as replay
-    from legroom.simulation.steptime import fixed, roofline
+    from legroom.api.trace_replay import scheduler_settings
+    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.step_time import fixed, roofline
+    from legroom.simulation.timeline import pool_curves
+    from legroom.simulation.trace_replay import simulate as replay
     from legroom.web.endpoints.plans import made_plan
 
     trace = _trace(request)
@@ -27,7 +27,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     plan = made_plan(planned, advice=False) if planned is not None else None
     given = {name: request.get(name) for name in _GIVEN} | {"num_blocks": request.get("blocks")}
     # A page is moved by sliders: a batch ahead changes little, and only the slow step-by-step replay knows it.
-    settings = replace(calls.scheduler_settings(trace, plan, given), async_scheduling=False)
+    settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
     cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
     if trace.in_seconds and cost is None:
@@ -40,13 +40,13 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace(request: dict[str, Any]) -> Trace:
-    from legroom.calls import MOST_REQUESTS
+    from legroom.api.trace_replay import MOST_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
     if text is not None:
-        from legroom.simulation.traces.reading import trace_of_text
+        from legroom.simulation.traces.trace_files import trace_of_text
 
         trace = trace_of_text(text)
     else:

@@ -89,8 +89,7 @@ def size(request: dict[str, Any]) -> dict[str, Any]:
 
 def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
     """The plan that a request describes, with the notes that the command line would have."""
-    from legroom import calls
-    from legroom.planning.machine import Machine
+    from legroom.planning.machine import Machine, plan_deployment
 
     machine = Machine(
         request["gpu"],
@@ -100,7 +99,7 @@ def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
         request.get("host_memory"),
     )
     with requested(request) as what:
-        made = calls.planned(what, machine, advice=advice)
+        made = plan_deployment(what, machine, advice=advice)
         made = replace(made, notes=tuple(dict.fromkeys((*what.notes, *made.notes))))
         if request.get("cold"):
             from legroom.planning.plan import cold_start
@@ -112,7 +111,7 @@ def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
 @contextmanager
 def requested(request: dict[str, Any]) -> Iterator[Deployment]:
     """What a request asks to run; within, its model's name means the config that came with it."""
-    from legroom import calls
+    from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")
     name = request.get("model") or _named(config)
@@ -120,7 +119,7 @@ def requested(request: dict[str, Any]) -> Iterator[Deployment]:
         raise LegroomError("which model?", "give `model`, a bundled name or Hub id, or `config`, its config.json")
     given = {name: GivenModel(config, request.get("checkpoint_bytes"))} if config is not None else {}
     with isolated(given):
-        what = calls.deployment(name, None, request.get("flags"), request.get("vllm"), local_files=False)
+        what = deployment_from_request(name, None, request.get("flags"), request.get("vllm"), local_files=False)
         env = request.get("env") or {}
         yield replace(what, args=replace(what.args, env={**what.args.env, **env}))
 
