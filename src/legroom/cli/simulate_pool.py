@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.api.trace_replay import MOST_ASYNC
+from legroom.api.simulate_request import MOST_ASYNC
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, grid
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -212,8 +212,6 @@ def _planned(
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
-    if args.v0:
-        flags["engine"] = "V0"
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
@@ -230,7 +228,6 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
         reserve_full_isl=args.scheduler_reserve_full_isl is not False,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
-        swap_blocks=args.swap_blocks,
         **flags,
     )
 

@@ -296,7 +296,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
         """
-        from legroom.api.trace_replay import replayed, trace_of
+        from legroom.api.simulate_request import replayed, trace_of
 
         trace = trace_of(requests, mix)
         plan = None

@@ -1,4 +1,4 @@
-"""Loads, replayed."""
+"""The endpoint that simulates a load."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from legroom.errors import LegroomError
 if TYPE_CHECKING:
     from legroom.simulation.trace import Trace
 
-_GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
+_SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "enable_prefix_caching")
 
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.trace_replay import scheduler_settings
+    from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.step_time import fixed, roofline
     from legroom.simulation.timeline import pool_curves
     from legroom.simulation.trace_replay import simulate as replay
-    from legroom.web.endpoints.plans import made_plan
+    from legroom.web.endpoints.plans import plan_of_request
 
     trace = _trace(request)
     planned = request.get("plan")
-    plan = made_plan(planned, advice=False) if planned is not None else None
-    given = {name: request.get(name) for name in _GIVEN} | {"num_blocks": request.get("blocks")}
-    # A page is moved by sliders: a batch ahead changes little, and only the slow step-by-step replay knows it.
+    plan = plan_of_request(planned, advice=False) if planned is not None else None
+    given = {name: request.get(name) for name in _SCHEDULER_FIELDS} | {"num_blocks": request.get("blocks")}
+    # Asynchronous scheduling changes little, and needs the slow step-by-step simulation.
     settings = replace(scheduler_settings(trace, plan, given), async_scheduling=False)
     step_ms = request.get("step_ms")
     cost = fixed(step_ms / 1000) if step_ms else roofline(hardware(plan)) if plan and trace.in_seconds else None
@@ -40,7 +40,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace(request: dict[str, Any]) -> Trace:
-    from legroom.api.trace_replay import MOST_REQUESTS
+    from legroom.api.simulate_request import MOST_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):

@@ -1,40 +1,25 @@
-"""Foreign text: what starts servers, and what servers printed."""
+"""Endpoints for text and files of the user: manifests, logs and memory snapshots."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypedDict
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
+    from legroom.fragments.reading import AllocatorReading
 
-_NAME = "the text"
-
-
-class ReadServer(TypedDict):
-    """One server that a text starts, as a plan request takes it."""
-
-    model: str
-    vllm: str
-    vllm_named: bool
-    gpus: int | None
-    flags: dict[str, Any]
-    env: dict[str, str]
-    command: list[str]
-    place: str
-    line: int | None
-    notes: list[str]
-    problems: list[str]
+_MAX_SNAPSHOT_BYTES = 512 << 20
+"""Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
 
 
-class ReadDocument(TypedDict):
-    servers: list[ReadServer]
-
-
-def read(request: dict[str, Any]) -> ReadDocument:
-    """Every server that a text of any kind starts; none is an error that says what is looked for."""
+def read(request: dict[str, Any]) -> dict[str, Any]:
+    """Every server that a command, script or manifest starts; an error where there is none."""
     from legroom.deployments.deployment import deployment_from_command, deployment_of
     from legroom.deployments.file_reader import read_file
     from legroom.facts.releases import latest
@@ -42,7 +27,7 @@ def read(request: dict[str, Any]) -> ReadDocument:
     text = request["text"]
     if not text.strip():
         raise LegroomError("the text is empty", "paste a command, a script or a manifest")
-    parts = list(read_file(_NAME, text, latest()))
+    parts = list(read_file("the text", text, latest()))
     servers = [server for part in parts for server in part.servers if server.words or server.call is not None]
     if not servers:
         unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
@@ -60,42 +45,40 @@ def lint(request: dict[str, Any]) -> dict[str, Any]:
 
     vllm = request.get("vllm")
     any_release = vllm == "any"
-    asked = known_release(vllm) if vllm and not any_release else None
-    options = LintOptions(asked, None, frozenset(request.get("ignore", ())), any_release=any_release)
+    release = known_release(vllm) if vllm and not any_release else None
+    options = LintOptions(release, None, frozenset(request.get("ignore", ())), any_release=any_release)
     return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
 
 
-def _server(what: Deployment) -> ReadServer:
+def _server(deployment: Deployment) -> dict[str, Any]:
     from legroom.vllm.command_line import command, without_secrets
 
-    place = what.place
+    place = deployment.place
     return {
-        "model": what.args.model,
-        "vllm": what.release.version,
-        "vllm_named": what.release_hint is not None,
-        "gpus": what.gpu_count,
-        "flags": _flags(what),
-        "env": dict(what.args.env),
-        "command": list(without_secrets(command(what.args, what.release))),
+        "model": deployment.args.model,
+        "vllm": deployment.release.version,
+        "vllm_named": deployment.release_hint is not None,
+        "gpus": deployment.gpu_count,
+        "flags": _flags(deployment),
+        "env": dict(deployment.args.env),
+        "command": list(without_secrets(command(deployment.args, deployment.release))),
         "place": f"line {place.line}" if place else "",
         "line": place.line if place else None,
-        "notes": list(what.notes),
-        "problems": [problem.message for problem in what.problems],
+        "notes": list(deployment.notes),
+        "problems": [problem.message for problem in deployment.problems],
     }
 
 
-def _flags(what: Deployment) -> dict[str, Any]:
-    """What was given, by vLLM's Python names; keys and tokens are left out."""
-    from dataclasses import fields
-
+def _flags(deployment: Deployment) -> dict[str, Any]:
+    """The given flags by vLLM's Python names, without keys and tokens."""
     from legroom.masking import is_secret
     from legroom.vllm.command_line import command_parts
 
-    args = what.args
+    args = deployment.args
     read_by_plan = (field.name for field in fields(args) if field.name not in ("model", "usage", "env", "others"))
     given = {name: value for name in read_by_plan if (value := getattr(args, name)) is not None}
     flags: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    for part in command_parts(args.others, what.release):
+    for part in command_parts(args.others, deployment.release):
         if part.flag is not None and not is_secret(part.dest):
             flags[part.dest] = not part.name.startswith("--no-") if part.value == "" else part.value
     return flags
@@ -110,7 +93,7 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
-    """The same for a log that comes in pieces, which is never held as a whole."""
+    """The document of `legroom diagnose --json` for a log that is streamed."""
     from legroom.diagnosis.diagnose import read_log
     from legroom.diagnosis.diagnosis_json import readings_json
     from legroom.diagnosis.starting_plan import Hints
@@ -124,3 +107,27 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
         local_models=False,
     )
     return readings_json([read_log(pieces, "the log", hints)])
+
+
+def fragments(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom fragments --json`, and its picture."""
+    from legroom.fragments.report import fragment_report
+    from legroom.render.fragments_svg import fragments_svg
+    from legroom.render.fragments_text import advice_of, headline
+
+    earlier = request.get("earlier")
+    report = fragment_report(
+        _snapshot(request["file"], "the file"), earlier=_snapshot(earlier, "the earlier file") if earlier else None
+    )
+    words = {"headline": headline(report), "advice": advice_of(report)}
+    return {**report.to_json(), **words, "svg": fragments_svg(report)}
+
+
+def _snapshot(encoded: str, name: str) -> AllocatorReading:
+    from legroom.fragments.read import read_content
+
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise LegroomError("the file is not in base64") from error
+    return read_content(content, name, _MAX_SNAPSHOT_BYTES)[0]

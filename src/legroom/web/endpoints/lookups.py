@@ -1,10 +1,11 @@
-"""What is known of the world: models, GPUs, releases and their flags."""
+"""Endpoints that look up models, GPUs, releases, flags and entries of the error catalog."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, TypedDict
+from typing import Any
 
+from legroom.errors import LegroomError
 from legroom.facts.flags import Kind
 
 _TYPES: dict[Kind, str] = {
@@ -24,24 +25,7 @@ _TYPES: dict[Kind, str] = {
 }
 
 
-class ListedModel(TypedDict):
-    id: str
-    name: str
-    ids: list[str]
-    parameters: int | None
-    quantized_from: str | None
-
-
-class ListedFlag(TypedDict):
-    name: str
-    flag: str
-    type: str
-    default: Any
-    choices: list[Any] | None
-    memory: bool
-
-
-def models(request: dict[str, Any]) -> dict[str, list[ListedModel]]:
+def models(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.facts.bundled import bundled_names, find
 
     known = [model.as_json() for name in bundled_names() if (model := find(name))]
@@ -74,7 +58,7 @@ def releases(request: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def flags(request: dict[str, Any]) -> dict[str, Any]:
-    """Every flag of a release by its Python name; those that a plan reads come first, in the plan's own order."""
+    """Every flag of a release; those that change memory come first."""
     from legroom.facts.flags import choices, default, flags_of
     from legroom.facts.releases import latest
     from legroom.facts.releases import release as known_release
@@ -83,7 +67,7 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
     release = known_release(request["vllm"]) if request.get("vllm") else latest()
     order = [field.name for field in fields(ServeArgs) if field.name not in ("model", "usage", "env", "others")]
     known = {flag.name: flag for flag in flags_of(release).values() if flag.name not in ("--model", "--help")}
-    listed: list[ListedFlag] = []
+    listed: list[dict[str, Any]] = []
     for flag in known.values():
         allowed = choices(flag.name, release)
         listed.append(
@@ -98,3 +82,34 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
         )
     listed.sort(key=lambda flag: (order.index(flag["name"]) if flag["memory"] else len(order), flag["name"]))
     return {"vllm": release.version, "flags": listed}
+
+
+def catalog(request: dict[str, Any]) -> dict[str, Any]:
+    """All entries in short, or those that match a query, the best first."""
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
+    from legroom.explain.entry import summary_json
+
+    language, query, known = request.get("language", "en"), request.get("query", "").strip(), entries()
+    chosen = [hit.entry for hit in search(query, known, limit=len(known))] if query else list(known)
+    return {"entries": [summary_json(entry, language) for entry in chosen]}
+
+
+def entry(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom explain ID --json`."""
+    from legroom.explain.catalog_entries import entry as known_entry
+    from legroom.explain.entry import entry_json
+
+    return entry_json(known_entry(request["id"]), request.get("language", "en"))
+
+
+def hub(request: dict[str, Any]) -> dict[str, Any]:
+    """A model's config.json and the size of its checkpoint, from the Hugging Face Hub."""
+    from legroom.facts.huggingface import fetch
+    from legroom.facts.model_sources import is_hub_id
+
+    name = request["id"].strip()
+    if not is_hub_id(name):
+        raise LegroomError(f"{name!r} is not a Hub id", "a Hub id is owner/name")
+    answer = fetch(name)
+    return {"id": name, "config": answer.config, "source": answer.source, "checkpoint_bytes": answer.checkpoint_bytes}
