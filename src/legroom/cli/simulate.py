@@ -115,8 +115,6 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--sliding-windows", metavar="W,W,...", help="a window for each group of layers, 0: full attention"
     )
-    flags.add_argument("--v0", action="store_true", help="the V0 engine's rules (0.4 to 0.7)")
-    flags.add_argument("--swap-blocks", type=int, default=0, metavar="N", help="V0: CPU blocks to swap to")
 
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:

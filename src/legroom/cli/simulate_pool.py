@@ -165,7 +165,7 @@ def _plan(args: argparse.Namespace, meant: RequestedDeployment, flags: dict[str,
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.simulation.from_plan import as_one_group, deployed, hardware
+    from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan(args, meant, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
@@ -175,7 +175,7 @@ def _planned(
             f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
         )
-    taken = deployed(plan)
+    taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
@@ -209,8 +209,6 @@ def _planned(
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
-    if args.v0:
-        flags["engine"] = "V0"
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
@@ -227,7 +225,6 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
         reserve_full_isl=args.scheduler_reserve_full_isl is not False,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
-        swap_blocks=args.swap_blocks,
         **flags,
     )
 
