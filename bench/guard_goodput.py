@@ -25,13 +25,13 @@ from itertools import islice
 
 from guard_loads import CARD_LOADS, CARD_POOL, Asked
 
-from legroom.guard import early_start
-from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
-from legroom.guard.engine_use import EngineUse
-from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.prefixes import PrefixUnit, chain_of_ids
-from legroom.guard.projection import Growth
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool import early_start
+from legroom.guard.pool.admission import LOOK_AGAIN_S, LOOK_AHEAD
+from legroom.guard.pool.block_pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.projection import Growth
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request

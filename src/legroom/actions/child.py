@@ -17,8 +17,7 @@ from pathlib import Path
 from legroom.actions.descendants import adopt_orphans, kill_all_below, send
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.process_table import ProcessTable, descendants, process_table
-from legroom.vllm.processes import engines_below, is_api_server, is_coordinator
+from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
 _KILLED = signal.SIGKILL.value

@@ -17,8 +17,7 @@ from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
 from legroom.sweeps.executors import ProcessExecutor
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model

@@ -21,7 +21,7 @@ from legroom.errors import LegroomError
 from legroom.explain.catalog import entry
 from legroom.facts.flags import flag_name, flags_of
 from legroom.live.host_memory import KernelKill
-from legroom.memory.host import LEAST_PROCESS_BYTES, HostShare, whole_gib
+from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass
 from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expect

@@ -16,14 +16,13 @@ from legroom.actions.child import Child
 from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import started
+from legroom.process_table import engines_below, is_engine_core, started
 from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
 from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
 from legroom.run.run_file import LifeRecord, RunFile
 from legroom.run.run_options import USUAL, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
-from legroom.vllm.processes import engines_below, is_engine_core
 
 if TYPE_CHECKING:
     from legroom.actions.run_platform import RunState

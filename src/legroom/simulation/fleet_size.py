@@ -19,9 +19,8 @@ from legroom.simulation.trace import Trace
 from legroom.sweeps.executors import ProcessExecutor
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
+    from legroom.facts.gpus import Gpu, GpuPrice
     from legroom.facts.model import Model
-    from legroom.facts.prices import GpuPrice
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
     from legroom.sweeps.executors import SweepExecutor

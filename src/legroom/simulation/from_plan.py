@@ -12,7 +12,7 @@ from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.scheduler_settings import LayerGroup
 from legroom.simulation.step_time import Hardware
 from legroom.units import cdiv
-from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
+from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
     from legroom.memory.kv.groups import CacheGroup

@@ -100,7 +100,9 @@ class SchedulerSettings:
             (self.groups != (LayerGroup(),), "groups of layers"),
         ):
             if is_set:
-                raise LegroomError(f"{what} under the V0 engine is not simulated", "leave it out")
+                raise LegroomError(
+                    f"{what} under the V0 engine is not simulated", "leave it out, or plan a release with the V1 engine"
+                )
 
     @property
     def usable_blocks(self) -> int:

@@ -210,7 +210,7 @@ class TieredScheduler(Scheduler):
 
 def _check_tier_support(settings: SchedulerSettings) -> None:
     for is_set, what, remedy in (
-        (settings.engine == "V0", "the V0 engine", "plan a release from 0.8.0 on"),
+        (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
         (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
         (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
     ):
