@@ -236,7 +236,7 @@ def test_the_steps_of_a_walk_add_up_too():
 
 
 def test_a_release_in_between_that_refuses_the_command_is_a_row_of_its_own(monkeypatch):
-    from legroom.planning.upgrades import upgrade as module
+    from legroom.planning.upgrades import release_upgrade as module
 
     plan_it = module.plan
 

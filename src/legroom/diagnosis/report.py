@@ -138,7 +138,7 @@ def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Findi
 
 def _entry(cause: Cause, assessment: Assessment) -> str:
     """Several entries of the catalog may be about one cause: the one whose messages these are, else the cause's own."""
-    from legroom.explain.catalog import best_entry  # reads the catalog
+    from legroom.explain.catalog_entries import best_entry  # reads the catalog
 
     message_ids = frozenset(evidence.id for evidence in assessment.evidence)
     try:

@@ -234,7 +234,7 @@ def explain(
 
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog_entries import entry
     from legroom.explain.entry import entry_json
 
     return entry_json(entry(id), lang)
@@ -254,9 +254,9 @@ def search_catalog(
     lang: Language = "en",
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog import entries
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
     from legroom.explain.entry import summary_json
-    from legroom.explain.search import search
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
     return {"query": query, "hits": hits}

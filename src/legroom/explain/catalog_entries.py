@@ -1,14 +1,14 @@
-"""Reading the catalog: legroom's own entries, and the records this user imported."""
+"""The catalog's files as `Entry` objects: legroom's own entries, the records this user imported, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.catalog_files import bundled_documents
 from legroom.explain.entry import (
     Entry,
     EntryDeadEnd,
@@ -22,7 +22,21 @@ from legroom.explain.entry import (
     Workaround,
 )
 
-_LONGEST_ID = 12
+_FOLDER = Path(__file__).parents[1] / "catalog"
+_BUILD_ERRORS = (KeyError, TypeError, AttributeError, ValueError)
+
+
+def bundled_documents() -> dict[str, Any]:
+    """Every entry file by its name."""
+    paths = sorted((_FOLDER / "entries").glob("*.json"))
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@cache
+def json_schema(name: str) -> Mapping[str, Any]:
+    """`schema.json` of an entry, or `record.schema.json` of an exported record."""
+    schema: Mapping[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return schema
 
 
 @cache
@@ -39,7 +53,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def entry(name: str) -> Entry:
-    """The entry with this id, whatever its case; an unknown one is told with the nearest."""
+    """The entry with this id, in upper or lower case; the error for an unknown id names the nearest ones."""
     wanted = name.strip().lower()
     every = entries()
     for known in every:
@@ -48,30 +62,15 @@ def entry(name: str) -> Entry:
     raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
 
 
-def with_outcomes(known: Entry) -> Entry:
-    """The entry with what this user's own tries came to, counted beside the threads."""
-    from legroom.explain.outcomes import CATALOG_KINDS, read_outcomes  # a diagnosis does without
-
-    own = tuple(
-        (CATALOG_KINDS.get(outcome.fix, outcome.fix), outcome.worked)
-        for outcome in read_outcomes()
-        if outcome.entry == known.id
-    )
-    return replace(known, outcomes=own) if own else known
-
-
 def entries_of(label: str) -> tuple[Entry, ...]:
-    """The entries that tell of one cause label, the general one first."""
+    """The entries of one cause label, the general one first."""
     every = entries()
     own = [known for known in every if known.label == label]
     return (*own, *(known for known in every if label in known.also))
 
 
 def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
-    """Of a label's entries, the one whose signatures these messages are; `default` where none stands out.
-
-    Several stories may share a label: a busy card at start and an orphaned worker, for instance.
-    """
+    """Of a label's entries, the one whose signatures contain most of these messages; `default` where none does."""
     candidates = entries_of(label)
     scored = [
         (
@@ -156,11 +155,64 @@ def _example(document: Mapping[str, Any] | None) -> Example | None:
     return Example(_text(document["text"]), figures, document["plan"])
 
 
+def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
+    """What is wrong with the entry files, each with its file name; empty where nothing is."""
+    documents = bundled_documents() if documents is None else documents
+    problems = {name: document_problems(document, "schema.json", entry_of) for name, document in documents.items()}
+    valid = {name: document for name, document in documents.items() if not problems[name]}
+    ids = {document["id"] for document in valid.values()}
+    for name, document in valid.items():
+        problems[name] = [*_reference_problems(name, document, ids), *_signature_problems(document)]
+    return [f"{name}: {problem}" for name, found in problems.items() for problem in found]
+
+
+def document_problems(document: Any, schema: str, build: Callable[[Any], Entry]) -> list[str]:
+    """What the schema refuses, each with its place; where jsonschema is not installed, why no entry can be built."""
+    try:
+        import jsonschema
+    except ImportError:
+        try:
+            build(document)
+        except _BUILD_ERRORS as error:
+            return [f"$: no entry can be built from it: {type(error).__name__}: {error}"]
+        return []
+    errors = jsonschema.Draft202012Validator(json_schema(schema)).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]
+
+
+def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
+    if name != f"{document['id']}.json":
+        yield f"holds the entry {document['id']}"
+    for kind, others in document["transitions"].items():
+        yield from (f"{kind} names {other}, which is not in the catalog" for other in others if other not in ids)
+        if document["id"] in others:
+            yield f"{kind} names itself"
+    example = document["example"] or {"text": {}, "figures": {}}
+    for text in example["text"].values():
+        yield from (
+            f"the example names no figure {figure!r}" for figure in example["figures"] if f"{{{figure}}}" not in text
+        )
+
+
+def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    from legroom.facts.log_messages import message_patterns  # reading the catalog does without
+    from legroom.regex import compiled, pattern_error
+
+    known = {message.id for message in message_patterns()}
+    for signature in document["signatures"]:
+        error = pattern_error(signature["pattern"])
+        if error:
+            yield f"the pattern {signature['pattern']!r} is not RE2: {error}"
+        elif not compiled(signature["pattern"]).search(signature["example"]):
+            yield f"the pattern {signature['pattern']!r} does not match its own example"
+        yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
+
+
 def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
     import difflib  # only on the way to an error message
 
     names = {known.id.lower(): known for known in every}
-    if wanted.removeprefix("lr").isdigit() and len(wanted) <= _LONGEST_ID:
+    if wanted.removeprefix("lr").isdigit() and len(wanted) <= 12:
         number = int(wanted.removeprefix("lr"))
         close = sorted((name for name in names if name[2:].isdigit()), key=lambda name: abs(int(name[2:]) - number))[:3]
     else:

@@ -122,8 +122,6 @@ def _by_name(query: str, entry: Entry) -> float:
 def _says(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
-    try:
-        import re2 as engine  # a listing does without
-    except ImportError:
-        engine = re
-    return any(engine.search(signature.pattern, line[:_LONGEST_LINE]) for signature in entry.signatures)
+    from legroom.regex import compiled  # a listing does without
+
+    return any(compiled(signature.pattern).search(line[:_LONGEST_LINE]) for signature in entry.signatures)
