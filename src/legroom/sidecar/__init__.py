@@ -1,1 +1,1 @@
-"""`legroom watch` and its sidecar: looks, incidents, the policy, and restarts."""
+"""`legroom watch` and its sidecar: scrapes, incidents, the policy, and restarts."""

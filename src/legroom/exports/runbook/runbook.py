@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from legroom.explain.catalog import bundled
+from legroom.explain.catalog_entries import bundled
 from legroom.explain.entry import Entry, Language
 from legroom.exports.request import MARK, ExportedFile
 from legroom.exports.runbook.tree import Branch, flowchart, overview, runbook_svg, tree

@@ -16,7 +16,7 @@ from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.words import API_KEY_NAME
 from legroom.exports.deploy.yaml_text import Commented
 from legroom.facts.gpus import gpu
-from legroom.sidecar.config import DEFAULT_PORT as WATCH_PORT
+from legroom.sidecar.watch_config import DEFAULT_PORT as WATCH_PORT
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:

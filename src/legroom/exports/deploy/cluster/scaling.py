@@ -10,7 +10,7 @@ from legroom.exports.deploy.cluster.leader_workers import group_name
 from legroom.exports.deploy.cluster.pod import metadata
 from legroom.exports.deploy.yaml_text import Commented
 from legroom.exports.prometheus.promql import Measures, grouped
-from legroom.planning.scaling import SYNC_S, ScalingPolicy, scaling_policy
+from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.cluster.nodes import NodeSpread
