@@ -17,7 +17,7 @@ from legroom.exports.export_request import ExportRequest
 from legroom.exports.prometheus import rules
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
-from legroom.sidecar.config import read_config
+from legroom.sidecar.watch_config import read_config
 
 FLEETS = [
     {"replicas": "3"},

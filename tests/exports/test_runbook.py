@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from legroom.cli.main import main
-from legroom.explain.catalog import bundled
+from legroom.explain.catalog_entries import bundled
 from legroom.exports import runbook
 from legroom.exports.export_request import ExportRequest
 from legroom.exports.runbook import label, tree

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
         webbrowser.open(address)
     from legroom.web.app import create_app
-    from legroom.web.pool import WorkerLimits
+    from legroom.web.endpoint_processes import WorkerLimits
     from legroom.web.security import Access
     from legroom.web.uvicorn_server import serve_asgi
 
@@ -144,7 +144,7 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
         hint = "pip install 'legroom[ui,watch]'"
         raise LegroomError(f"legroom ui --watch needs the Python package {missing}", hint, UNREACHABLE)
     from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.config import simple_config, with_interval
+    from legroom.sidecar.watch_config import simple_config, with_interval
     from legroom.web.live import LiveFeed
 
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from legroom.live.fleet import FleetView, GroupKey, ServerUse
     from legroom.live.metrics.prometheus_source import PrometheusSource
-    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch_config import SidecarConfig
 
 _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
 """Of a scraped target, where relabelling kept the label of its node; the first that is there."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import wrap
-from legroom.explain.catalog import bundled
+from legroom.explain.catalog_entries import bundled
 from legroom.explain.entry import Entry, Language, Localized
 from legroom.exports.export_request import MARK, ExportedFile
 from legroom.records import dataclass

@@ -18,7 +18,7 @@ from legroom.planning.plan_json import plan_document
 from legroom.units import gib
 
 if TYPE_CHECKING:
-    from legroom.planning.packing.pack import PackResult
+    from legroom.planning.packing.gpu_packing import PackResult
     from legroom.planning.packing.placement import Shift
 
 TARGET = "vllm-pack"

@@ -86,7 +86,7 @@ def _dead_ends(pairs: Sequence[Sequence[str]]) -> str:
 def _long_story(entries: Sequence[str]) -> str:
     if not entries:
         return ""
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog_entries import entry
 
     lines = [f"- `legroom explain {name}`: {entry(name).title.en}" for name in entries]
     return "## The long story\n\n" + "\n".join(lines)

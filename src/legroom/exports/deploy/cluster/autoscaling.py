@@ -9,7 +9,7 @@ from legroom.exports.deploy.cluster.pod import metadata
 from legroom.exports.deploy.cluster.pod_groups import group_name
 from legroom.exports.deploy.yaml_text import Commented
 from legroom.exports.prometheus.measures import Measures, grouped
-from legroom.planning.scaling import SYNC_S, ScalingPolicy, scaling_policy
+from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
