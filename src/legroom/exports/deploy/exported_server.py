@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.environment import EnvVariable, env_remarks, environment
-from legroom.exports.deploy.flag_comments import comment
+from legroom.exports.deploy.flag_comments import flag_comment
 from legroom.exports.deploy.serve_command import (
     API_KEY_NAME,
     WITHOUT_API_KEY,
@@ -208,7 +208,7 @@ def planned_server(
     times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
     if options.guard:
         words = _with_guard(words)
-    lines = tuple(CommentedFlag(phrase, comment(phrase, plan)) for phrase in words.phrases)
+    lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
     return ExportedServer(
         name=options.name or name_of_model(words.model),
         model=words.model,

@@ -15,7 +15,6 @@ from legroom.exports.grafana.panels import (
     WINDOW,
     DashboardRow,
     Panel,
-    Query,
     percentiles,
     pool_levels,
     target_level,
@@ -55,38 +54,36 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
             "KV cache in use",
             f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone "
             "is healthy: look at the queue next to it.",
-            (Query(f"max({kv})", "fullest"),),
-            "percentunit",
-            "stat",
-            6,
-            pool_levels(levels),
-            1.0,
+            {"fullest": f"max({kv})"},
+            unit="percentunit",
+            kind="stat",
+            width=6,
+            levels=pool_levels(levels),
+            max=1.0,
         ),
         Panel(
             "Waiting for room",
             "Requests that wait for blocks or for a place in the batch, on all chosen servers.",
-            (Query(f"sum({waiting})", "waiting"),),
-            "short",
-            "stat",
-            6,
-            ((levels.detect.queue_least, "orange"),),
+            {"waiting": f"sum({waiting})"},
+            kind="stat",
+            width=6,
+            levels=((levels.detect.queue_least, "orange"),),
         ),
         Panel(
             "Generated",
             "Tokens per second that the chosen servers generate together.",
-            (Query(f"sum({tokens})", "tokens/s"),),
-            "short",
-            "stat",
-            6,
+            {"tokens/s": f"sum({tokens})"},
+            kind="stat",
+            width=6,
         ),
         Panel(
             "Slowest first token",
             "The 99th percentile of the time to the first token, on the slowest chosen server.",
-            (Query(f"max({ttft})", "p99"),),
-            "s",
-            "stat",
-            6,
-            target_level(levels.ttft_p99_s),
+            {"p99": f"max({ttft})"},
+            unit="s",
+            kind="stat",
+            width=6,
+            levels=target_level(levels.ttft_p99_s),
         ),
     )
     return DashboardRow("Overview", stats)
@@ -96,23 +93,13 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
     batch = ((float(plan.args["max_num_seqs"] * plan.engines), "orange"),) if plan else ()
     limit = f" The line is --max-num-seqs {plan.args['max_num_seqs']}{_times(plan)}." if plan else ""
     panels = [
-        Panel(
-            "Running",
-            f"Requests in the batch.{limit}",
-            (Query(measures.value("running")),),
-            "short",
-            "timeseries",
-            8,
-            batch,
-        ),
+        Panel("Running", f"Requests in the batch.{limit}", {SERVER: measures.value("running")}, width=8, levels=batch),
         Panel(
             "Waiting",
             "Requests that wait for blocks or for a place in the batch.",
-            (Query(measures.queued()),),
-            "short",
-            "timeseries",
-            8,
-            ((levels.detect.queue_least, "orange"),),
+            {SERVER: measures.queued()},
+            width=8,
+            levels=((levels.detect.queue_least, "orange"),),
         ),
     ]
     if measures.has("queue_time"):
@@ -121,9 +108,8 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
                 "Time in the queue",
                 "From arrival to the first step, as percentiles over all requests of a server.",
                 percentiles(measures, "queue_time"),
-                "s",
-                "timeseries",
-                8,
+                unit="s",
+                width=8,
             )
         )
     if measures.has("admission_rejections"):
@@ -139,10 +125,9 @@ def _refused(measures: Measures) -> Panel:
     return Panel(
         "Refused by vLLM",
         "Requests per second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
-        (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
-        "reqps",
-        "timeseries",
-        24,
+        {"{{instance}}": f"{refused}\nor\n{nothing}"},
+        unit="reqps",
+        width=24,
     )
 
 
@@ -157,26 +142,18 @@ def _throughput(measures: Measures) -> DashboardRow:
             Panel(
                 "Prompt tokens",
                 "Prompt tokens per second, cached ones included.",
-                (Query(measures.rate("prompt_tokens", WINDOW)),),
-                "short",
-                "timeseries",
-                8,
+                {SERVER: measures.rate("prompt_tokens", WINDOW)},
+                width=8,
             ),
             Panel(
-                "Generated tokens",
-                "Tokens per second.",
-                (Query(measures.rate("generation_tokens", WINDOW)),),
-                "short",
-                "timeseries",
-                8,
+                "Generated tokens", "Tokens per second.", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8
             ),
             Panel(
                 "Finished requests",
                 "Requests per second that ended, for whatever reason.",
-                (Query(measures.finished_rate(WINDOW)),),
-                "reqps",
-                "timeseries",
-                8,
+                {SERVER: measures.finished_rate(WINDOW)},
+                unit="reqps",
+                width=8,
             ),
         ),
     )
@@ -190,27 +167,24 @@ def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
                 "Time to first token",
                 "Queue, prefill and the first step.",
                 percentiles(measures, "ttft"),
-                "s",
-                "timeseries",
-                8,
-                target_level(levels.ttft_p99_s),
+                unit="s",
+                width=8,
+                levels=target_level(levels.ttft_p99_s),
             ),
             Panel(
                 "Time between tokens",
                 "How smoothly answers stream. A preemption shows as a long gap.",
                 percentiles(measures, "inter_token"),
-                "s",
-                "timeseries",
-                8,
-                target_level(levels.inter_token_p99_s),
+                unit="s",
+                width=8,
+                levels=target_level(levels.inter_token_p99_s),
             ),
             Panel(
                 "Whole request",
                 "From arrival to the last token.",
                 percentiles(measures, "e2e_latency"),
-                "s",
-                "timeseries",
-                8,
+                unit="s",
+                width=8,
             ),
         ),
     )
@@ -251,10 +225,9 @@ def memory_row(release: Release | None, measures: Measures, plan: PlanDocument |
             if plan
             else ". `legroom export grafana --plan FILE` puts the plan beside it."
         ),
-        (Query(reported.value("cache_config", "max"), "{{instance}}"),),
-        "short",
-        "table",
-        24 if plan is None else 8 if plan.kv.num_blocks else 12,
+        {"{{instance}}": reported.value("cache_config", "max")},
+        kind="table",
+        width=24 if plan is None else 8 if plan.kv.num_blocks else 12,
     )
     if plan is None:
         return DashboardRow("Memory", (settings,))
@@ -266,12 +239,10 @@ def _layout(plan: PlanDocument) -> Panel:
         "Planned layout of one GPU",
         f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
         f"{plan.gpu.count} x {plan.gpu.name}.",
-        tuple(
-            Query(f"vector({size})", label) for name, label in _PARTS.items() if (size := getattr(plan.layout, name))
-        ),
-        "bytes",
-        "bargauge",
-        8 if plan.kv.num_blocks else 12,
+        {label: f"vector({size})" for name, label in _PARTS.items() if (size := getattr(plan.layout, name))},
+        unit="bytes",
+        kind="bargauge",
+        width=8 if plan.kv.num_blocks else 12,
     )
 
 
@@ -284,11 +255,9 @@ def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
         "Tokens in the KV cache",
         f"KV use times the planned {_pools(plan)}. The line is the pool: "
         f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
-        (Query(f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}"), Query(f"vector({tokens})", "planned pool")),
-        "short",
-        "timeseries",
-        8,
-        ((tokens, "red"),),
+        {SERVER: f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}", "planned pool": f"vector({tokens})"},
+        width=8,
+        levels=((tokens, "red"),),
     )
     return (panel,)
 
@@ -322,22 +291,17 @@ def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
                 "KV cache in use",
                 "Share of the pool's blocks that running requests hold. Cached blocks that nobody uses do "
                 "not count in V1. A full pool without a queue is healthy.",
-                (Query(measures.value("kv_use", "max")),),
-                "percentunit",
-                "timeseries",
-                12,
-                pool_levels(levels),
-                1.0,
+                {SERVER: measures.value("kv_use", "max")},
+                unit="percentunit",
+                levels=pool_levels(levels),
+                max=1.0,
             ),
             Panel(
                 "Pressure",
                 f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no "
                 "room for one more like those that run: above zero, the pool is what they wait for.",
-                (Query(pressure(measures, levels)),),
-                "short",
-                "timeseries",
-                12,
-                ((1, "red"),),
+                {SERVER: pressure(measures, levels)},
+                levels=((1, "red"),),
             ),
         ),
     )
@@ -352,20 +316,17 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
             "Preemptions",
             "Requests per second that lost their blocks and will be computed again. The counter moves when "
             "the victim runs again.",
-            (Query(rate),),
-            "reqps",
-            "timeseries",
-            8,
-            ((detect.alert_preemptions_per_s, "red"),),
+            {SERVER: rate},
+            unit="reqps",
+            width=8,
+            levels=((detect.alert_preemptions_per_s, "red"),),
         ),
         Panel(
             "Preemptions per finished request",
             "How much work is done again for each request that gets done.",
-            (Query(f"{grouped(rate)} / ({grouped(finished)} > 0)"),),
-            "short",
-            "timeseries",
-            8,
-            ((detect.preemptions_per_request, "red"),),
+            {SERVER: f"{grouped(rate)} / ({grouped(finished)} > 0)"},
+            width=8,
+            levels=((detect.preemptions_per_request, "red"),),
         ),
     ]
     share = recomputed_share(measures, plan)
@@ -375,11 +336,10 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
                 "Recomputed share",
                 "Computed tokens that had been computed before. Counted by 0.16.0 to 0.19.1; else an "
                 "upper bound: each preempted request held as much as a running one does on average.",
-                (Query(share),),
-                "percentunit",
-                "timeseries",
-                8,
-                ((detect.preemption_share_ratio, "red"),),
+                {SERVER: share},
+                unit="percentunit",
+                width=8,
+                levels=((detect.preemption_share_ratio, "red"),),
             )
         )
     return DashboardRow("Preemptions", tuple(panels))
@@ -409,12 +369,9 @@ def prefix_row(measures: Measures) -> DashboardRow:
             "Prefix cache hit rate",
             "Share of looked-up prompt tokens that were found. A low rate costs a little hashing and no "
             "memory: cached blocks are freed on demand.",
-            (Query(measures.prefix_hit_ratio(WINDOW)),),
-            "percentunit",
-            "timeseries",
-            12,
-            (),
-            1.0,
+            {SERVER: measures.prefix_hit_ratio(WINDOW)},
+            unit="percentunit",
+            max=1.0,
         )
     ]
     if measures.has("prefix_hits"):
@@ -422,13 +379,10 @@ def prefix_row(measures: Measures) -> DashboardRow:
             Panel(
                 "Prefix cache look-ups",
                 "Prompt tokens per second that were looked up and found (blocks before 0.9.0).",
-                (
-                    Query(measures.rate("prefix_queries", WINDOW), f"looked up {SERVER}"),
-                    Query(measures.rate("prefix_hits", WINDOW), f"found {SERVER}"),
-                ),
-                "short",
-                "timeseries",
-                12,
+                {
+                    f"looked up {SERVER}": measures.rate("prefix_queries", WINDOW),
+                    f"found {SERVER}": measures.rate("prefix_hits", WINDOW),
+                },
             )
         )
     return DashboardRow("Prefix cache", tuple(panels))
