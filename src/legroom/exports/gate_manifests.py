@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import MARK, ExportedFile
 from legroom.facts.gpus import gpu
 from legroom.version import __version__
@@ -207,7 +207,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "selector": {"matchLabels": _selector()},
         "template": {"metadata": {"labels": _selector(), "annotations": scrape}, "spec": pod},
     }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("apps/v1", "Deployment", _metadata(namespace), spec)
 
 
 def _container(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 def _service(namespace: str) -> dict[str, Any]:
     ports = [{"name": "https", "port": 443, "targetPort": "https"}]
     spec = {"selector": _selector(), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("v1", "Service", _metadata(namespace), spec)
 
 
 def _disruption_budget(namespace: str) -> dict[str, Any]:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("policy/v1", "PodDisruptionBudget", _metadata(namespace), spec)
 
 
 def _network_policy(namespace: str) -> dict[str, Any]:
@@ -265,12 +265,7 @@ def _network_policy(namespace: str) -> dict[str, Any]:
         ),
         "egress": Commented("It asks nobody for anything. With --hub, allow DNS and port 443.", []),
     }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(namespace),
-        "spec": spec,
-    }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", _metadata(namespace), spec)
 
 
 def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:

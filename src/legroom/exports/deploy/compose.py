@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
 from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
@@ -47,12 +47,8 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     if containers.needs_legroom(server):
         service["build"] = "."
     service |= {
-        "entrypoint": [_literal(word) for word in containers.entrypoint(server)],
-        "command": [
-            Commented(line.why, _literal(word)) if i == 0 else _literal(word)
-            for line in server.lines
-            for i, word in enumerate(line.phrase.words)
-        ],
+        "entrypoint": [literal(word) for word in containers.entrypoint(server)],
+        "command": [*commented_words(server.lines, literal)],
         "environment": _environment(server),
         "ports": [f"{server.port}:{server.port}"],
         "volumes": _volumes(server),
@@ -69,18 +65,13 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     return service
 
 
-def _literal(text: str) -> str:
-    """Compose puts variables into `$NAME`; two dollars keep one."""
-    return text.replace("$", "$$")
-
-
 def _shm(server: ExportedServer) -> str:
     return f"{containers.shm_gib(server)}gb"
 
 
 def _environment(server: ExportedServer) -> dict[str, Any]:
     named: dict[str, Any] = {
-        line.name: Commented(f"{line.why}.", _literal(line.value))
+        line.name: Commented(f"{line.why}.", literal(line.value))
         for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
     }
     for name in server.secrets:
@@ -92,9 +83,9 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
 
 
 def _volumes(server: ExportedServer) -> list[str]:
-    kept = _literal(containers.download_volume(server))
+    kept = literal(containers.download_volume(server))
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
-    on_host = [_literal(volume) for volume in containers.volumes(server)]
+    on_host = [literal(volume) for volume in containers.volumes(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from legroom.exports.deploy.serve_command import (
     parse_command,
 )
 from legroom.exports.deploy.start_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, ENDPOINT_S, StartTimes
+from legroom.exports.deploy.yaml_text import Commented
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.metrics import name_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
@@ -119,6 +120,13 @@ class ExportedServer:
     @property
     def local_model(self) -> bool:
         return is_model_folder(self.model)
+
+
+def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
+    """The converted words of flags for YAML, with each flag's comment above its first word."""
+    for flag in flags:
+        for i, word in enumerate(flag.phrase.words):
+            yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
 
 
 def server_of(request: ExportRequest) -> ExportedServer:

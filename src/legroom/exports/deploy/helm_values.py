@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.pod import literal, secret_key, secrets_created
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
+from legroom.exports.deploy.cluster.pod import secret_key, secrets_created
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.named_paths import creating, file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
 from legroom.exports.export_request import ExportedFile
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
@@ -185,7 +185,7 @@ def _config(server: ExportedServer) -> dict[str, Any]:
             drain = min(server.times.drain_s, _GRACE_S - _TEARDOWN_S)
             extra += [Commented(line.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
-            extra += _words(phrase, line.why)
+            extra += commented_words([line], literal)
     if extra:
         config["extraArgs"] = extra
     return config
@@ -200,10 +200,6 @@ def _keyed(phrase: Phrase) -> str | int | float | None:
     except ValueError:
         return None
     return None if isinstance(value, int) and not 0 <= value <= _MOST else value
-
-
-def _words(phrase: Phrase, why: str) -> list[Any]:
-    return [Commented(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
 
 
 def _prefix_caching(server: ExportedServer) -> bool:

@@ -21,16 +21,15 @@ from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
     USER_ID,
     environment,
-    literal,
     metadata,
     planned_card,
     resources,
     secrets_created,
 )
-from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.kubernetes import cluster_server
 from legroom.exports.deploy.start_times import PROBE_PERIOD_S
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, literal, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
@@ -105,12 +104,12 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     }
     if over.nodes > 1:
         spec["worker"] = _pod(headless(server), settings, over)
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": {**metadata(server, settings), "annotations": planned_card(server)},
-        "spec": spec,
-    }
+    return manifest(
+        "serving.kserve.io/v1alpha2",
+        "LLMInferenceService",
+        {**metadata(server, settings), "annotations": planned_card(server)},
+        spec,
+    )
 
 
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
@@ -162,9 +161,5 @@ def _only(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
 def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
     """Quoted, because KServe's template reads them by a shell once more."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
-    for line in server.lines:
-        if line.phrase.flag in left_out:
-            continue
-        for i, word in enumerate(line.phrase.words):
-            text = literal(shlex.quote(word))
-            yield Commented(line.why, text) if i == 0 else text
+    flags = (line for line in server.lines if line.phrase.flag not in left_out)
+    return commented_words(flags, lambda word: literal(shlex.quote(word)))

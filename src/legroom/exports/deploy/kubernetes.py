@@ -26,7 +26,7 @@ from legroom.exports.deploy.cluster.pod import (
 from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.flag_comments import WRITTEN
 from legroom.exports.deploy.named_paths import creating, on_the_node
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
 from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ def _remarks(server: ExportedServer, settings: ClusterSettings, over: NodeSpread
 
 
 def _claim(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata(server, settings, f"{server.name}-cache"),
-        "spec": claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce"),
-    }
+    return manifest(
+        "v1",
+        "PersistentVolumeClaim",
+        metadata(server, settings, f"{server.name}-cache"),
+        claim_spec(server, "ReadWriteMany" if settings.cache == "shared" else "ReadWriteOnce"),
+    )
 
 
 def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
     }
     deadline_s = server.times.limit_s * (settings.replicas if settings.several else 1) + 600
     spec["progressDeadlineSeconds"] = Commented("A rollout that is still loading is not late.", deadline_s)
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(server, settings), "spec": spec}
+    return manifest("apps/v1", "Deployment", metadata(server, settings), spec)
 
 
 def _apart(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -164,12 +164,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER
     ports = [{"name": "http", "port": server.port, "targetPort": "http"}]
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(server, settings),
-        "spec": {"selector": chosen, "ports": ports},
-    }
+    return manifest("v1", "Service", metadata(server, settings), {"selector": chosen, "ports": ports})
 
 
 CLIENT = {"legroom.dev/vllm-client": "true"}
@@ -182,12 +177,7 @@ def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict
     )
     why += "pods leave and come back together."
     spec = {"maxUnavailable": Commented(why, 1), "selector": {"matchLabels": selector(server)}}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("policy/v1", "PodDisruptionBudget", metadata(server, settings), spec)
 
 
 def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -211,9 +201,4 @@ def network_policy(server: ExportedServer, settings: ClusterSettings, over: Node
         own = {"from": [{"podSelector": {"matchLabels": selector(server)}}]}
         rules.append(Commented("Ranks open ports of their own choice to each other.", own))
     spec = {"podSelector": {"matchLabels": selector(server)}, "policyTypes": ["Ingress"], "ingress": rules}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(server, settings), spec)

@@ -366,9 +366,8 @@ def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
     """The alerts of `legroom export prometheus` for one release that read a measure whose every series of that release
     is among the vanished ones: they raise no error, and never fire again."""
     measures, levels = Measures(old), AlertLevels()
-    broken = {
-        rule.record for rule in recordings(measures, levels, _JOB) if _has_lost_measure(rule.expr, measures, vanished)
-    }
+    records = recordings(measures, levels, _JOB)
+    broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
     conditions = vllm_conditions(measures, levels, _JOB)
     return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))
 

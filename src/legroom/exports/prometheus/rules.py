@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME
 from legroom.exports.deploy.serve_command import Address, address_of, parse_command
+from legroom.exports.deploy.yaml_text import manifest
 from legroom.exports.export_request import MARK, ExportedFile
 from legroom.exports.prometheus.alert_levels import AlertLevels, levels_for
 from legroom.exports.prometheus.alerts import (
@@ -112,7 +113,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     if not _JOB.fullmatch(job):
         raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
     measures = Measures(request.release)
-    records = [{"record": rule.record, "expr": rule.expr} for rule in recordings(measures, levels, job)]
+    records = [{"record": name, "expr": expr} for name, expr in recordings(measures, levels, job).items()]
     batch = checked_matchers(str(options.get("batch") or ""), "--batch")
     alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
     own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
@@ -229,14 +230,14 @@ def operator_objects(
 ) -> list[dict[str, Any]]:
     """A PrometheusRule with the groups, and a monitor of the pods or Services with the label that names the job."""
     about = _metadata(request.options)
-    rules = {"apiVersion": _API, "kind": "PrometheusRule", "metadata": about, "spec": {"groups": list(groups)}}
+    rules = manifest(_API, "PrometheusRule", about, {"groups": list(groups)})
     kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
     spec = {
         "jobLabel": _JOB_LABEL,
         "selector": {"matchLabels": {_JOB_LABEL: job}},
         endpoints: [_endpoint(request), *([_sidecar(watch_job)] if kind == "PodMonitor" else [])],
     }
-    return [rules, {"apiVersion": _API, "kind": kind, "metadata": about, "spec": spec}]
+    return [rules, manifest(_API, kind, about, spec)]
 
 
 def _endpoint(request: ExportRequest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy.cluster.pod import metadata
 from legroom.exports.deploy.cluster.pod_groups import group_name
-from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.deploy.yaml_text import Commented, manifest
 from legroom.exports.prometheus.measures import Measures, grouped
 from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
 
@@ -75,12 +75,7 @@ def _keda(
             _trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
         ],
     }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(server, settings), spec)
 
 
 def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
@@ -116,12 +111,7 @@ def _hpa(
         "metrics": metrics,
         "behavior": _behavior(policy),
     }
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(server, settings), spec)
 
 
 def _behavior(policy: ScalingPolicy) -> dict[str, Any]:

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, guard_drain, metrics_drain
+from legroom.exports.deploy.exported_server import (
+    CommentedFlag,
+    ExportedServer,
+    commented_words,
+    guard_drain,
+    metrics_drain,
+)
 from legroom.exports.deploy.named_paths import file_mounts, file_volumes, model_mounts, model_volumes
 from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
-from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
@@ -134,7 +140,7 @@ def _program(
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
-    args = [*_words(server.lines), *_words(more, expanded=True)]
+    args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(NAME)` of a group is a variable
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
     if env := [*environment(server, settings, bool(more))]:
         program["env"] = env
@@ -143,22 +149,9 @@ def _program(
     return program
 
 
-def _words(lines: Sequence[CommentedFlag], *, expanded: bool = False) -> Iterator[Any]:
-    """The words of flags; `expanded` where `$(NAME)` is a variable of the pod rather than the user's text."""
-    for line in lines:
-        for i, word in enumerate(line.phrase.words):
-            text = word if expanded else literal(word)
-            yield Commented(line.why, text) if i == 0 else text
-
-
 def _mounted(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server, settings), *file_mounts(server)]
     return {"volumeMounts": mounts}
-
-
-def literal(text: str) -> str:
-    """Kubernetes puts variables into `$(NAME)` and makes one dollar of two, wherever they stand."""
-    return text.replace("$", "$$")
 
 
 def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
@@ -170,15 +163,11 @@ def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         yield Commented("The address by which the other pods of the group reach it.", address)
     for line in containers.container_env(server):
-        yield Commented(f"{line.why}.", _variable(line.name, literal(line.value)))
+        yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
         # A pod without its API key must not start: it would answer everybody.
         reference = {"name": server.name, "key": secret_key(name), "optional": name != API_KEY_NAME}
         yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
-
-
-def _variable(name: str, value: str) -> dict[str, str]:
-    return {"name": name, "value": value}
 
 
 def secret_key(name: str) -> str:
@@ -286,7 +275,7 @@ def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
     if settings.restricted:
-        watch["env"] = [_variable("HOME", settings.home)]
+        watch["env"] = [{"name": "HOME", "value": settings.home}]
         watch["securityContext"] = _READ_ONLY
     return watch
 

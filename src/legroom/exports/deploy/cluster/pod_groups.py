@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy.cluster.nodes import headless
 from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, pod_metadata, pod_spec, worker_container
-from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.deploy.yaml_text import Commented, manifest
 
 if TYPE_CHECKING:
     from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
@@ -62,12 +62,9 @@ def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: N
         },
         "leaderWorkerTemplate": template,
     }
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": metadata(server, settings, group_name(server)),
-        "spec": spec,
-    }
+    return manifest(
+        "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", metadata(server, settings, group_name(server)), spec
+    )
 
 
 def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -148,12 +145,7 @@ def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpr
             "spec": pod_spec(server, settings, _addressed(head)),
         },
     }
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayCluster",
-        "metadata": about,
-        "spec": {"headGroupSpec": group, "workerGroupSpecs": [others]},
-    }
+    return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
 
 
 def _own_probes() -> dict[str, Any]:
