@@ -1,4 +1,4 @@
-"""`legroom export gate`: all that Kubernetes needs to ask the gate before it takes a manifest."""
+"""`legroom export gate`: the manifests of the admission webhook."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kubeai.org", ("models",)),
     ("ray.io", ("rayclusters",)),
 )
-"""API group -> what is looked at. A group that the cluster does not have is simply never asked about."""
+"""The resources of each API group that the webhook receives."""
 _LABEL = "legroom/gate"
 _DEFAULTS: Mapping[str, Any] = {
     "namespace": "legroom",
@@ -134,7 +134,7 @@ def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPa
 
 
 def service_names(namespace: str) -> tuple[str, ...]:
-    """What the API server calls the gate."""
+    """The DNS names of the gate."""
     name = f"{NAME_IN_CLUSTER}.{namespace}"
     return f"{name}.svc", name, f"{name}.svc.cluster.local"
 
@@ -160,7 +160,7 @@ def _secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
 
 
 def _issued(namespace: str) -> list[dict[str, Any]]:
-    """cert-manager's objects: it makes the Secret, and renews it in time."""
+    """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
     issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
     certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
     spec = {

@@ -117,13 +117,13 @@ def _code(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One answer to "where does it happen?"."""
+    """A group of causes by where the failure happens."""
 
     key: str
     """The first digit of its entries."""
     question: Localized
     look: Localized
-    """How to see that it is this one."""
+    """How to recognize it."""
     colour: str
     entries: tuple[Entry, ...] = ()
 
@@ -191,7 +191,7 @@ _BRANCHES = (
 
 
 def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
-    """Every branch with the entries of the catalog that belong to it; an imported record has none and is left out."""
+    """The branches with their catalog entries."""
     own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
     branches = (
         replace(branch, entries=tuple(entry for entry in own if entry.id[2:3] == branch.key)) for branch in _BRANCHES
@@ -200,12 +200,12 @@ def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
 
 
 def _first_remedy(entry: Entry, language: Language) -> str:
-    """What to try first: entries list what costs least and fits most first."""
+    """The first workaround of an entry."""
     return entry.workarounds[0].action.said(language) if entry.workarounds else ""
 
 
 def overview(branches: Sequence[Branch], language: Language) -> str:
-    """Which part of the runbook to turn to."""
+    """A Mermaid flowchart of all branches."""
     lines = ["flowchart TD", f"  start([{label(_START[language])}])"]
     before, arrow = "start", "-->"
     for branch in branches:
@@ -220,7 +220,7 @@ def overview(branches: Sequence[Branch], language: Language) -> str:
 
 
 def flowchart(branch: Branch, language: Language) -> str:
-    """One branch: each cause, what to do first, and what it may turn into."""
+    """A Mermaid flowchart of one branch: causes, first workarounds and follow-up causes."""
     return "\n".join(_flowchart_lines(branch, language)) + "\n"
 
 
@@ -241,7 +241,7 @@ def _flowchart_lines(branch: Branch, language: Language) -> Iterator[str]:
 
 
 def label(text: str) -> str:
-    """A label that Mermaid takes whatever is in it."""
+    """A quoted and escaped label of Mermaid."""
     escaped = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
     return f'"{" ".join(escaped.split())}"'
 

@@ -1,4 +1,4 @@
-"""The environment a planned server gets: what was given with the plan, and settings that are known to help it."""
+"""The environment of a planned server: its given variables, and settings that it needs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _OF_ONE_MACHINE = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH"}
 )
-"""Where things lie on the machine that the server was described on."""
+"""Variables with paths of one machine."""
 _WHY = {ENDPOINTS_SWITCH: "opens the endpoints that put the server to sleep and wake it"}
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvVariable:
-    """One variable and why it is set."""
+    """A variable and the reason for it."""
 
     name: str
     value: str
@@ -38,7 +38,7 @@ class EnvVariable:
 def environment(
     plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str], times: StartTimes
 ) -> tuple[EnvVariable, ...]:
-    """What was given, then what helps."""
+    """The given variables, the engine timeout and the allocator setting."""
     broken = _broken(plan, words, release)
     kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
     lines = [
@@ -74,7 +74,7 @@ def breaks_expandable_segments(words: ServeCommand, release: Release, tensor_par
 
 
 def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
-    """Why torch's allocator is left as it is; empty where expandable segments help."""
+    """Why expandable segments are not set; empty where they help."""
     broken = _broken(plan, words, release)
     if broken:
         return broken
@@ -98,7 +98,7 @@ def _allocator_reason(plan: PlanDocument) -> str:
 
 
 def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Sentences for a comment about what is not in the environment, and why."""
+    """Comments about variables that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
     left = (f"{', '.join(own)}: given, but left out, because it names places on one machine.",) if own else ()
     return (*left, *_allocator_remarks(plan, words, release, given))
@@ -107,7 +107,7 @@ def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given
 def _allocator_remarks(
     plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences for a comment where a given allocator setting would break the server, or where there is none."""
+    """Comments about allocator settings that are left out."""
     broken = _broken(plan, words, release)
     asked = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
     left_out = [name for name, value in asked.items() if _unbroken(name, value, broken) != value]

@@ -56,7 +56,7 @@ _IN_PARALLELISM = frozenset(
 
 _DOWNLOADER = "storage-initializer"
 _DOWNLOADING = frozenset({"HF_TOKEN"})
-"""What the container that fetches the model needs, and vLLM does not."""
+"""Variables of the container that downloads the model."""
 _PRE_STOP_S, _END_S = 15, 5
 """What the template takes off the grace period before it tells vLLM how long to drain (config_merge.go)."""
 
@@ -159,7 +159,7 @@ def _only(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
 
 
 def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
-    """Quoted, because KServe's template reads them by a shell once more."""
+    """The arguments, quoted for the shell of KServe's template."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
     flags = (line for line in server.lines if line.phrase.flag not in left_out)
     return commented_words(flags, lambda word: literal(shlex.quote(word)))

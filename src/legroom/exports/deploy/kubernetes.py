@@ -59,7 +59,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def cluster_server(request: ExportRequest) -> tuple[ExportedServer, ClusterSettings, NodeSpread]:
-    """The server that was asked for, with the flags and cards of one of its nodes."""
+    """The server of a request with the flags and GPUs of one node, the settings and its nodes."""
     plan, over = spread(request.needed_plan, cluster_settings(request.options).gpus_per_node)
     server = server_of_node(containers.container_server(replace(request, plan=plan)), over, plan.args)
     settings = cluster_settings(request.options, over.nodes, keeps_volumes=over.nodes > 1 and not over.ray)
@@ -145,7 +145,7 @@ def _deployment(server: ExportedServer, settings: ClusterSettings) -> dict[str, 
 
 
 def _apart(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    """Replicas on one node would all go with it."""
+    """Spread replicas over nodes."""
     if not settings.several:
         return {}
     constraint = {
@@ -159,7 +159,7 @@ def _apart(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """Where clients send: to the pods that take requests."""
+    """The Service of the pods that receive requests."""
     chosen = selector(server)
     if over.nodes > 1 and not over.answers_everywhere:
         chosen |= pod_groups.LEADER
@@ -168,7 +168,7 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
 
 
 CLIENT = {"legroom.dev/vllm-client": "true"}
-"""The label of pods that may send requests."""
+"""The label of client pods."""
 
 
 def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def disruption_budget(server: ExportedServer, settings: ClusterSettings) -> dict
 
 
 def network_policy(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
-    """The port of requests for clients with the label and for Prometheus; everything among the pods of a group."""
+    """Ingress from labelled clients, from Prometheus and among the pods of a group."""
     ports = [{"port": "http"}]
     scraped = [*ports, {"port": WATCH_PORT_NAME}] if server.options.sidecar else ports
     clients = [{"podSelector": {"matchLabels": CLIENT}}, {"namespaceSelector": {"matchLabels": CLIENT}}]

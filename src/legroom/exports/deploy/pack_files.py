@@ -27,7 +27,7 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 
 
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
-    """Everything that the format needs to start the pack; with shifts, a script for each that changes to it."""
+    """The files of a format; with shifts, a script for each."""
     servers = tuple(
         planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
         for packed in result.packed
@@ -49,8 +49,8 @@ def _head(result: PackResult) -> Iterator[str]:
 
 
 def _at_first(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
-    """Those of the first shift: one after the other, because a start that profiles sees what another one allocates
-    meanwhile. Those of later shifts start when their shift begins: a server has to be awake to start."""
+    """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
+    meanwhile. The other servers start with their shift."""
     shifts = result.request.shifts
     return [server for server in servers if not shifts or _name(server) in shifts[0].awake]
 
@@ -84,7 +84,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
 
 
 def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """A unit a server, each after the one before, all part of a target: starting it starts them, stopping stops."""
+    """A unit for each server, in order, all part of one target."""
     files = []
     before: tuple[str, ...] = ()
     first = _at_first(result, servers)
@@ -107,7 +107,7 @@ def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
 
 
 def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """llama-swap starts a server at its first request; members of a group that does not swap stay together."""
+    """A llama-swap file: a server starts at its first request, and the members of a group stay together."""
     models = {_name(server): _swapped_model(server) for server in servers}
     longest = max(server.times.limit_s for server in servers)
     document: dict[str, Any] = {
@@ -132,7 +132,7 @@ def _swapped_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Groups cannot overlap: who is awake in every shift has one that no other group unloads."""
+    """One group for each shift, and a persistent one for servers of every shift."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:
@@ -160,7 +160,7 @@ def _shift_scripts(
 
 
 def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
-    """Sleep first, then start or wake: both at once do not fit the card."""
+    """A script that first puts the other servers to sleep and then starts or wakes those of the shift."""
     awake = [server for server in servers if _name(server) in shift.awake]
     lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {', '.join(map(_name, awake))}.", f"# {WRITTEN}", "set -eu"]
     for server in servers:

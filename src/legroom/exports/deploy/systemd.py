@@ -35,7 +35,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The unit, and one for `legroom watch` where it is asked for."""
+    """The unit, and the one of `legroom watch`."""
     server = server_of(request)
     check_probes(server.words)
     check_paths(server, mounted=False)
@@ -52,12 +52,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """Where a unit stands among others."""
+    """The target of a unit and its order."""
 
     target: str = _TARGET
-    """What it is part of, where that is not the whole machine's."""
+    """The target that starts and stops it."""
     after: tuple[str, ...] = ()
-    """Units that have started before it."""
+    """Units that start before it."""
     starts_with_target: bool = True
 
 
@@ -185,8 +185,8 @@ def watch_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word of a unit file: specifiers are doubled, variables too where systemd puts them in (the arguments of a
-    command, not its program and not Environment=), and what needs quotes gets them."""
+    """A word with escaped specifiers and quotes; `expanded`: also with escaped variables, as in arguments
+    of a command."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

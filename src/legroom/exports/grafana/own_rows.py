@@ -1,4 +1,4 @@
-"""The dashboard's rows on legroom's own metrics: the guard's, the sidecar's, and those from inside the workers."""
+"""The dashboard's rows of legroom's metrics: the guard, the sidecar and the workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def own_rows(levels: AlertLevels) -> tuple[DashboardRow, ...]:
-    """Each says what must run for it to have data."""
+    """The rows of the guard, the sidecar and the workers."""
     return (_guard(levels), _watch(), _workers(levels))
 
 

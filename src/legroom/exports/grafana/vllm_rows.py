@@ -201,7 +201,7 @@ _SETTINGS = (
     "cache_dtype",
     "gpu_memory_utilization",
 )
-"""The labels of vLLM's cache settings that a reader compares with a plan."""
+"""The labels of vLLM's cache settings that the table shows."""
 _PARTS = {
     "weights_bytes": "weights",
     "activation_bytes": "activations",
@@ -214,7 +214,7 @@ _PARTS = {
 
 
 def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> DashboardRow:
-    """The pool that the servers report; with a plan, its layout and its pool beside it."""
+    """The reported KV pool; with a plan, also its layout and pool."""
     # The settings are the labels of this metric: they are what is shown, not parts to add up.
     reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
     settings = Panel(
@@ -247,7 +247,7 @@ def _layout(plan: PlanDocument) -> Panel:
 
 
 def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
-    """Nothing of a model that keeps no KV cache."""
+    """A panel of the tokens in the KV cache; none for a model without one."""
     tokens = pool_tokens(plan)
     if not tokens:
         return ()
@@ -263,7 +263,7 @@ def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
 
 
 def pool_tokens(plan: PlanDocument) -> int:
-    """Of all engines of a server together: each data-parallel engine has a pool of its own."""
+    """The KV cache tokens of all data-parallel engines of a server."""
     return plan.kv.tokens * plan.engines
 
 
@@ -273,7 +273,7 @@ def _pools(plan: PlanDocument) -> str:
 
 
 def pressure(measures: Measures, levels: AlertLevels) -> str:
-    """Requests that wait for a pool without room, by the condition of the alert; each engine by its own pool."""
+    """PromQL of the requests that wait for a full pool, by the condition of the alert."""
     each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
     kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
     queued = grouped(each.queued())
@@ -283,7 +283,7 @@ def pressure(measures: Measures, levels: AlertLevels) -> str:
 
 
 def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
-    """How full the pool is, and whether anybody waits for it."""
+    """The row of KV cache use and pressure."""
     return DashboardRow(
         "KV cache",
         (
@@ -308,7 +308,7 @@ def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
 
 
 def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
-    """How much work is done twice."""
+    """The row of preemptions and recomputed tokens."""
     detect = levels.detect
     rate, finished = measures.rate("preemptions", WINDOW), measures.finished_rate(WINDOW)
     panels = [
@@ -346,7 +346,7 @@ def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument 
 
 
 def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
-    """Tokens computed again, of all that were computed; empty where neither a counter nor a pool size tells."""
+    """PromQL of the share of recomputed tokens; empty without a counter and a pool size."""
     useful = (
         f"{grouped(measures.rate('prompt_tokens', WINDOW))} + {grouped(measures.rate('generation_tokens', WINDOW))}"
     )
@@ -363,7 +363,7 @@ def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
 
 
 def prefix_row(measures: Measures) -> DashboardRow:
-    """What the prefix cache finds."""
+    """The row of the prefix cache."""
     panels = [
         Panel(
             "Prefix cache hit rate",

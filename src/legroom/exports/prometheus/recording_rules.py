@@ -35,19 +35,19 @@ MODEL_LEVEL = {
     "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
     "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
 }
-"""What a fleet is looked at by, computed once instead of by every panel and every person."""
+"""Aggregates over the servers of a model."""
 LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
 BY_INSTANCE = "by (cluster, namespace, job, instance)"
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def latency(role: str, share: str) -> str:
-    """The record of a latency's percentile."""
+    """The recorded series of a latency's percentile."""
     return f"engine:legroom_vllm_{LATENCIES[role]}_seconds:{share}"
 
 
 def observed(role: str) -> str:
-    """The record of how many observations are behind a latency's percentiles."""
+    """The recorded series of a latency's number of observations."""
     return f"engine:legroom_vllm_{LATENCIES[role]}:count"
 
 
@@ -120,5 +120,5 @@ def _replaced(window: str, job: str) -> str:
 
 
 def server_errors(window: str, job: str) -> str:
-    """Answers of 500 and above: vLLM's web server counts them even when its engine is dead and all gauges are 0."""
+    """The rate of HTTP 5xx, which vLLM counts even when its engine is dead."""
     return f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

@@ -48,7 +48,7 @@ _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
 
 
 def add_options(parser: Any) -> None:
-    """What the rules need to know beside the release and the plan."""
+    """Add the options of the rules."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument(
         "--target",
@@ -183,7 +183,7 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
 
 
 def checked_matchers(text: str, option: str) -> str:
-    """Label matchers as PromQL writes them: they go into an expression."""
+    """Validate label matchers of PromQL."""
     if text and not _MATCHERS.fullmatch(text):
         raise LegroomError(f"{option} {text!r} is not a list of label matchers", f"""write {option} 'job="batch"'""")
     return text

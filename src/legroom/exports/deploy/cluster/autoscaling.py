@@ -1,4 +1,4 @@
-"""What scales a server: KEDA's ScaledObject, or a HorizontalPodAutoscaler with the rules of prometheus-adapter."""
+"""Autoscaling: KEDA's ScaledObject, or a HorizontalPodAutoscaler with rules of prometheus-adapter."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from legroom.exports.deploy.exported_server import ExportedServer
 
 _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
-"""What the adapter calls them: a metric of Kubernetes has no colon in its name."""
+"""Metric names of the adapter; Kubernetes allows no colon."""
 
 
 def policy_of(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
-    """The thresholds, from the server's plan and its start. A volume of its own means a download at every start."""
+    """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
@@ -36,7 +36,7 @@ def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
 
 
 def queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
-    """Waiting requests and KV use, each added up over the replicas: the scaler divides by their number."""
+    """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
     where = [f'model_name="{server.served_name}"']
     if settings.namespace:
         where.append(f'namespace="{settings.namespace}"')

@@ -1,4 +1,4 @@
-"""What a user may say about a server in a cluster: how many of it, where its cache lies, what its pods may do."""
+"""Options of a server in a cluster: replicas, cache, autoscaling and restrictions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ClusterSettings:
     namespace: str | None = None
     replicas: int = 1
     most_replicas: int = 0
-    """Where it is scaled, the largest number of replicas; 0: it is not."""
+    """The maximum of autoscaling; 0: no autoscaling."""
     scaler: str = ""
     prometheus_url: str = ""
-    """Where KEDA asks."""
+    """The Prometheus that KEDA queries."""
     cache: str = "claim"
     """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
     ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
@@ -36,17 +36,17 @@ class ClusterSettings:
 
     @property
     def several(self) -> bool:
-        """Whether more than one copy of the server may run at once."""
+        """Whether more than one replica may run."""
         return max(self.replicas, self.most_replicas) > 1
 
     @property
     def own_volumes(self) -> bool:
-        """Whether a new pod begins with an empty volume."""
+        """Whether a new pod starts with an empty volume."""
         return self.cache in ("pod", "kept")
 
     @property
     def home(self) -> str:
-        """$HOME in the container: every cache of vLLM, PyTorch, Triton and FlashInfer lies below it."""
+        """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
         return _OWN_HOME if self.restricted else _ROOT_HOME
 
     @property
@@ -78,7 +78,7 @@ def add_cluster_options(group: argparse._ArgumentGroup) -> None:
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
-    """The options as argparse read them, checked; `nodes` that one server spans, in a set that `keeps_volumes`."""
+    """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
     replicas = _count(options, "replicas", 1)
     most = _count(options, "autoscale", 0)
     if most and most <= replicas:

@@ -33,11 +33,11 @@ _TOLD_BY_POD = frozenset(
         "--data-parallel-rank",
     }
 )
-"""What differs from pod to pod, or names a machine that the group has not."""
+"""Flags that each pod gets its own value of."""
 _NOT_HEADLESS = frozenset({"--api-server-count"})
-"""What vLLM refuses beside --headless."""
+"""Flags that vLLM refuses with --headless."""
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
-"""How long PyTorch waits in a collective by itself, between GPUs (NCCL) and between processes (gloo)."""
+"""PyTorch's default timeouts of collectives, for NCCL and gloo."""
 _MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
 _OWN = "$(VLLM_HOST_IP)"
@@ -50,14 +50,14 @@ RPC_PORT = 29550
 
 @dataclass(frozen=True)
 class NodeSpread:
-    """One server over nodes. A spread over one node is a plain pod."""
+    """How one server is distributed over nodes."""
 
     nodes: int = 1
     ray: bool = False
     engines_per_node: int = 0
-    """Data-parallel copies on each node; 0: the nodes share the ranks by --nnodes."""
+    """Data-parallel engines on each node; 0: the nodes share the ranks by --nnodes."""
     answers_everywhere: bool = False
-    """Whether every node takes requests (a hybrid or an external load balancer), not the first alone."""
+    """Whether every node receives requests (hybrid or external load balancing), not only the first."""
     external: bool = False
 
     @property
@@ -69,7 +69,7 @@ class NodeSpread:
         return f"{self.nodes} nodes share the ranks."
 
     def leader_lines(self) -> tuple[CommentedFlag, ...]:
-        """What the first pod's command line has beside the server's own flags."""
+        """The additional flags of the first pod."""
         if self.ray:
             return ()
         if not self.engines_per_node:
@@ -82,7 +82,7 @@ class NodeSpread:
         return lines
 
     def worker_lines(self) -> tuple[CommentedFlag, ...]:
-        """The same for every other pod."""
+        """The additional flags of every other pod."""
         if self.ray:
             return ()
         if not self.engines_per_node:
@@ -103,7 +103,7 @@ class NodeSpread:
 
     @property
     def worker_wrapper(self) -> str:
-        """A line of shell around a worker's command where its first copy must be computed; empty where none is."""
+        """A shell line around a worker's command that computes its start rank; empty where none is needed."""
         if self.ray or self.external or self.engines_per_node < 2:
             return ""
         return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.engines_per_node}))"'
@@ -121,7 +121,7 @@ _HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod a
 
 
 def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """How the planned server is laid over nodes of so many cards, and the plan with the flags that say so."""
+    """The plan with multi-node flags, and its distribution over nodes."""
     words = parse_command(plan.command, plan.release)
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
@@ -158,7 +158,7 @@ def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSp
 def _split(
     plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """Lay a server over nodes that was described for one machine, where it has more cards than a node."""
+    """Distribute a server without multi-node flags, where it needs more GPUs than a node has."""
     if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
     if ranks <= gpus_per_node:
@@ -202,7 +202,7 @@ def _with(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
 
 
 def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
-    """The server with the cards and the flags of one node; what pods are told one by one is not among them."""
+    """The server with the GPUs and the common flags of one node."""
     if spread_.nodes == 1:
         return server
     lines = tuple(line for line in server.lines if line.phrase.flag not in _TOLD_BY_POD)
@@ -214,7 +214,7 @@ def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[st
 
 
 def _patience(server: ExportedServer) -> Iterator[CommentedFlag]:
-    """Nodes download and read apart: the first that is done waits for the last in a collective."""
+    """Longer collective timeouts: the first node that has loaded waits for the last."""
     limit_s = server.times.limit_s
     for flag, default_s in _COLLECTIVES:
         if limit_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
@@ -223,5 +223,5 @@ def _patience(server: ExportedServer) -> Iterator[CommentedFlag]:
 
 
 def headless(server: ExportedServer) -> ExportedServer:
-    """The server as a node runs it that takes no requests."""
+    """The server without flags that vLLM refuses on a headless node."""
     return replace(server, lines=tuple(line for line in server.lines if line.phrase.flag not in _NOT_HEADLESS))
