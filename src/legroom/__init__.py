@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from legroom.api.plan_report import PlanReport as PlanReport
     from legroom.api.plan_report import layout as layout
     from legroom.api.plan_report import plan as plan
+    from legroom.api.simulate_request import simulate as simulate
     from legroom.api.size_report import SizeReport as SizeReport
     from legroom.api.size_report import size as size
-    from legroom.api.trace_replay import simulate as simulate
     from legroom.api.watch_report import WatchReport as WatchReport
     from legroom.api.watch_report import watch as watch
 
@@ -34,7 +34,7 @@ _MODULE_OF = {
     "diagnose": "diagnosis_report",
     "layout": "plan_report",
     "plan": "plan_report",
-    "simulate": "trace_replay",
+    "simulate": "simulate_request",
     "size": "size_report",
     "watch": "watch_report",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.api.trace_replay import MOST_ASYNC
+from legroom.api.simulate_request import MOST_ASYNC
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, grid
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -168,7 +168,7 @@ def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any
 def _planned(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.simulation.from_plan import as_one_group, deployed, hardware
+    from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan(args, deployment, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
@@ -178,7 +178,7 @@ def _planned(
             f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
         )
-    taken = deployed(plan)
+    taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
@@ -212,8 +212,6 @@ def _planned(
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
-    if args.v0:
-        flags["engine"] = "V0"
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
@@ -230,7 +228,6 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
         reserve_full_isl=args.scheduler_reserve_full_isl is not False,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
-        swap_blocks=args.swap_blocks,
         **flags,
     )
 

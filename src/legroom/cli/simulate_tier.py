@@ -71,7 +71,7 @@ def _curve(
 
     bar = ProgressBar("replaying other sizes")
     # Starting processes takes longer than replaying a small trace.
-    executor = executor_of(args, on_ray=args.engine == "ray", workers=1 if len(trace) < _WORTH_PROCESSES else None)
+    executor = executor_of(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
     try:
         return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
     finally:

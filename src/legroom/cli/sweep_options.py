@@ -1,4 +1,4 @@
-"""Options that say where a sweep runs, and what it looks for."""
+"""Options of sweeps: where they run, and the latencies they must meet."""
 
 from __future__ import annotations
 
@@ -25,23 +25,16 @@ def add_sweep_options(group: Any, one_process: str) -> None:
 
 
 def add_latency_goals(group: Any, unit: str) -> None:
-    """`--ttft` and `--tpot`, by the same names wherever a load is to be served in time; `unit` of the first."""
-    group.add_argument(
-        "--ttft",
-        "--slo-first-token",
-        dest="ttft",
-        type=float,
-        metavar="S",
-        help=f"p99 of the time to the first token, in {unit}",
-    )
+    """`--ttft`, in `unit`, and `--tpot`."""
+    group.add_argument("--ttft", type=float, metavar="S", help=f"p99 of the time to the first token, in {unit}")
     group.add_argument("--tpot", type=float, metavar="MS", help="p99 of the time per output token, in milliseconds")
 
 
-def executor_of(args: argparse.Namespace, on_ray: bool = False, workers: int | None = None) -> SweepExecutor:
-    """Where the sweep runs: on Ray where an address (or `on_ray`) says so, else in `workers` processes."""
+def executor_of(args: argparse.Namespace, workers: int | None = None) -> SweepExecutor:
+    """Runs a sweep on the Ray cluster of `--ray`, else in `workers` processes."""
     if args.workers is not None and args.workers < 1:
         raise LegroomError(f"--workers {args.workers} leaves nobody to do the work", "give at least 1, or leave it out")
-    if args.ray is not None or on_ray:
+    if args.ray is not None:
         from legroom.sweeps.ray_cluster import RayExecutor
 
         return RayExecutor(args.ray, args.workers, announce=note)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from legroom.live.gpu_memory import devices, server_processes, used_by
-from legroom.live.metrics.address import is_loopback, port_of
+from legroom.live.metrics.endpoint import is_loopback, port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass

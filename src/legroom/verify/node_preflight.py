@@ -13,7 +13,7 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.release_support import build_of, driver_is_older
 from legroom.live.gpu_memory import GpuMemory, devices, visible
-from legroom.live.host_memory import Cgroup
+from legroom.live.kernel_memory import Cgroup
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_json

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import endpoint, is_loopback
+from legroom.live.metrics.endpoint import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass

@@ -15,7 +15,7 @@ _SCHEDULER_FIELDS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "ma
 
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
-    from legroom.api.trace_replay import scheduler_settings
+    from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.step_time import fixed, roofline
     from legroom.simulation.timeline import pool_curves
@@ -40,15 +40,15 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trace(request: dict[str, Any]) -> Trace:
-    from legroom.api.trace_replay import MOST_REQUESTS
+    from legroom.api.simulate_request import MOST_REQUESTS
 
     text, mix = request.get("trace"), request.get("mix")
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
     if text is not None:
-        from legroom.simulation.traces.trace_files import trace_of_text
+        from legroom.simulation.traces.trace_files import read_trace_text
 
-        trace = trace_of_text(text)
+        trace = read_trace_text(text)
     else:
         assert mix is not None
         from legroom.simulation.traces import synthetic
