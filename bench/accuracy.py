@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from legroom.planning import scoring_data
-from legroom.planning.scoring import Result, ScoreSummary, score, summary
+from scoring import Result, published_cases, score, share_within, spreads, verdicts_right
 
 PEERS = {
     "weights mean": {"KV-planner": 0.005, "llm-d-planner": 0.010, "vramscout": 0.010, "kvfit": 0.021},
@@ -30,17 +29,18 @@ PEERS = {
 }
 
 
-def figures(whole: ScoreSummary) -> list[tuple[str, float, float, bool]]:
+def figures(results: Sequence[Result]) -> list[tuple[str, float, float, bool]]:
     """(what, value, target, whether smaller is better)."""
-    weights, kv, card = (whole.spreads[name] for name in ("weights", "kv", "kv_of_card"))
+    by_measure = spreads(results)
+    weights, kv, card = (by_measure[name] for name in ("weights", "kv", "kv_of_card"))
     return [
         ("weights, median error", weights.median_by_source, 0.003, True),
         ("weights, 90th percentile", weights.p90_by_source, 0.02, True),
         ("KV bytes, median error", kv.median_by_source, 0.015, True),
         ("KV bytes off, 90th percentile of the card", card.p90_by_source, 0.02, True),
-        ("tokens exact to rounding", whole.tokens_exact or 0.0, 0.97, False),
-        ("starts called right", whole.starts_right or 0.0, 0.97, False),
-        ("start-up failures called right", whole.failures_right or 0.0, 0.80, False),
+        ("tokens exact to rounding", share_within(results, "tokens_per_byte", 0.005), 0.97, False),
+        ("starts called right", verdicts_right(results, started=True), 0.97, False),
+        ("start-up failures called right", verdicts_right(results, started=False), 0.80, False),
     ]
 
 
@@ -62,14 +62,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     data = parser.parse_args().data
-    records = scoring_data.read_records(data / "startups.jsonl")
-    loaded = scoring_data.published_cases(records, scoring_data.read_models(data / "models.json"))
+    loaded = published_cases(data)
     began = time.perf_counter()
     results = score(loaded.cases)
     took = time.perf_counter() - began
-    whole = summary(results)
-    print(f"{whole.records} start-ups, {whole.unanswered + len(loaded.bad)} unanswered, each source weighs the same")
-    for what, value, target, smaller in figures(whole):
+    unanswered = sum(bool(result.why_unanswered) for result in results)
+    print(f"{len(results)} start-ups, {unanswered + len(loaded.bad)} unanswered, each source weighs the same")
+    for what, value, target, smaller in figures(results):
         met = value <= target if smaller else value >= target
         sign = "<=" if smaller else ">="
         print(f"  {what:44s} {value:8.2%}   target {sign} {target:.1%}   {'met' if met else 'MISSED'}")
@@ -79,11 +78,11 @@ def main() -> None:
         ratios = ", ".join(f"{name} {theirs:.1%} ({theirs / ours:.0f}x)" for name, theirs in peers.items())
         print(f"  {what} error on H100s with 0.19.0: ours {ours:.3%}; {ratios}")
     print(f"  one prediction: {1000 * took / max(1, len(results)):.1f} ms")
-    document = {what: round(value, 5) for what, value, _, _ in figures(whole)}
+    document = {what: round(value, 5) for what, value, _, _ in figures(results)}
     document |= {f"{what}, H100 0.19.0": round(value, 6) for what, value in ours_by.items()}
-    document |= {"records": whole.records, "unanswered": whole.unanswered, "seconds": round(took, 3)}
+    document |= {"records": len(results), "unanswered": unanswered, "seconds": round(took, 3)}
     document |= {
-        "flat": {name: {"median": round(s.median, 5), "p90": round(s.p90, 5)} for name, s in whole.spreads.items()}
+        "flat": {name: {"median": round(s.median, 5), "p90": round(s.p90, 5)} for name, s in spreads(results).items()}
     }
     print(json.dumps(document))
 

@@ -25,7 +25,7 @@ from blocks_facts import model_of
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
-from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.vllm.args import EngineSettings, ServeArgs
 
 FIXTURE = ROOT / "tests" / "fixtures" / "vllm_blocks.jsonl.gz"

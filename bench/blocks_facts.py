@@ -6,8 +6,7 @@ import dataclasses
 from itertools import groupby
 from typing import Any
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
-from legroom.facts.model import Layer, Model
+from legroom.facts.model import Attention, LatentAttention, Layer, Mixer, Model, StateSpace
 
 _KINDS: dict[str, type[Any]] = {"attention": Attention, "latent": LatentAttention, "state": StateSpace}
 _WEIGHTS_ONLY = {"qkv_bias", "o_bias", "qk_norm", "output_gate", "sinks", "k_equals_v", "q_lora_rank"}

@@ -19,8 +19,8 @@ from typing import Any
 
 from legroom.cli.simulate import add_parser, parse
 from legroom.cli.simulate_pool import pool_of
-from legroom.simulation.choose import choose
-from legroom.simulation.outcome import Goal, ReplayOutcome
+from legroom.simulation.flag_search import choose
+from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.traces import synthetic
 
 LOADS: dict[str, tuple[str, str, dict[str, float]]] = {

@@ -19,15 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scoring import ScoredStart, gpu_run_cases, predict, published_cases, read_records
+
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
-from legroom.planning import scoring_data
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, plan_on_named_card
-from legroom.planning.scoring import ScoredStart, predict
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 
 PLAIN, AWQ, FP8 = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-FP8"
 FAILED_STARTS = Path(__file__).with_name("failed_starts.jsonl")
@@ -161,12 +161,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path)
     parser.add_argument("--cases", type=Path)
     args = parser.parse_args()
-    records = scoring_data.read_records(args.data / "startups.jsonl")
-    published = scoring_data.published_cases(records, scoring_data.read_models(args.data / "models.json"))
+    published = published_cases(args.data)
     verdicts = [*from_rules(), *from_failed_starts(), *from_records("published start", published.cases)]
     if args.runs:
         configs = args.runs.parent / "kit" / "configs"
-        runs = scoring_data.gpu_run_cases(scoring_data.read_records(args.runs), configs)
+        runs = gpu_run_cases(read_records(args.runs), configs)
         verdicts += from_records("run on a GPU", runs.cases)
     if args.cases:
         verdicts += from_commands(args.cases)

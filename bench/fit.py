@@ -2,9 +2,9 @@
 
     python bench/fit.py GPU_DIR [TRUTH_DIR] [--runs tests/fixtures/h200_0.26.jsonl] [--write]
 
-GPU_DIR holds `measured.jsonl` and `kit/configs`, TRUTH_DIR `startups.jsonl` and `models.json`, as `legroom score` reads
-them. Formulas give the activation peak and the buffers that stay; here the rest is fitted: what torch keeps cached, the
-graphs' pool, and the newest release's non-torch memory. With --write the constants go to
+GPU_DIR holds `measured.jsonl` and `kit/configs`, TRUTH_DIR `startups.jsonl` and `models.json`, as `bench/scoring.py`
+reads them. Formulas give the activation peak and the buffers that stay; here the rest is fitted: what torch keeps
+cached, the graphs' pool, and the newest release's non-torch memory. With --write the constants go to
 `src/legroom/facts/data/fit.json`; without it, only the residuals are printed. Every fit is repeated with each model
 left out in turn, and the error on the model left out is what the table shows.
 """
@@ -21,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scoring import published_cases
 
 from legroom.errors import LegroomError
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release
-from legroom.memory.activation.peak import activation, activation_cold, forward_bytes
-from legroom.memory.graphs import (
+from legroom.memory.activation.profile_run import activation, activation_cold, forward_bytes
+from legroom.memory.cudagraph_memory import (
     captured_activations,
     captures,
     graph_bytes,
@@ -38,7 +39,6 @@ from legroom.memory.graphs import (
     layer_nodes,
 )
 from legroom.memory.overhead import communication_bytes, cuda_context, non_torch, outside
-from legroom.planning.scoring_data import published_cases, read_models, read_records
 from legroom.units import GIB, MIB
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
@@ -206,7 +206,7 @@ def fit_non_torch(runs: Sequence[Run], fit: dict[str, Any]) -> None:
 
 def published_residuals(folder: Path) -> None:
     """activation + non-torch + estimate against budget - weights - KV of published start-ups, by release row."""
-    loaded = published_cases(read_records(folder / "startups.jsonl"), read_models(folder / "models.json"))
+    loaded = published_cases(folder)
     by_row: dict[str, list[float]] = defaultdict(list)
     every: dict[str, list[float]] = defaultdict(list)
     for case in loaded.cases:

@@ -24,10 +24,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from h200 import unpacked
+from scoring import Result, ScoredStart, gpu_run_cases, predict, published_cases, read_records, weighted_quantile
 
 from legroom.facts.fit import ROOT, BandRow, band, bands, sum_band
 from legroom.figures import Figure
-from legroom.memory.activation.peak import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold
 from legroom.memory.bands import (
     BandClass,
     band_class,
@@ -38,12 +39,10 @@ from legroom.memory.bands import (
     total_spread,
     weights_path,
 )
-from legroom.memory.graphs import graph_estimate
+from legroom.memory.cudagraph_memory import graph_estimate
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights.loaded import weights
-from legroom.planning import scoring_data
 from legroom.planning.plan import Plan, cold_start
-from legroom.planning.scoring import Result, ScoredStart, predict, weighted_quantile
 from legroom.units import GIB, MIB
 
 REPOSITORY = Path(__file__).parent.parent
@@ -125,14 +124,13 @@ class Seen:
 
 
 def cases(truth: Path, gpu: Path) -> list[ScoredStart]:
-    records = scoring_data.read_records(truth / "startups.jsonl")
-    starts = list(scoring_data.published_cases(records, scoring_data.read_models(truth / "models.json")).cases)
+    starts = list(published_cases(truth).cases)
     configs = sorted((gpu / "kit").glob("configs*"))
     for path in sorted(gpu.glob("measured*.jsonl")):
-        starts += scoring_data.gpu_run_cases(scoring_data.read_records(path), *configs).cases
+        starts += gpu_run_cases(read_records(path), *configs).cases
     with TemporaryDirectory() as models:
-        runs = unpacked(scoring_data.read_records(OWN_RECORDING), Path(models))
-        starts += scoring_data.gpu_run_cases(runs, Path(models)).cases
+        runs = unpacked(read_records(OWN_RECORDING), Path(models))
+        starts += gpu_run_cases(runs, Path(models)).cases
     return starts
 
 

@@ -273,14 +273,14 @@ def fill_rings(fault: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     import psutil
 
-    from legroom.worker import memory
+    from legroom.worker import worker_memory
 
     process, took_s = psutil.Process(), []
     gc.collect()
     before = process.memory_info().rss
     for _ in range(int(fault["readings"])):
         began_s = time.thread_time()
-        reading = memory.read()
+        reading = worker_memory.read()
         took_s.append(time.thread_time() - began_s)
         for recorder in RECORDERS:
             recorder.keep(reading)

@@ -25,18 +25,18 @@ from itertools import islice
 
 from guard_loads import CARD_LOADS, CARD_POOL, Asked
 
-from legroom.guard import early_start
-from legroom.guard.admission import LOOK_AGAIN_S, LOOK_AHEAD
-from legroom.guard.engine_use import EngineUse
-from legroom.guard.pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.prefixes import PrefixUnit, chain_of_ids
-from legroom.guard.projection import Growth
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool import early_start
+from legroom.guard.pool.admission import LOOK_AGAIN_S, LOOK_AHEAD
+from legroom.guard.pool.block_pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
+from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.projection import Growth
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.fast.columns import StepCost
+from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request
 from legroom.simulation.scheduler import Scheduler
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
@@ -221,8 +221,8 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
 def card_cost(model: str, gpu: str) -> StepCost:
     """What steps of a model take on a card, as `legroom simulate` has it."""
     from legroom import plan
-    from legroom.simulation.deployment import hardware
-    from legroom.simulation.steptime import roofline
+    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.step_time import roofline
 
     return roofline(hardware(plan(model, gpu, max_model_len=LONGEST, advice=False).plan))
 

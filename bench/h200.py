@@ -14,34 +14,28 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from legroom.planning import scoring_data
-from legroom.planning.scoring import score, summary
-
-Records = list[tuple[str, Mapping[str, Any] | str]]
+from scoring import Records, gpu_run_cases, read_records, score, share_within, spreads
 
 
 def unpacked(records: Records, folder: Path) -> Records:
     """The runs of legroom's own recording, with its models' files written out below `folder`."""
     runs: Records = []
     for name, record in records:
-        kind = record.get("kind") if isinstance(record, Mapping) else None
-        if isinstance(record, Mapping) and kind == "model":
+        if record.get("kind") == "model":
             home = folder / record["name"]
             home.mkdir()
             for file, content in record["files"].items():
                 (home / file).write_text(json.dumps(content))
-        elif isinstance(record, Mapping) and kind == "run":
+        elif record.get("kind") == "run":
             runs.append((name, json.loads(json.dumps(record).replace("{models}", str(folder)))))
     return runs
 
 
 def earlier_coverage(runs: Records) -> None:
     """How often the truth lay in the band that legroom gave before the run."""
-    predicted = [run for _, run in runs if isinstance(run, Mapping) and "predicted" in run]
+    predicted = [run for _, run in runs if "predicted" in run]
     inside = [run["predicted"]["low"] <= run["available_kv_bytes"] <= run["predicted"]["high"] for run in predicted]
     if inside:
         print(f"  in the band predicted before the run: {sum(inside)} of {len(inside)}")
@@ -52,34 +46,34 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--configs", type=Path, help="default: kit/configs beside the file")
     args = parser.parse_args()
-    records = scoring_data.read_records(args.file)
+    records = read_records(args.file)
     with tempfile.TemporaryDirectory() as models:
         configs = args.configs or args.file.parent / "kit" / "configs"
         if own := unpacked(records, Path(models)):
             records, configs = own, Path(models)
-        loaded = scoring_data.gpu_run_cases(records, configs)
+        loaded = gpu_run_cases(records, configs)
         results = score(loaded.cases)
     earlier_coverage(records)
-    covered = [result.bands["kv_cache"].inside for result in results if "kv_cache" in result.bands]
+    covered = [result.kv_in_band for result in results if result.kv_in_band is not None]
     print(f"  in the band predicted now: {sum(covered)} of {len(covered)}")
     for result in results:
         errors = ", ".join(f"{name} {error:+.3%}" for name, error in result.errors.items() if name != "kv_of_card")
         print(f"{result.case.id:36s} {result.why_unanswered or errors}")
-    for bad in loaded.bad:
-        print(f"{bad.id:36s} {bad.why}")
-    whole = summary(results)
+    for name, why in loaded.bad:
+        print(f"{name:36s} {why}")
     kv = [abs(result.errors["kv"]) for result in results if "kv" in result.errors]
     median, worst = (statistics.median(kv), max(kv)) if kv else (math.nan, math.nan)
-    peak = whole.peak_within_1_percent_of_card or 0.0
+    peak = share_within(results, "peak_of_card", 0.01)
     rows = [("KV bytes, median error", median, 0.003, True), ("KV bytes, worst error", worst, 0.015, True)]
     rows.append(("peak use within 1 % of the card", peak, 0.90, False))
     for what, value, target, smaller in rows:
         met = value <= target if smaller else value >= target
         sign = "<=" if smaller else ">="
         print(f"  {what:34s} {value:8.3%}   target {sign} {target:.1%}   {'met' if met else 'MISSED'}")
-    document = {"n": len(kv), "unanswered": whole.unanswered + len(loaded.bad), "kv_median": median, "kv_worst": worst}
+    unanswered = sum(bool(result.why_unanswered) for result in results) + len(loaded.bad)
+    document = {"n": len(kv), "unanswered": unanswered, "kv_median": median, "kv_worst": worst}
     document |= {"peak_within_1_percent": peak}
-    document |= {f"{name}_median": spread.median for name, spread in whole.spreads.items()}
+    document |= {f"{name}_median": spread.median for name, spread in spreads(results).items()}
     print(json.dumps({name: round(value, 5) for name, value in document.items()}))
 
 

@@ -16,21 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from h200 import unpacked
+from scoring import ScoredStart, gpu_run_cases, read_records, score
 
-from legroom.memory.deployment import Measurements
-from legroom.planning import scoring_data
+from legroom.memory.deployment_memory import Measurements
 from legroom.planning.card_store import CardRecord, card_record, measured_card
-from legroom.planning.scoring import score
 
 LIMIT = 0.001
 
 
-def with_record(case: scoring_data.ScoredStart, record: CardRecord) -> scoring_data.ScoredStart:
+def with_record(case: ScoredStart, record: CardRecord) -> ScoredStart:
     target = case.target
     return replace(case, target=replace(target, gpu=measured_card(target.gpu, [record], target.release, 1)))
 
 
-def with_profile(case: scoring_data.ScoredStart, record: CardRecord) -> scoring_data.ScoredStart:
+def with_profile(case: ScoredStart, record: CardRecord) -> ScoredStart:
     printed = case.printed
     profile = Measurements(
         weights_bytes=printed.weights_bytes,
@@ -54,11 +53,11 @@ def main() -> None:
     counts = {"n": 0} | {f"within_{name}": 0 for name in steps}
     worst = {f"worst_{name}": 0.0 for name in steps}
     for file in args.files:
-        records = scoring_data.read_records(file)
+        records = read_records(file)
         with tempfile.TemporaryDirectory() as models:
             own = unpacked(records, Path(models))
             configs = [Path(models)] if own else args.configs
-            cases = scoring_data.gpu_run_cases(own or records, *configs).cases
+            cases = gpu_run_cases(own or records, *configs).cases
             before, after = score(cases), score([with_record(case, record) for case in cases])
             own_start = score([with_profile(case, record) for case in cases])
         for old, new, exact in zip(before, after, own_start, strict=True):

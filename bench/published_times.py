@@ -30,11 +30,10 @@ from typing import Any
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
-from legroom.simulation.deployment import hardware
 from legroom.simulation.fast.accounting import span_seconds, step_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.step_band import StepBand, step_band, why_untrusted
-from legroom.simulation.steptime import LinkEfficiency, roofline
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.from_plan import hardware
+from legroom.simulation.step_time import LinkEfficiency, StepBand, roofline, step_band, why_untrusted
 from legroom.vllm.parse import parse_flags
 
 RUNS = Path(__file__).with_name("published_times.json")

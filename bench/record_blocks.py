@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 from blocks_facts import facts_of
 
 from legroom.facts.bundled import bundled_names, expanded, find
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 
 GIB = 2**30
 AVAILABLE = (40 * GIB, 3 * GIB, 200 * 2**20)

@@ -12,7 +12,7 @@ import json
 import time
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.plan import Target
 from legroom.planning.search import find

@@ -101,8 +101,8 @@ def ask_vllm(python: str, workloads: list[dict[str, Any]]) -> list[dict[str, Any
 
 def ask_legroom(item: dict[str, Any], engine: str) -> tuple[str, float]:
     """The first difference from what vLLM did, or nothing, and the seconds legroom took."""
-    from legroom.simulation.replay import simulate
-    from legroom.simulation.settings import LayerGroup, SchedulerSettings
+    from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+    from legroom.simulation.trace_replay import simulate
     from legroom.simulation.traces import jsonl
 
     options = dict(item["settings"])

@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
-from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.fast.accounting import least_seconds, step_seconds, weights_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.replay import Reference
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.steptime import Efficiency, Hardware, roofline
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.from_plan import deployed, hardware
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.step_time import Efficiency, Hardware, roofline
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import Reference
 from legroom.vllm.args import ServeArgs
 
 ROOT = Path(__file__).parent.parent

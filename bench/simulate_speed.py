@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from legroom.simulation.fast.engine import FastReplay
+from legroom.simulation.fast.fast_replay import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.traces.reading import read_trace
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.traces.trace_files import read_trace
 
 HERE = Path(__file__).parent
 SETTINGS: dict[str, Any] = {
@@ -105,9 +105,9 @@ def command(path: Path, settings: dict[str, Any], *more: str) -> dict[str, Any]:
 
 def replay_seconds(path: Path, settings: dict[str, Any]) -> float:
     """The replay alone, with compiled code loaded as after a first call."""
-    from legroom.simulation.replay import simulate
-    from legroom.simulation.settings import SchedulerSettings
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.scheduler_settings import SchedulerSettings
+    from legroom.simulation.trace_replay import simulate
+    from legroom.simulation.traces.trace_files import read_trace
 
     trace, rules = read_trace(str(path)).checked(), SchedulerSettings(**settings)
     simulate(read_trace(str(path), limit=20_000).checked(), rules)

@@ -86,9 +86,9 @@ class ChunkNames:
 
 def replay(item: dict[str, Any]) -> list[list[Any]]:
     """The steps that legroom takes."""
-    from legroom.simulation.settings import SchedulerSettings
-    from legroom.simulation.tiers.replay import simulate_with_tier
-    from legroom.simulation.tiers.settings import TierSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
+    from legroom.simulation.tiers.host_tier import TierSettings
+    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
     from legroom.simulation.traces import jsonl
 
     names = ChunkNames()

@@ -19,7 +19,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Plan
 from legroom.planning.upgrades.upgrade import Upgrade, upgrade

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "memory"))
 from weight_cases import H100, settings
 
 from legroom.errors import LegroomError
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import Gpu
 from legroom.facts.gpus import gpu as find_gpu
 from legroom.memory.weights.loaded import parameter_bytes, weights

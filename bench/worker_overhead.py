@@ -49,7 +49,7 @@ before = rss()
 from legroom.worker import telemetry
 telemetry.report.__defaults__ = (0.002,)
 telemetry.join()
-from legroom.worker.memory import read
+from legroom.worker.worker_memory import read
 import time
 time.sleep(4)
 added = rss() - before

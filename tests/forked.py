@@ -21,7 +21,7 @@ from typing import IO
 from legroom.actions.descendants import die_with_parent
 from legroom.cli.main import main
 from legroom.run import supervisor, task_process, tasks
-from legroom.run.options import Timing
+from legroom.run.run_options import Timing
 
 QUICK = Timing(look_s=0.02, port_patience_s=1.0, leftover_grace_s=0.05)
 

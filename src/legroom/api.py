@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Policy, Verdict
     from legroom.planning.sizing import ModelFit
     from legroom.planning.wish import Wish
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
@@ -183,7 +183,7 @@ def _refuse_unknown(flags: Mapping[str, Any], release: Release) -> None:
     if "speculative_model" in had:
         had.add("speculative_config")  # flags of their own until 0.8.2
     for name in (name for name, value in flags.items() if value is not None and name not in had):
-        from legroom.vllm.problems import explain_unknown
+        from legroom.vllm.flag_problems import explain_unknown
 
         problem = explain_unknown(f"--{name.replace('_', '-')}", release)
         raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")
@@ -262,10 +262,10 @@ def layout(model: str, gpu: str, **options: Any) -> Layout:
 
 def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
     """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
-    from legroom.simulation import replay
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.trace_replay import simulate as replay_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
-    return replay.simulate(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
+    return replay_trace(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
 
 
 @dataclass(frozen=True)

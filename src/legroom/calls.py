@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.trace import Trace
-    from legroom.vllm.problems import FlagProblem
+    from legroom.vllm.flag_problems import FlagProblem
 
 MOST_REQUESTS = 50_000
 """A replay of more belongs on the command line, not in a conversation."""
@@ -88,8 +88,8 @@ def replayed(
     trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
 ) -> dict[str, Any]:
     """What became of the load, and how the GPU's name was read where it leaves that open."""
-    from legroom.simulation.replay import simulate
-    from legroom.simulation.steptime import fixed
+    from legroom.simulation.step_time import fixed
+    from legroom.simulation.trace_replay import simulate
 
     if trace.in_seconds and step_ms is None:
         raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
@@ -101,7 +101,7 @@ def replayed(
 
 def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
     """What was given, the plan's settings where there is one, vLLM's usual values for the rest."""
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
 
     values: dict[str, Any] = {}
     if plan is not None:
@@ -110,7 +110,7 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
                 f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
                 "call plan for the flags that fix it, or give num_blocks",
             )
-        from legroom.simulation.deployment import deployed
+        from legroom.simulation.from_plan import deployed
 
         values = dict(deployed(plan).flags)
         if len(trace) > MOST_ASYNC:

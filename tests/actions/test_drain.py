@@ -6,7 +6,8 @@ import pytest
 from aiohttp import web
 from loopback import listening
 
-from legroom.actions.drain import (
+from legroom.actions.platform import ActionFailed
+from legroom.actions.server_drain import (
     CommandDrain,
     Drained,
     GuardDrain,
@@ -15,7 +16,6 @@ from legroom.actions.drain import (
     ReadinessFileDrain,
     wait_until_empty,
 )
-from legroom.actions.platform import ActionFailed
 
 UNDRAINED = NoDrain()
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from platform_fakes import DOCKER, install
 
-from legroom.actions.docker import ComposeService, DockerContainer
+from legroom.actions.docker_platform import ComposeService, DockerContainer
 from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest, scale
 
 

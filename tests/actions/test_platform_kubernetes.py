@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from legroom.actions.kubernetes import RESTARTED_BY, KubernetesLease, Workload
+from legroom.actions.kubernetes_platform import RESTARTED_BY, KubernetesLease, Workload
 from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest, scale
 
 # Looked for and not imported: that takes half a second, which every process that collects the tests would spend.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest
-from legroom.actions.supervisord import SupervisordProgram, with_command
+from legroom.actions.supervisord_platform import SupervisordProgram, with_command
 
 BIN = Path(sys.executable).parent
 CONFIG = """[unix_http_server]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from platform_fakes import SYSTEMCTL, install
 
 from legroom.actions.platform import ActionFailed, FlagChange, RestartRequest
-from legroom.actions.systemd import SystemdUnit, exec_start, quoted
+from legroom.actions.systemd_platform import SystemdUnit, exec_start, quoted
 
 UNIT = """[Service]
 Environment=HF_HOME=/models

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.actions.command import CommandPlatform
+from legroom.actions.command_platform import CommandPlatform
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -24,7 +24,7 @@ from legroom.actions.platform import (
     write_whole,
 )
 from legroom.actions.programs import call, process_identity, succeed
-from legroom.actions.run_child import RunChild
+from legroom.actions.run_platform import RunChild
 
 
 def test_words_are_never_read_as_shell(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.explain.outcomes import read_outcomes
-from legroom.run.incidents import TriedFix
+from legroom.run.restart_policy import TriedFix
 
 SHORT = (
     "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: model='acme/m'\n"
@@ -49,16 +49,6 @@ def test_a_log_without_a_failure_has_no_fix_to_judge(logs: Path) -> None:
 
 def test_a_new_log_without_an_outcome_is_refused(logs: Path) -> None:
     assert main(["diagnose", str(logs / "old.log"), "--log", str(logs / "up.log")]) == 2
-
-
-def test_score_prints_how_often_first_fixes_worked(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for outcome in ("worked", "worked", "failed"):
-        assert main(["diagnose", str(logs / "old.log"), "--outcome", outcome]) == 0
-    capsys.readouterr()
-    assert main(["score", "--outcomes"]) == 0
-    assert "first fixes that worked: 2 of 3 (67%)" in capsys.readouterr().out
-    assert main(["score", "--outcomes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["first_fixes"] == {"tried": 3, "worked": 2, "rate": 0.667}
 
 
 def test_a_run_records_the_fix_that_it_tried_once() -> None:

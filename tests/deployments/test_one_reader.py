@@ -17,11 +17,11 @@ from legroom.deployments.read import read_file
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
-from legroom.lint.read import LintedPart, read_linted
+from legroom.lint.linted_parts import LintedPart, linted_parts
 
 
 def linted_servers(path: str, text: str) -> list[StartedServer]:
-    parts = [part for part in read_linted(path, text, latest()) if isinstance(part, LintedPart)]
+    parts = [part for part in linted_parts(path, text, latest()) if isinstance(part, LintedPart)]
     return [
         subject for part in parts for subject in part.subjects if isinstance(subject, StartedServer) and subject.words
     ]

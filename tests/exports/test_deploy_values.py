@@ -12,7 +12,7 @@ from legroom.exports.deploy.server import host_needs_of, options_of, planned_ser
 from legroom.exports.deploy.words import take_apart
 from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
-from legroom.memory.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
+from legroom.memory.host_needs import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
 from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 

@@ -7,7 +7,7 @@ import yaml
 from legroom.deployments.deployment import deployment_from_file
 from legroom.exports.deploy.pack import pack_files
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.packing.needs import PackedServer
 from legroom.planning.packing.pack import PackRequest, pack

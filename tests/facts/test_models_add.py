@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from legroom.facts import bundled
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ class RunningGate(Spawned):
         (folder / "ca.crt").write_bytes(self.authority.certificate)
         self.write(new_certificate(self.authority, ["localhost", "legroom-gate.legroom.svc"]))
         address = ("--host", "127.0.0.1", "--port", "0", "--tls-dir", str(folder))
-        super().__init__("gate", *address, "--processes", "1", "--deadline", "30", *words)
+        super().__init__("gate", *address, "--deadline", "30", *words)
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
 
     def write(self, pair: Any) -> None:

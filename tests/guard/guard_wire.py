@@ -6,9 +6,9 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from legroom.guard.limits import EngineLimits
 from legroom.guard.proxy.server import Proxy, ProxyOptions
 from legroom.guard.proxy.wire import upstream_of
+from legroom.guard.weight.engine_limits import EngineLimits
 
 PLAN = EngineLimits(11, 16, 8, 128, 4, source="a test")
 WHOLE_POOL = json.dumps({"prompt": [1] * 120, "max_tokens": 8}).encode()

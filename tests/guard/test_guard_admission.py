@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from legroom.guard.admission import Admission
-from legroom.guard.limits import NULL_BLOCK, EngineLimits
-from legroom.guard.paths import Kind
 from legroom.guard.policy import Policy, PoolPolicy, QueuePolicy
+from legroom.guard.pool.admission import Admission
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.weight.engine_limits import NULL_BLOCK, EngineLimits
 
 PLAIN = EngineLimits(num_blocks=11, block_size=16, max_model_len=160, max_num_seqs=4, source="a test")
 CACHELESS = EngineLimits(num_blocks=NULL_BLOCK, block_size=16, max_model_len=512, max_num_seqs=3, source="a test")

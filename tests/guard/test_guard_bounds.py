@@ -8,7 +8,7 @@ import pytest
 from guard_asgi import Call, Server, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.demand import MOST_VALUES, read_body
+from legroom.guard.request.body import MOST_VALUES, read_body
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.guard.demand import demand_of
-from legroom.guard.limits import EngineLimits
-from legroom.guard.media import image_pixels, media_of
-from legroom.guard.paths import GUARDED, Kind, kind_of
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.prompts import MOST_PROMPTS, MOST_WALKED
-from legroom.guard.request import weight_of
-from legroom.guard.tokens import ModelTokens
+from legroom.guard.request.body import demand_of
+from legroom.guard.request.endpoints import GUARDED, Kind, kind_of
+from legroom.guard.request.media import image_pixels, media_of
+from legroom.guard.request.prompts import MOST_PROMPTS, MOST_WALKED
+from legroom.guard.weight.engine_limits import EngineLimits
+from legroom.guard.weight.guarded_request import weight_of
+from legroom.guard.weight.token_estimates import ModelTokens
 
 
 def completion(**body):

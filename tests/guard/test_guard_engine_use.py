@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from legroom.guard.admission import Admission
-from legroom.guard.engine_use import LOOKS, EngineUse, use_of_page, use_of_registry
-from legroom.guard.limits import EngineLimits
-from legroom.guard.pool import Pool, PoolLimits
-from legroom.guard.projection import Growth, hold_of
-from legroom.guard.step_clock import StepClock
-from legroom.guard.tickets import Need, TicketState
+from legroom.guard.pool.admission import Admission
+from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool.engine_usage import LOOKS, EngineUse, use_of_page, use_of_registry
+from legroom.guard.pool.projection import Growth, hold_of
+from legroom.guard.pool.reservation import Need, TicketState
+from legroom.guard.pool.step_clock import StepClock
+from legroom.guard.weight.engine_limits import EngineLimits
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.guard.clients import client_of, weights_by_client
-from legroom.guard.fair_queue import FairQueue
 from legroom.guard.policy import ClientPolicy, parse_policy
-from legroom.guard.pool import Pool, PoolLimits
-from legroom.guard.projection import Growth
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool.fair_queue import FairQueue
+from legroom.guard.pool.projection import Growth
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.request.clients import client_of, weights_by_client
 
 KEY = (b"authorization", b"Bearer sk-secret")
 

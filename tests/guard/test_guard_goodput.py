@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from legroom.guard import early_start
-from legroom.guard.lengths import AnswerLengths, LikelyLengths, prior_lives
-from legroom.guard.pool import Pool, PoolLimits
-from legroom.guard.projection import Growth, Outlook, hold_of
-from legroom.guard.request import Weight, need_of
-from legroom.guard.tickets import Need, TicketState
+from legroom.guard.pool import early_start
+from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool.projection import Growth, Outlook, hold_of
+from legroom.guard.pool.reservation import Need, TicketState
+from legroom.guard.weight.guarded_request import Weight, need_of
+from legroom.guard.weight.output_lengths import AnswerLengths, LikelyLengths, prior_lives
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 import guard_goodput as goodput

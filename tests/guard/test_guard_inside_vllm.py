@@ -12,7 +12,7 @@ import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.middleware import covered_paths
+from legroom.guard.serving.middleware import covered_paths
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from legroom.guard.demand import demand_of
-from legroom.guard.learning import SAMPLE_EVERY, UsageLearner, usage_in
-from legroom.guard.paths import Kind
-from legroom.guard.request import GuardedRequest
-from legroom.guard.tokens import FEWEST
+from legroom.guard.request.body import demand_of
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.weight.guarded_request import GuardedRequest
+from legroom.guard.weight.token_estimates import FEWEST
+from legroom.guard.weight.usage_learner import SAMPLE_EVERY, UsageLearner, usage_in
 
 TEXT = "x" * 400
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.guard.demand import demand_of
-from legroom.guard.limits import (
+from legroom.guard.policy import PoolPolicy
+from legroom.guard.request.body import demand_of
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.weight.engine_limits import (
     EngineLimits,
     limits_of_metrics,
     limits_of_plan,
@@ -18,10 +20,17 @@ from legroom.guard.limits import (
     native_flags,
     read_limits,
 )
-from legroom.guard.paths import Kind
-from legroom.guard.policy import PoolPolicy
-from legroom.guard.request import weight_of
-from legroom.guard.tokens import CONFIRMED, FEWEST, GENERATION, MOST_MODELS, Highest, ModelTokens, Quantile, TokenBook
+from legroom.guard.weight.guarded_request import weight_of
+from legroom.guard.weight.token_estimates import (
+    CONFIRMED,
+    FEWEST,
+    GENERATION,
+    MOST_MODELS,
+    Highest,
+    ModelTokens,
+    Quantile,
+    TokenBook,
+)
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import cdiv
 

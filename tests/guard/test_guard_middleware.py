@@ -65,7 +65,7 @@ async def test_a_full_queue_answers_429_with_retry_after(policy):
 
 
 async def test_bodies_that_wait_have_a_bound_together(monkeypatch):
-    monkeypatch.setattr("legroom.guard.admission.MOST_WAITING_BYTES", 400)
+    monkeypatch.setattr("legroom.guard.pool.admission.MOST_WAITING_BYTES", 400)
     server = Server()
     server.open.clear()
     guard = Guard(server)

@@ -8,8 +8,8 @@ import uuid
 import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
-from legroom.guard.control import Peers, together
-from legroom.guard.middleware import Guard
+from legroom.guard.serving.control import Peers, together
+from legroom.guard.serving.middleware import Guard
 
 AUTHORIZED = [(b"authorization", b"Bearer t")]
 BUSY = {"prompt": [1], "max_tokens": 4}
@@ -19,7 +19,7 @@ BUSY = {"prompt": [1], "max_tokens": 4}
 def family(monkeypatch):
     """Tests that run beside each other have one parent, too."""
     name = uuid.uuid4().hex
-    monkeypatch.setattr("legroom.guard.control._family", lambda: name)
+    monkeypatch.setattr("legroom.guard.serving.control._family", lambda: name)
     return name
 
 

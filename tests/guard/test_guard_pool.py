@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from legroom.guard.pool import LONGEST_RETRY_S, UNKNOWN_RETRY_S, Pool, PoolLimits
-from legroom.guard.tickets import Need, TicketState
+from legroom.guard.pool.block_pool import LONGEST_RETRY_S, UNKNOWN_RETRY_S, Pool, PoolLimits
+from legroom.guard.pool.reservation import Need, TicketState
 
 
 def pool_of(blocks=10, seats=None, queue=10):

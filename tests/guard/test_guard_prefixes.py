@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.guard.admission import Admission
-from legroom.guard.demand import demand_of
-from legroom.guard.limits import EngineLimits, limits_of_metrics
-from legroom.guard.paths import Kind
-from legroom.guard.pool import Pool, PoolLimits
-from legroom.guard.prefixes import MOST_KEYS, PrefixLedger, PrefixUnit, chain_of_ids
-from legroom.guard.tickets import Need, Ticket, TicketState
+from legroom.guard.pool.admission import Admission
+from legroom.guard.pool.block_pool import Pool, PoolLimits
+from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.request.body import demand_of
+from legroom.guard.request.endpoints import Kind
+from legroom.guard.request.prefixes import MOST_KEYS, PrefixLedger, PrefixUnit, chain_of_ids
+from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
 
 UNIT = PrefixUnit(16)
 LIMITS = EngineLimits(101, 16, max_model_len=1024, max_num_seqs=256, prefix_caching=True)

@@ -8,11 +8,11 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.memory.activation.peak import activation
-from legroom.memory.cache import Inputs, cached
-from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.memory.activation.profile_run import activation
+from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
+from legroom.memory.figure_cache import Inputs, cached
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights.loaded import weights

@@ -11,8 +11,8 @@ import pytest
 from legroom.api import plan
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.memory.host import pinned_bytes
-from legroom.memory.sleep import residue
+from legroom.memory.host_needs import pinned_bytes
+from legroom.memory.server_states import residue
 from legroom.memory.weights.loaded import weight_segments
 from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.planning.machine import Machine, make_plan

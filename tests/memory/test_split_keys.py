@@ -6,8 +6,8 @@ import pytest
 from recorded_runs import H200, settle
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
-from legroom.memory.activation.split_keys import parts_of_keys, split_key_bytes
+from legroom.facts.model_sources import load
+from legroom.memory.attention_workspace import parts_of_keys, split_key_bytes
 
 LLAMA = load("llama-3.1-8b")
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention
 from legroom.facts.gpus import Gpu, gpu, with_total
-from legroom.facts.model import Dense, Layer, Model
+from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.planning import calibration_store as store

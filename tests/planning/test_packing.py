@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.overhead import desktop_bytes
 from legroom.planning.packing.changes import changes_that_fit, proof

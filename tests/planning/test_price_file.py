@@ -3,8 +3,7 @@
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import gpu
-from legroom.facts.prices import list_prices
+from legroom.facts.gpus import gpu, list_prices
 from legroom.planning.price_file import read_price_file
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.sizing import size
 from legroom.planning.wish import Wish

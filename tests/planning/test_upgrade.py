@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Target, cold_start, plan

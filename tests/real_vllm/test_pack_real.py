@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
 from legroom.planning.packing.needs import PackedServer

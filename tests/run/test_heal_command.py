@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.run.files import script
+from legroom.run.run_file import script
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.run.tasks import apply_changes
 from legroom.vllm.command_line import value_of, with_settings

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.run.files import RunFile
 from legroom.run.health import has_clients, port_problem
-from legroom.run.restarts import LONGEST_DELAY_S, WINDOW_S, RestartBudget
+from legroom.run.restart_policy import LONGEST_DELAY_S, WINDOW_S, RestartBudget
+from legroom.run.run_file import RunFile
 from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_UP_S, Signals, Stopping
 
 

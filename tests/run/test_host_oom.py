@@ -14,7 +14,7 @@ from own_cgroup import limited_cgroup
 from legroom.live.host_memory import KernelKill
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, heal
-from legroom.run.life_record import LifeRecord
+from legroom.run.run_file import LifeRecord
 from legroom.run.server_command import read_command
 from legroom.units import GIB
 

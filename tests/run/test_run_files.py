@@ -13,7 +13,7 @@ import pytest
 from legroom.actions import server_log
 from legroom.actions.server_log import ServerLog
 from legroom.cli import main as cli
-from legroom.run.files import RunFile, save, script
+from legroom.run.run_file import RunFile, save, script
 
 WORDS = ["echo", "serve", "m", "--api_key", "hush1", "--hf-tok=hush2", "--otlp-traces-endpoint", "http://u:hush3@c"]
 ENV = {"HF_TOKEN": "hush4", "HTTPS_PROXY": "http://u:hush5@p:1", "OMP_NUM_THREADS": "1"}

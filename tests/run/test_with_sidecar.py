@@ -14,7 +14,7 @@ import pytest
 from forked import Forked, take_streams
 from held_run import Run, until
 
-from legroom.actions.run_record import run_under_way
+from legroom.actions.run_platform import run_under_way
 from legroom.sidecar.config import read_config
 from legroom.sidecar.sidecar import run_sidecar
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from stand_in_world import Killed, World
 
-from legroom.actions.drain import PlatformDrain
 from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, kept_override
+from legroom.actions.server_drain import PlatformDrain
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.journal.journal import Journal, JournalUnavailable
 from legroom.live.metrics.address import endpoint

@@ -2,13 +2,13 @@
 
 import pytest
 
-from legroom.actions.docker import ComposeService, DockerContainer
-from legroom.actions.drain import CommandDrain, GuardDrain, PlatformDrain, ReadinessFileDrain
-from legroom.actions.kubernetes import Workload
+from legroom.actions.docker_platform import ComposeService, DockerContainer
+from legroom.actions.kubernetes_platform import Workload
 from legroom.actions.platform import FlagChange
-from legroom.actions.run_child import RunChild
-from legroom.actions.supervisord import SupervisordProgram
-from legroom.actions.systemd import SystemdUnit
+from legroom.actions.run_platform import RunChild
+from legroom.actions.server_drain import CommandDrain, GuardDrain, PlatformDrain, ReadinessFileDrain
+from legroom.actions.supervisord_platform import SupervisordProgram
+from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.live.metrics.address import is_loopback_host
 from legroom.sidecar.config import read_config, simple_config, with_act

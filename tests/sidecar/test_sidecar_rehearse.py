@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.actions.systemd import SystemdUnit
+from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.address import endpoint

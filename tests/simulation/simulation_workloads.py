@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 

@@ -10,8 +10,8 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.planning.scaling import SYNC_S, scaling_policy
 from legroom.simulation.autoscale import _Controller, autoscaled
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.steptime import fixed
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.step_time import fixed
 from legroom.simulation.trace import Trace
 
 SETTINGS = SchedulerSettings(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.render.simulation_text import waste_by_block_size
-from legroom.simulation.blocks import BlockPool
+from legroom.simulation.block_pool import BlockPool
 from legroom.simulation.trace import Trace
 from legroom.units import cdiv
 

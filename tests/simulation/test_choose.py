@@ -8,15 +8,22 @@ from pathlib import Path
 import pytest
 
 from legroom.cli.main import main
-from legroom.simulation.capacity import card_that_holds, promising, replicas_that_hold
-from legroom.simulation.choose import Candidate, Choice, best_of, choose
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.outcome import Goal, ReplayOutcome, outcome_of
-from legroom.simulation.replay import simulate
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.flag_search import (
+    Candidate,
+    Choice,
+    best_of,
+    card_that_holds,
+    choose,
+    promising,
+    replicas_that_hold,
+)
+from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import simulate
 from legroom.simulation.traces import synthetic
-from legroom.sweeps.processes import ProcessExecutor
+from legroom.sweeps.executors import ProcessExecutor
 
 
 def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:
@@ -340,7 +347,7 @@ def test_an_interruption_while_replicas_are_tried_keeps_the_best_setting(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("legroom.simulation.capacity.replicas_that_hold", interrupted)
+    monkeypatch.setattr("legroom.simulation.flag_search.replicas_that_hold", interrupted)
     words = ["--max-num-batched-tokens", "512", "--block-size", "16", "--workers", "1"]
     assert main(["simulate", str(path), "--blocks", "40", "--choose", *words]) == 1
     assert "was not looked for: the search was interrupted" in capsys.readouterr().out

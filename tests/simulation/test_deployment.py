@@ -12,12 +12,12 @@ from legroom.cli.main import main
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
-from legroom.simulation.deployment import deployed, hardware
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.replay import simulate
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
-from legroom.simulation.steptime import fitted, roofline
+from legroom.simulation.from_plan import deployed, hardware
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+from legroom.simulation.step_time import fitted, roofline
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import simulate
 from legroom.vllm.args import ServeArgs
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from simulation_workloads import workloads
 
 from legroom.simulation.fast.accounting import span_seconds, step_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.fast.engine import FastReplay
+from legroom.simulation.fast.fast_replay import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
-from legroom.simulation.replay import Reference
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import Reference
 
 COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004)
 

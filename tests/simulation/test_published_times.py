@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from legroom.simulation.deployment import hardware
-from legroom.simulation.step_band import why_untrusted
+from legroom.simulation.from_plan import hardware
+from legroom.simulation.step_time import why_untrusted
 
 _BENCH = Path(__file__).parents[2] / "bench" / "published_times.py"
 

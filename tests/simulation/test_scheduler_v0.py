@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.simulation.replay import simulate
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.timeline import ScheduledStep, Timeline
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import simulate
 
 
 def _settings(num_blocks: int, **changes: Any) -> SchedulerSettings:

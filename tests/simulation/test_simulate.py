@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.simulation.choose import Candidate, choose, grid
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.outcome import Goal
-from legroom.simulation.replay import simulate
-from legroom.simulation.settings import SchedulerSettings
-from legroom.simulation.steptime import Hardware, calibrated, roofline
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.flag_search import Candidate, choose, grid
+from legroom.simulation.replay_outcome import Goal
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.step_time import Hardware, calibrated, roofline
 from legroom.simulation.trace import Trace
-from legroom.sweeps.processes import ProcessExecutor
+from legroom.simulation.trace_replay import simulate
+from legroom.sweeps.executors import ProcessExecutor
 
 
 def _trace(*rows: tuple[int, int, int]) -> Trace:

@@ -107,7 +107,7 @@ def test_a_wrong_call_is_told_in_a_sentence(
 
 def test_the_python_call_finds_what_the_command_finds(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     import legroom
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.scheduler_settings import SchedulerSettings
 
     main(["simulate", trace, "--blocks", "14", "--max-num-seqs", "8", "--json"])
     timeline = legroom.simulate(trace, SchedulerSettings(14, max_num_seqs=8, max_model_len=70))

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from legroom.simulation.fast.engine import FastReplay, can_replay
-from legroom.simulation.replay import simulate
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
+from legroom.simulation.fast.fast_replay import FastReplay, can_replay
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.timeline import ScheduledStep
 from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import simulate
 from legroom.simulation.traces import jsonl
 
 _RECORDINGS = Path(__file__).parent / "recordings" / "vllm-0.32.0.jsonl.gz"

@@ -13,12 +13,11 @@ import pytest
 from legroom.cli.main import main
 from legroom.cli.simulate_tier import tier_settings
 from legroom.errors import LegroomError
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
-from legroom.simulation.steptime import fixed
-from legroom.simulation.tiers.outcome import CurvePoint, chunks_for, hit_curve
-from legroom.simulation.tiers.policies import ArcPolicy, LruPolicy
-from legroom.simulation.tiers.replay import TieredTimeline, simulate_with_tier
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+from legroom.simulation.step_time import fixed
+from legroom.simulation.tiers.host_tier import ArcPolicy, LruPolicy, TierSettings
+from legroom.simulation.tiers.tier_report import CurvePoint, chunks_for, hit_curve
+from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import jsonl
 from legroom.units import GIB

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.simulation.fast.engine import FastReplay
-from legroom.simulation.replay import Reference
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.fast.fast_replay import FastReplay
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.trace_replay import Reference
 from legroom.simulation.traces import mooncake, synthetic
-from legroom.simulation.traces.reading import read_trace
+from legroom.simulation.traces.trace_files import read_trace
 
 
 def _file(folder: Path, text: str) -> str:

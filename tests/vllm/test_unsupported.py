@@ -12,8 +12,8 @@ from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.model import Model, Quantization
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.refusals import Unsupported
 from legroom.vllm.resolve import resolve
+from legroom.vllm.setting_checks import Unsupported
 from legroom.vllm.unsupported import unsupported
 
 V100, P40 = gpu("v100-32gb"), gpu("p40")

@@ -14,10 +14,10 @@ from worker_stand_in import CACHED, CACHED_BEFORE_0_10, GIB, MIB, ModelRunner, f
 
 from legroom import black_box
 from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
-from legroom.worker import hooks, recorder, telemetry
-from legroom.worker.board import Board
-from legroom.worker.memory import WorkerMemory
+from legroom.worker import recorder, telemetry
 from legroom.worker.recorder import BlackBoxRecorder
+from legroom.worker.telemetry import Board
+from legroom.worker.worker_memory import WorkerMemory
 
 
 @pytest.mark.parametrize("cached", [CACHED, CACHED_BEFORE_0_10])
@@ -154,14 +154,14 @@ class OutOfMemoryError(RuntimeError):
 
 def test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing(worker, caplog):
     logger = logging.getLogger("vllm")
-    hooks.listen_to_log(BlackBoxRecorder())
+    telemetry.listen_to_log(BlackBoxRecorder())
     try:
         try:
             raise RuntimeError("CUDA error: out of memory")
         except RuntimeError:
             logging.getLogger("vllm.v1.engine.core").exception("EngineCore encountered a fatal error.")
     finally:
-        logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, hooks._ErrorLog)]
+        logger.handlers = [handler for handler in logger.handlers if not isinstance(handler, telemetry._ErrorLog)]
     (record,) = written(worker)
     assert record.request.message == "CUDA error: out of memory"
     assert (
@@ -182,7 +182,7 @@ def test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing
     ],
 )
 def test_errors_about_memory_are_told_from_others(error, is_memory):
-    assert hooks.says_out_of_memory(error) is is_memory
+    assert telemetry.says_out_of_memory(error) is is_memory
 
 
 def test_the_observer_is_attached_when_cuda_comes_up(monkeypatch):
@@ -193,7 +193,7 @@ def test_the_observer_is_attached_when_cuda_comes_up(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     box = BlackBoxRecorder()
-    hooks.attach_to_allocator(box)
+    telemetry.attach_to_allocator(box)
     assert attached == []
     queued[0]()
     assert attached == [box.out_of_memory]
@@ -276,7 +276,7 @@ def test_a_signal_asks_every_worker_for_a_record(worker, tmp_path):
     before = signal.getsignal(signal.SIGUSR2)
     board = Board(tmp_path)
     try:
-        hooks.listen_to_signal(board)
+        telemetry.listen_to_signal(board)
         os.kill(os.getpid(), signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -305,7 +305,7 @@ def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkey
 def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        hooks.listen_to_signal(Board(tmp_path))
+        telemetry.listen_to_signal(Board(tmp_path))
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legroom.worker import stack
-from legroom.worker.memory import PROFILING
+from legroom.worker.worker_memory import PROFILING
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "tests/fixtures/worker_names.json").read_text("utf-8"))

@@ -7,9 +7,8 @@ import sys
 
 from worker_stand_in import GIB, MIB, SEGMENTS
 
-from legroom.worker import allocator
-from legroom.worker import memory as worker_memory
-from legroom.worker.memory import WorkerMemory
+from legroom.worker import worker_memory
+from legroom.worker.worker_memory import WorkerMemory
 
 
 def test_every_figure_of_the_allocator_and_the_host_is_a_gauge(worker):
@@ -47,7 +46,7 @@ def test_the_peak_is_left_alone_while_vllm_sizes_its_cache_by_it(worker, monkeyp
 def test_a_thread_that_measures_its_peak_is_seen_from_another():
     code = """
 import threading, time
-from legroom.worker.memory import is_profiling
+from legroom.worker.worker_memory import is_profiling
 def determine_available_memory():
     time.sleep(30)
 threading.Thread(target=determine_available_memory, daemon=True).start()
@@ -65,7 +64,7 @@ def test_segments_are_listed_no_more_often_than_they_cost(worker):
         return list(SEGMENTS)
 
     worker.cuda.memory_snapshot = snapshot
-    paced = allocator.PacedSums(lambda: now[0])
+    paced = worker_memory.PacedSums(lambda: now[0])
     for _ in range(12):
         assert paced.read(worker.cuda, 0).largest_free_bytes == GIB
         now[0] += 5

@@ -15,13 +15,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from legroom.live import gpu_memory
-from legroom.worker import board as worker_board
-from legroom.worker import memory as worker_memory
-from legroom.worker import plugin, telemetry
-from legroom.worker.board import Board
-from legroom.worker.memory import WorkerMemory
+from legroom.worker import plugin, telemetry, worker_memory
 from legroom.worker.page import WorkerCollector
 from legroom.worker.recorder import BlackBoxRecorder
+from legroom.worker.telemetry import Board
+from legroom.worker.worker_memory import WorkerMemory
 
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
 
@@ -118,10 +116,10 @@ def test_a_board_that_the_server_took_away_ends_the_reports(tmp_path, monkeypatc
 
 
 def test_boards_of_killed_servers_are_swept_and_those_of_living_ones_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(worker_board.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(telemetry.tempfile, "tempdir", str(tmp_path))
     gone = subprocess.Popen(["true"])
     gone.wait()
-    old, other = tmp_path / f"{worker_board.PREFIX}{gone.pid}-x", tmp_path / f"{worker_board.PREFIX}{os.getppid()}-y"
+    old, other = tmp_path / f"{telemetry.PREFIX}{gone.pid}-x", tmp_path / f"{telemetry.PREFIX}{os.getppid()}-y"
     old.mkdir()
     other.mkdir()
     new = Board.create()

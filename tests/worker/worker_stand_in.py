@@ -10,7 +10,7 @@ import pytest
 
 from legroom.black_box import read_record
 from legroom.live import gpu_memory
-from legroom.worker import allocator, recorder
+from legroom.worker import recorder, worker_memory
 
 GIB, MIB = 1 << 30, 1 << 20
 UUID = "5c3d8f4e-0000-0000-0000-000000000001"
@@ -68,7 +68,7 @@ def worker(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(_current_platform=platform))
     card = gpu_memory.GpuMemory(3, "NVIDIA H200", f"GPU-{UUID}", 80 * GIB, 70 * GIB, ((os.getpid(), 8 * GIB), (1, GIB)))
     monkeypatch.setattr(gpu_memory, "devices", lambda: (card,))
-    monkeypatch.setattr(allocator, "_PACED", allocator.PacedSums())
+    monkeypatch.setattr(worker_memory, "_PACED", worker_memory.PacedSums())
     monkeypatch.setenv(recorder.FOLDER, str(tmp_path / "records"))
     monkeypatch.setenv("LEGROOM_HOME", str(tmp_path / "home"))
     return SimpleNamespace(cuda=cuda, resets=resets, records=tmp_path / "records")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
     from legroom.vllm.args import ServeArgs
+    from legroom.vllm.flag_problems import FlagProblem
     from legroom.vllm.parse import ParsedArgs
-    from legroom.vllm.problems import FlagProblem
 
 
 def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

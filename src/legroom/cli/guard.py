@@ -112,10 +112,10 @@ def _print(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from legroom.guard.limits import read_limits
     from legroom.guard.log import log_to_stderr
     from legroom.guard.proxy.server import ProxyOptions, serve
     from legroom.guard.proxy.wire import is_itself, upstream_of
+    from legroom.guard.weight.engine_limits import read_limits
 
     if not 0 <= args.port <= 65535:
         raise LegroomError(f"--port {args.port} is not a port", "choose one between 1 and 65535")

@@ -11,7 +11,7 @@ from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.lint.report import Report
+    from legroom.lint.lint_report import LintReport
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Look at the files, print, and answer with 0, 1 or 2."""
     from legroom.facts.releases import release as known_release
-    from legroom.lint.lint import Options, lint_files
+    from legroom.lint.linter import LintOptions, lint_files
     from legroom.lint.rules import rules
     from legroom.planning.plan_document import read_plan
 
@@ -84,23 +84,23 @@ def run(args: argparse.Namespace) -> int:
     asked = known_release(args.vllm) if args.vllm and not any_release else None
     if asked is not None and asked.note:
         note(asked.note)
-    report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm, any_release))
+    report = lint_files(args.files, LintOptions(asked, plan, frozenset(args.ignore), args.only_vllm, any_release))
     _show(report, args)
     if report.unread:
         return BAD_INPUT
     return ANSWER_IS_NO if _fails(report, args.fail_on) else OK
 
 
-def _fails(report: Report, fail_on: str) -> bool:
+def _fails(report: LintReport, fail_on: str) -> bool:
     from legroom.lint.rule import SEVERITIES
 
     grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     return any(finding.severity in grave for finding in report.findings)
 
 
-def _show(report: Report, args: argparse.Namespace) -> None:
+def _show(report: LintReport, args: argparse.Namespace) -> None:
     from legroom.drawing.terminal import style_of
-    from legroom.lint.report import report_json, sarif
+    from legroom.lint.lint_report import report_json, sarif
     from legroom.render.lint_text import report_text
 
     if args.sarif and args.sarif != "-":

@@ -28,7 +28,6 @@ _EXTRA_OF_COMMAND = {
     "mcp": "mcp",
     "recover": "run",
     "run": "run",
-    "serve-api": "ui",
     "ui": "ui",
     "verify": "run",
     "watch": "watch",
@@ -70,6 +69,7 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
         CommandEntry("pack", "several servers on one GPU: flags under which all start in any order"),
         CommandEntry("simulate", "does a setting hold a load? replays it through vLLM's scheduler"),
         CommandEntry("upgrade", "what does the same command do on another vLLM release?"),
+        CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
         CommandEntry("probe", "measure this machine's own GPU once; later plans use what was measured"),
         CommandEntry("models", "the models that are known without a network, searchable"),
         CommandEntry("gpus", "the GPUs that are known, searchable"),
@@ -92,18 +92,15 @@ SECTIONS: Mapping[str, tuple[CommandEntry, ...]] = {
     "in a cluster": (
         CommandEntry("gate", "refuse a manifest whose vLLM cannot start: an admission webhook"),
         CommandEntry("preflight", "does the server fit on this node? the check of an init container"),
-        CommandEntry("serve-api", "plan, size, diagnose and lint over HTTP, in as many replicas as you like"),
     ),
-    "on a page": (CommandEntry("ui", "all of it in a browser: served from here, or as files that need no server"),),
+    "on a page": (
+        CommandEntry("ui", "all of it in a browser or over HTTP: served from here, or as files that need no server"),
+    ),
     "files for other tools": (
         CommandEntry("export", "alerts, dashboards, units, manifests and scripts from the plan"),
         CommandEntry("lint", "what is wrong in your rules, dashboards, scripts, units and manifests"),
         CommandEntry("mcp", "serve legroom's tools to agents (Model Context Protocol)"),
         CommandEntry("completion", "completion of commands and options for bash, zsh or fish"),
-    ),
-    "how accurate legroom is": (
-        CommandEntry("calibrate", "learn from the start-up logs of your own machine"),
-        CommandEntry("score", "check predictions against a file of real start-ups"),
     ),
 }
 COMMANDS = tuple(entry for entries in SECTIONS.values() for entry in entries)

@@ -173,8 +173,7 @@ def _request(args: argparse.Namespace) -> PackRequest:
 
 def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
     from legroom.facts.gpus import gpu, with_total
-    from legroom.memory.overhead import desktop_bytes
-    from legroom.memory.unified import reserve_bytes
+    from legroom.memory.overhead import desktop_bytes, reserve_bytes
     from legroom.planning.machine import with_measured_total
     from legroom.planning.packing.placement import Card
     from legroom.units import parse_bytes
@@ -261,7 +260,7 @@ def _server_parser() -> argparse.ArgumentParser:
 def _wish(options: argparse.Namespace, meant: RequestedDeployment, policy: Any) -> Wish | None:
     from legroom.planning.wish import Wish
     from legroom.units import parse_count, parse_length
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     if options.want_context is None and options.want_concurrency is None:
         return None

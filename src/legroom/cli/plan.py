@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from legroom.api import PlanReport
     from legroom.facts.releases import Release
-    from legroom.memory.sleep import ServerState
+    from legroom.memory.server_states import ServerState
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import WishResult
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep import FLAG
+    from legroom.facts.sleep_mode import FLAG
     from legroom.vllm.args import is_given
 
     return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))

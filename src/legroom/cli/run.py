@@ -14,7 +14,7 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.run.announcer import Announcer
-    from legroom.run.options import RunOptions
+    from legroom.run.run_options import RunOptions
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -173,8 +173,8 @@ def _introduction(prepared: dict[str, Any]) -> list[str]:
 
 
 def _options(args: argparse.Namespace) -> Any:
-    from legroom.run.files import check_writable
-    from legroom.run.options import RunOptions
+    from legroom.run.run_file import check_writable
+    from legroom.run.run_options import RunOptions
     from legroom.units import parse_length
 
     if args.save:

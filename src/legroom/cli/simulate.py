@@ -14,10 +14,9 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.cli.simulate_pool import PoolChoice
-    from legroom.simulation.capacity import HoldingFleet
-    from legroom.simulation.choose import Candidate, Choice
-    from legroom.simulation.fast.columns import StepCost
-    from legroom.simulation.settings import SchedulerSettings
+    from legroom.simulation.fast.rows import StepCost
+    from legroom.simulation.flag_search import Candidate, Choice, HoldingFleet
+    from legroom.simulation.scheduler_settings import SchedulerSettings
     from legroom.simulation.timeline import Timeline
     from legroom.simulation.trace import Trace
 
@@ -229,14 +228,14 @@ def _trace(args: argparse.Namespace) -> Trace:
         return synthetic.read(args.synthetic, args.seed).checked()
     if args.trace is None:
         raise LegroomError("which trace?", "legroom simulate TRACE, or --synthetic 'poisson rate=8 ...'")
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
     return read_trace(args.trace, args.format, args.limit).checked()
 
 
 def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings, cost: StepCost | None) -> Timeline:
     from legroom.cli.simulate_steps import step_writer
-    from legroom.simulation.replay import simulate
+    from legroom.simulation.trace_replay import simulate
 
     bar = ProgressBar("simulating")
     try:
@@ -251,8 +250,8 @@ def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings,
 def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     from dataclasses import replace
 
-    from legroom.simulation.choose import choose
-    from legroom.simulation.outcome import Goal
+    from legroom.simulation.flag_search import choose
+    from legroom.simulation.replay_outcome import Goal
 
     bar = ProgressBar("searching")
     if args.tpot is not None and not trace.in_seconds:
@@ -298,7 +297,7 @@ def _fleets(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
 ) -> list[HoldingFleet]:
     """What would hold the load: so many servers like this one, and one on a larger card."""
-    from legroom.simulation.capacity import card_that_holds, promising, replicas_that_hold
+    from legroom.simulation.flag_search import card_that_holds, promising, replicas_that_hold
 
     few = promising(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.calls import MOST_ASYNC
 from legroom.errors import LegroomError
-from legroom.simulation.choose import SEARCHED, Candidate, grid
-from legroom.simulation.settings import LayerGroup, SchedulerSettings
-from legroom.simulation.steptime import calibrated, fixed, roofline
+from legroom.simulation.flag_search import SEARCHED, Candidate, grid
+from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
+from legroom.simulation.step_time import calibrated, fixed, roofline
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
     from legroom.cli.deployment import RequestedDeployment
     from legroom.planning.plan import Plan
-    from legroom.simulation.fast.columns import StepCost
+    from legroom.simulation.fast.rows import StepCost
 
 _UTILIZATIONS = (0.9, 0.95)
 _DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "block_size": 16}
@@ -165,7 +165,7 @@ def _plan(args: argparse.Namespace, meant: RequestedDeployment, flags: dict[str,
 def _planned(
     args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.simulation.deployment import as_one_group, deployed, hardware
+    from legroom.simulation.from_plan import as_one_group, deployed, hardware
 
     plan = _plan(args, meant, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":

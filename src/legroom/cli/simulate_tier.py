@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.cli.output import ProgressBar, note, print_json, write_file
 from legroom.cli.sweeps import executor_of
 from legroom.errors import OK, LegroomError
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from legroom.cli.simulate_pool import PoolChoice
     from legroom.planning.plan import Plan
-    from legroom.simulation.choose import Candidate
-    from legroom.simulation.tiers.outcome import CurvePoint
-    from legroom.simulation.tiers.replay import TieredTimeline
+    from legroom.simulation.flag_search import Candidate
+    from legroom.simulation.tiers.tier_report import CurvePoint
+    from legroom.simulation.tiers.tiered_replay import TieredTimeline
     from legroom.simulation.trace import Trace
 
 _FORM = "as in --tier cpu=200GiB@50GB/s, or cpu=200GiB@50GB/s,policy=arc,blocks_per_chunk=4"
@@ -36,8 +36,8 @@ _PAGE_BYTES = 4096
 
 def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     """Replay with the tier and without, and report both."""
-    from legroom.simulation.replay import simulate
-    from legroom.simulation.tiers.outcome import TierReport
+    from legroom.simulation.tiers.tier_report import TierReport
+    from legroom.simulation.trace_replay import simulate
 
     plan = pool.plan()
     tier = tier_settings(args.tier, _block_bytes(plan) if plan is not None else 0)
@@ -67,7 +67,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
 def _curve(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, replayed: TieredTimeline
 ) -> tuple[CurvePoint, ...]:
-    from legroom.simulation.tiers.outcome import hit_curve
+    from legroom.simulation.tiers.tier_report import hit_curve
 
     bar = ProgressBar("replaying other sizes")
     # Starting processes takes longer than replaying a small trace.
@@ -99,7 +99,7 @@ def _in_time(tier: TierSettings, pool: PoolChoice) -> TierSettings:
 
 def _replay(args: argparse.Namespace, trace: Trace, pool: PoolChoice, tier: TierSettings) -> TieredTimeline:
     from legroom.cli.simulate_steps import step_writer
-    from legroom.simulation.tiers.replay import simulate_with_tier
+    from legroom.simulation.tiers.tiered_replay import simulate_with_tier
 
     bar = ProgressBar("simulating")
     try:
@@ -200,7 +200,7 @@ def _host_bytes(plan: Plan, tier: TierSettings) -> int:
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
-    from legroom.memory.host import deployment_host
+    from legroom.memory.host_needs import deployment_host
 
     given = plan.settings.given
     # The last one wins, where the command has the flag already.

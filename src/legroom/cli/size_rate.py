@@ -45,12 +45,11 @@ def run_rate(
     args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
 ) -> int:
     """Size, print, and answer with 0 where any card holds the load."""
-    from legroom.facts.prices import list_prices
+    from legroom.facts.gpus import list_prices
     from legroom.planning.price_file import read_price_file
-    from legroom.simulation.fleet_cost import CardFleets, FleetReport
-    from legroom.simulation.fleet_size import FleetTask, size_fleets
+    from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
     from legroom.units import parse_length
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     load = _load(args)
     prices = read_price_file(args.prices) if args.prices else list_prices()
@@ -80,7 +79,7 @@ def run_rate(
 
 def _load(args: argparse.Namespace) -> ServingLoad:
     from legroom.simulation.fleet_size import ServingLoad
-    from legroom.simulation.outcome import Goal
+    from legroom.simulation.replay_outcome import Goal
 
     for option, limit in (("--ttft", args.ttft), ("--tpot", args.tpot)):
         if limit is not None and not limit > 0:
@@ -91,7 +90,7 @@ def _load(args: argparse.Namespace) -> ServingLoad:
     for name in ("rate", "prompt", "answer"):
         if getattr(args, name) is not None:
             raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
     trace = read_trace(args.trace).checked()
     duration = trace.arrivals[-1] - trace.arrivals[0]

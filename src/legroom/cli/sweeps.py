@@ -9,7 +9,7 @@ from legroom.cli.output import note
 from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
-    from legroom.sweeps.executor import SweepExecutor
+    from legroom.sweeps.executors import SweepExecutor
 
 
 def add_sweep_options(group: Any, one_process: str) -> None:
@@ -45,6 +45,6 @@ def executor_of(args: argparse.Namespace, on_ray: bool = False, workers: int | N
         from legroom.sweeps.ray_cluster import RayExecutor
 
         return RayExecutor(args.ray, args.workers, announce=note)
-    from legroom.sweeps.processes import ProcessExecutor
+    from legroom.sweeps.executors import ProcessExecutor
 
     return ProcessExecutor(args.workers or workers)

@@ -1,26 +1,29 @@
-"""`legroom ui`: the page, served from this machine or written as files that need no server."""
+"""`legroom ui`: the page and its HTTP API, served from this machine or written as files that need no server."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import print_json_line
-from legroom.cli.serving import listening_socket
 from legroom.errors import OK, UNREACHABLE, LegroomError
 
 if TYPE_CHECKING:
     from legroom.web.live import LiveFeed
 
 _PORT = 8400
+_TOKEN_VARIABLE = "LEGROOM_API_TOKEN"
 _WATCH_PACKAGES = ("aiohttp", "psutil")
-"""What looking at servers takes beyond `legroom[ui]`."""
+"""What `--watch` needs beyond `legroom[ui]`."""
 _DESCRIPTION = """\
 Plan, diagnose, simulate, watch and look up causes on a page. It is served on this machine alone, unless --host says
 otherwise; then a token is needed, and printed. The same over HTTP: /openapi.json describes it. --static writes the
-page as plain files for any web host: the engine then runs in the visitor's browser, and nothing is sent anywhere."""
+page as plain files for any web host: the engine then runs in the visitor's browser, and nothing is sent anywhere.
+--api-only serves the HTTP API without the page, for other programs and for replicas in a cluster: /healthz, /readyz and
+/metrics need no token; an address that others can reach needs one (LEGROOM_API_TOKEN), or --no-token."""
 
 _EPILOG = """\
 examples:
@@ -29,6 +32,7 @@ examples:
   legroom ui --watch http://gpu1:8000 --plan plan.json
   legroom ui --host 0.0.0.0 --token "$(openssl rand -hex 16)"
   legroom ui --static site/
+  LEGROOM_API_TOKEN="$(openssl rand -hex 16)" legroom ui --api-only --host 0.0.0.0
   curl -s localhost:8400/api/plan -H 'Content-Type: application/json' -d '{"model": "llama-3.1-8b", "gpu": "h100"}'
 
 exit codes: 0 it ended, 2 the call is wrong or the port is in use, 3 something needed is missing
@@ -38,7 +42,7 @@ exit codes: 0 it ended, 2 the call is wrong or the port is in use, 3 something n
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "ui",
-        usage="legroom ui [--port N] [--watch URL ...] | legroom ui --static DIR",
+        usage="legroom ui [--port N] [--watch URL ...] | --api-only [--workers N] [--timeout S] | --static DIR",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         allow_abbrev=False,
@@ -62,6 +66,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--runtime", metavar="FILE", help="for --static: the npm package of Pyodide, where npm cannot fetch it"
     )
+    api = parser.add_argument_group("the HTTP API without the page")
+    api.add_argument("--api-only", action="store_true", help="serve the API alone")
+    api.add_argument("--no-token", action="store_true", help="answer everybody who can reach the address")
+    api.add_argument("--workers", metavar="N", type=int, help="requests that are worked on at once (default: 4 to 8)")
+    api.add_argument("--timeout", metavar="S", type=float, default=60.0, help="seconds per request (default: 60)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is")
     return parser
 
@@ -69,33 +78,55 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     if args.static is not None:
         return _write_static(args)
-    from legroom.web.security import is_loopback
-
-    token = _token(args, is_loopback(args.host))
+    if (args.workers is not None and not 1 <= args.workers <= 256) or not 0.1 <= args.timeout <= 3600:
+        raise LegroomError(
+            "--workers is 1 to 256, and --timeout 0.1 to 3600 seconds", "the defaults suit most machines"
+        )
+    token = _token(args)
     feed = _feed(args)
     listening = listening_socket(args.host, args.port)
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{listening.getsockname()[1]}/"
-    address = f"{url}?token={token}" if token else url
-    if args.json:
+    address = f"{url}?token={token}" if token and not args.api_only else url
+    if args.json and args.api_only:
+        print_json_line({"url": url, "openapi": f"{url}openapi.json", "token": bool(token)})
+    elif args.json:
         print_json_line({"url": url, "token": token or None})
+    elif args.api_only:
+        print(f"legroom's API is at {url}api/, described at {url}openapi.json (Ctrl-C ends it)", flush=True)
     else:
         print(f"legroom is at {address} (Ctrl-C ends it)", flush=True)
     if args.open:
         import webbrowser
 
         webbrowser.open(address)
-    _serve(listening, token, feed)
+    from legroom.web.app import create_app
+    from legroom.web.pool import WorkerLimits
+    from legroom.web.security import Access
+    from legroom.web.uvicorn_server import serve_asgi
+
+    limits = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
+    app = create_app(Access(token, args.no_token), limits, feed, page=not args.api_only)
+    serve_asgi(app, listening, before_shutdown=feed.close if feed is not None else lambda: None)
     return OK
 
 
-def _token(args: argparse.Namespace, is_local: bool) -> str:
-    if args.token is not None:
-        if len(args.token) < 8 or not args.token.isascii() or not args.token.isprintable() or " " in args.token:
-            raise LegroomError("--token wants 8 or more plain characters", 'say --token "$(openssl rand -hex 16)"')
-        return str(args.token)
-    if is_local:
+def _token(args: argparse.Namespace) -> str:
+    """The token that requests need; empty: none."""
+    from legroom.web.security import is_loopback
+
+    given, variable = args.token, f'{_TOKEN_VARIABLE}="$(openssl rand -hex 16)"'
+    if given is None and args.api_only:
+        given = os.environ.get(_TOKEN_VARIABLE) or None
+    if given is not None:
+        if len(given) < 8 or not given.isascii() or not given.isprintable() or " " in given:
+            name, hint = ("--token", '--token "$(openssl rand -hex 16)"') if args.token else (_TOKEN_VARIABLE, variable)
+            raise LegroomError(f"{name} wants 8 or more plain characters", f"say {hint}")
+        return str(given)
+    if args.no_token or is_loopback(args.host):
         return ""
+    if args.api_only:
+        raise LegroomError(f"others can reach {args.host}, and there is no token", f"set {variable}, or say --no-token")
     import secrets
 
     return secrets.token_urlsafe(16)
@@ -120,36 +151,20 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
     return LiveFeed(with_interval(simple_config(servers), args.interval), plan)
 
 
-def _serve(listening: socket.socket, token: str, feed: LiveFeed | None) -> None:
-    import uvicorn
-
-    from legroom.web.app import create_app
-    from legroom.web.security import Access
-
-    class Server(uvicorn.Server):
-        """Lets those who follow the live feed go before it waits for open connections."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if feed is not None:
-                feed.close()
-            await super().shutdown(sockets)
-
-    config = uvicorn.Config(
-        create_app(Access(token), feed=feed),
-        log_level="warning",
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        timeout_keep_alive=20,
-        limit_concurrency=4_000,
-    )
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that accepts connections before the server is ready to answer them."""
+    if not 0 <= port <= 65535:
+        raise LegroomError(f"--port {port} is no port", "give 1 to 65535, or 0 for any")
     try:
-        Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # uvicorn has ended everything, and passes the signal on
-    finally:
-        listening.close()
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2_048)
+    except OSError as error:
+        hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
+        raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None
+    return listening
 
 
 def _write_static(args: argparse.Namespace) -> int:

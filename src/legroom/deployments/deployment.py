@@ -16,8 +16,8 @@ from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import ParsedArgs, parse_flags
-from legroom.vllm.problems import FlagProblem
 
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
 """What bears on memory; tokens and keys are never kept."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -16,9 +15,6 @@ _SHELL_WORD = re.compile(
     r"else|elif|case|esac|sleep|trap|exit|return|ulimit|numactl|taskset|time|true|false|tee|test|local|unset)(\s|;|$)"
     r"|[A-Za-z_]\w*=|#|[()|}{]|\.\.\.|-{1,2}[a-z]|\$ "
 )
-_YAML_WORD = re.compile(r"(groups|apiVersion|services)[ \t]*:")
-_YAML_LINE = re.compile(r"[ \t]|-[ \t]|-$|#|---|[A-Za-z_][\w-]*[ \t]*:([ \t]|$)|$")
-_UNIT_LINE = re.compile(r"\[\w+\]\s*$|[A-Za-z]+=|#|;|[ \t]|$")
 _LIKELY_SHELL = re.compile(
     r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vll|docker run|podman run|pkill|killall|"
     r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
@@ -84,15 +80,12 @@ def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
 
 def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[tuple[Kind, Text]]:
     ends = _paragraph_ends(lines, free)
-    last_panels = document.text.rfind('"panels"')
     i = 0
     while i < len(lines):
         if not free[i] or not lines[i].strip():
             i += 1
             continue
-        taken = _structured(document, lines, free, i, last_panels)
-        if taken is None:
-            taken = _shell(document, lines, ends, i) or _start(document, lines, ends, i)
+        taken = _shell(document, lines, ends, i) or _start(document, lines, ends, i)
         if taken is None:
             i += 1
             continue
@@ -114,41 +107,6 @@ def _paragraph_ends(lines: list[str], free: list[bool]) -> list[int]:
             following = ends[i + 1] if i + 1 < len(lines) and free[i + 1] and lines[i + 1].strip() else i + 1
             ends[i] = following
     return ends
-
-
-def _structured(
-    document: Text, lines: list[str], free: list[bool], first: int, last_panels: int
-) -> tuple[Kind, Text, int] | None:
-    line = lines[first]
-    bare = line.lstrip()
-    indent = len(line) - len(bare)
-    if _YAML_WORD.match(bare):
-        return _block(document, lines, free, first, indent, _YAML_LINE, "yaml")
-    if re.match(r"\[(Unit|Service)\]\s*$", bare):
-        return _block(document, lines, free, first, indent, _UNIT_LINE, "unit")
-    start = document.start_of(first) + indent
-    if bare.startswith("{") and start < last_panels:
-        try:
-            _, end = json.JSONDecoder().raw_decode(document.text, start)
-        except (json.JSONDecodeError, RecursionError):
-            return None
-        last = document.row_of(end - 1) + 1
-        return "json", document.rows(first, last), last
-    return None
-
-
-def _block(
-    document: Text, lines: list[str], free: list[bool], first: int, indent: int, allowed: re.Pattern[str], kind: Kind
-) -> tuple[Kind, Text, int]:
-    last = first + 1
-    while last < len(lines) and free[last]:
-        rest = lines[last][indent:] if lines[last][:indent].strip() == "" else None
-        if rest is None or not allowed.match(rest):
-            break
-        last += 1
-    while not lines[last - 1].strip():
-        last -= 1
-    return kind, document.rows(first, last), last
 
 
 def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Kind, Text, int] | None:

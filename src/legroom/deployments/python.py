@@ -19,8 +19,8 @@ from legroom.deployments.text import Text
 from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
+from legroom.vllm.flag_problems import explain_unknown, nearest_flags
 from legroom.vllm.parse import ParsedArgs
-from legroom.vllm.problems import explain_unknown, nearest_flags
 from legroom.vllm.reading import FIELDS, FlagReader
 
 _WORTH_PARSING = re.compile(

@@ -122,6 +122,10 @@ class Invoked:
     def texts(self) -> tuple[str, ...]:
         return tuple(word.text for word in self.words)
 
+    def values_of(self, *options: str) -> Iterator[Word]:
+        """The words that follow an option."""
+        return (word for before, word in pairwise(self.words) if before.text in options)
+
 
 @dataclass(frozen=True)
 class Unit:

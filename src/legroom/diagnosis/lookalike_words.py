@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.diagnosis.starting_plan import is_local
-from legroom.facts.builds import (
+from legroom.facts.diagnosis_texts import package_of
+from legroom.facts.release_support import (
     build_of,
     builds,
     driver_is_older,
@@ -15,7 +16,6 @@ from legroom.facts.builds import (
     last_build_with,
     newest_build_for_driver,
 )
-from legroom.facts.lookalikes import package_of
 from legroom.facts.releases import first_release, known_releases, release
 from legroom.records import dataclass
 from legroom.vllm_logs.evidence import Evidence

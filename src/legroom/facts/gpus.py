@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.data_files import read_data
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib, parse_bytes
 
@@ -260,3 +261,20 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         note=note or entry.get("note", ""),
         larger=larger,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """Of one card, in US dollars."""
+
+    gpu: str
+    usd_per_hour: float
+    date: str
+    """When it was read, as 2026-08-22; empty for a price of the user's own that tells none."""
+    source: str
+
+
+@cache
+def list_prices() -> dict[str, GpuPrice]:
+    """By the name of the card in the facts."""
+    return {entry["gpu"]: GpuPrice(**entry) for entry in read_data("prices.json")["prices"]}

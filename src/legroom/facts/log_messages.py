@@ -152,3 +152,14 @@ def oom_parts() -> OomParts:
 @cache
 def _data() -> dict:  # type: ignore[type-arg]
     return read_data("evidence.json")  # type: ignore[no-any-return]
+
+
+def trainer_setting(line: str) -> str | None:
+    """The setting of the framework whose files a line of a traceback names; None where it names none."""
+    text = line.lower()
+    return next((setting for mark, setting in _trainers() if mark in text), None)
+
+
+@cache
+def _trainers() -> tuple[tuple[str, str], ...]:
+    return tuple((entry["mark"], entry["setting"]) for entry in read_data("trainers.json")["trainers"])

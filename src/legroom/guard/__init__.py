@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from legroom.guard.paths import TOKEN_NAME as TOKEN_NAME
+from legroom.guard.request.endpoints import TOKEN_NAME as TOKEN_NAME
 
 if TYPE_CHECKING:
-    from legroom.guard.limits import native_flags as native_flags
-    from legroom.guard.middleware import Guard as Guard
+    from legroom.guard.serving.middleware import Guard as Guard
+    from legroom.guard.weight.engine_limits import native_flags as native_flags
 
 __all__ = ["MIDDLEWARE", "TOKEN_NAME", "Guard", "native_flags"]
 
 MIDDLEWARE = "legroom.guard.Guard"
 """The value of `--middleware`."""
-_HOMES = {"Guard": "legroom.guard.middleware", "native_flags": "legroom.guard.limits"}
+_HOMES = {"Guard": "legroom.guard.serving.middleware", "native_flags": "legroom.guard.weight.engine_limits"}
 
 
 def __getattr__(name: str) -> Any:

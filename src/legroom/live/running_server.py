@@ -18,8 +18,7 @@ from legroom.live.metrics.address import endpoint
 from legroom.live.metrics.scrape import TIMEOUT_S, ScrapeFailed, fetch, open_session
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     import aiohttp

@@ -336,9 +336,9 @@ def lint(
     Answers with findings: rule, severity, line, message, and what to write instead. Nothing is run.
     """
     from legroom.facts.releases import release as known_release
-    from legroom.lint.lint import Options, lint_texts
-    from legroom.lint.report import report_json
+    from legroom.lint.lint_report import report_json
+    from legroom.lint.linter import LintOptions, lint_texts
 
     any_release = vllm == "any"
-    options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
+    options = LintOptions(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
     return report_json(lint_texts([(name, text)], options))

@@ -11,17 +11,16 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import StateSpace
 from legroom.facts.fit import BandRow, band, bands, row_at, rows_of, sum_band
 from legroom.facts.gpus import gpu as named_gpu
-from legroom.facts.model import Experts
+from legroom.facts.model import Experts, StateSpace
 from legroom.figures import Figure
 from legroom.memo import Memo
-from legroom.memory.activation.encoder import encoder_profile
-from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.activation.encoder_profile import encoder_profile
+from legroom.memory.activation.layer_peaks import layer_kinds
+from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
 from legroom.memory.weights.loaded import storage_context
-from legroom.memory.weights.model import scheme_in_use
+from legroom.memory.weights.rank_modules import scheme_in_use
 from legroom.memory.weights.storage import kernels_unmeasured
 from legroom.records import dataclass
 from legroom.units import MIB
@@ -83,7 +82,7 @@ class BandClass:
 
     @property
     def name(self) -> str:
-        """The class as `legroom score` lists it."""
+        """The class as `bench/fit_bands.py` lists it."""
         return "/".join(self.path)
 
 

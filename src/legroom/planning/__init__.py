@@ -1,1 +1,1 @@
-"""Searches over settings for a goal; calibration; scoring."""
+"""Searches over settings for a goal; calibration."""

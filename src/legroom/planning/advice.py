@@ -10,7 +10,7 @@ from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less
 from legroom.planning.plan import Advice, Plan, crowded_by_files, plan
 from legroom.units import human_bytes
 from legroom.vllm.command_line import any_release_words
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
-from legroom.memory.deployment import Measurements
+from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 

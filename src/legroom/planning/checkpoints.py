@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.facts.bundled import find, smaller_siblings
-from legroom.facts.models import from_bundled, variants
-from legroom.memory.cache import cached_by_model
-from legroom.vllm.served_model import config_overrides
+from legroom.facts.model_sources import from_bundled, variants
+from legroom.memory.figure_cache import cached_by_model
+from legroom.vllm.resolve import config_overrides
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model, Quantization

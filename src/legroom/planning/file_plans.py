@@ -14,14 +14,14 @@ from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
-from legroom.vllm.refusals import RefusedByVllm
+from legroom.vllm.setting_checks import RefusedByVllm
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.subjects import StartedServer
     from legroom.deployments.text import Unread
     from legroom.facts.releases import Release
-    from legroom.vllm.problems import FlagProblem
+    from legroom.vllm.flag_problems import FlagProblem
 
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6

@@ -13,7 +13,7 @@ from legroom.planning.notes import bug_notes, remarks
 from legroom.planning.plan import Plan, Target, plan_on_named_card
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.facts.releases import first_release, latest
-from legroom.vllm.speculation import draft_method, draft_name, predicts_itself
+from legroom.vllm.args import draft_method, draft_name, predicts_itself
 
 if TYPE_CHECKING:
     from legroom.facts.known_bugs import KnownBug

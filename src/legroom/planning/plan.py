@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.memory.bands import spare_on_larger_card
-from legroom.memory.deployment import DeploymentMemory, Measurements, deployment_memory
-from legroom.memory.host import deployment_host, host_failure, read_bytes
-from legroom.memory.kv.plan import kv_plan
-from legroom.memory.overhead import held_at_start
-from legroom.memory.unified import file_cache_bytes, host_note, reserve_bytes
+from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory
+from legroom.memory.host_needs import deployment_host, host_failure, read_bytes
+from legroom.memory.kv.kv_plan import kv_plan
+from legroom.memory.overhead import file_cache_bytes, held_at_start, host_note, reserve_bytes
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
 from legroom.vllm.args import is_given
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from legroom.facts.known_bugs import KnownBug
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
-    from legroom.memory.host import HostNeeds
+    from legroom.memory.host_needs import HostNeeds
     from legroom.memory.layout import Layout
     from legroom.vllm.args import EngineSettings, ServeArgs
 

@@ -26,7 +26,7 @@ from legroom.planning.plan_document import (
     planned_layout,
 )
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.gpus import GpuPrice
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.prices import GpuPrice
 
 _EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"
 _KEYS = ("usd_per_hour", "date", "source")

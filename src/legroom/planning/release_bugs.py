@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.facts.attention import LatentAttention, StateSpace
 from legroom.facts.known_bugs import bugs_with
+from legroom.facts.model import LatentAttention, StateSpace
 from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from legroom.facts.known_bugs import KnownBug
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
-    from legroom.memory.deployment import DeploymentMemory
+    from legroom.memory.deployment_memory import DeploymentMemory
     from legroom.vllm.args import EngineSettings
 
 

@@ -16,15 +16,14 @@ from legroom.planning.plan_document import layout_json
 from legroom.planning.search import find
 from legroom.planning.wish import Wish
 from legroom.records import dataclass
-from legroom.sweeps.processes import ProcessExecutor
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.sweeps.executors import ProcessExecutor
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
-    from legroom.sweeps.executor import SweepExecutor
+    from legroom.sweeps.executors import SweepExecutor
     from legroom.vllm.args import ServeArgs
 
 

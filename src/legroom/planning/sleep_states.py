@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.memory.sleep import ServerState, server_states
+from legroom.memory.server_states import ServerState, server_states
 
 if TYPE_CHECKING:
     from legroom.figures import Figure

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.memory.checks import free_at_start
-from legroom.memory.deployment import Measurements, stage_layout
-from legroom.memory.kv.plan import plan_of_shape
+from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
+from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.planning.plan import headroom_left
 from legroom.records import dataclass

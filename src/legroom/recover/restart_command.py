@@ -182,7 +182,7 @@ def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) ->
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import devices
     from legroom.planning.plan import Target
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     cards = devices()
     if crashed.gpu is None and not cards:

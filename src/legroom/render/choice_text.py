@@ -7,9 +7,8 @@ from shlex import join
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.simulation.capacity import MOST_REPLICAS, HoldingFleet
-from legroom.simulation.choose import Choice
-from legroom.simulation.outcome import Goal, ReplayOutcome
+from legroom.simulation.flag_search import MOST_REPLICAS, Choice, HoldingFleet
+from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.render.plan_parts import short_name
-from legroom.simulation.fleet_cost import CardFleets, FleetReport, Money
-from legroom.simulation.fleet_size import SizedFleet
+from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 
 
 def fleet_size_text(report: FleetReport, style: Style) -> str:

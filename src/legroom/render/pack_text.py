@@ -141,7 +141,7 @@ def _commands(result: PackResult, style: Style) -> Iterator[str]:
 
 
 def _is_ours(name: str) -> bool:
-    from legroom.facts.sleep import ENDPOINTS_SWITCH  # few packs sleep
+    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH  # few packs sleep
 
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.drawing.text import columns, count
-from legroom.simulation.tiers.outcome import MOST_OF_THE_HITS, TierReport, chunks_for
+from legroom.simulation.tiers.tier_report import MOST_OF_THE_HITS, TierReport, chunks_for
 from legroom.simulation.timeline import percentile
 from legroom.units import gib
 

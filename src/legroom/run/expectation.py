@@ -111,10 +111,9 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
-    from legroom.memory.kv.plan import kv_plan
-    from legroom.vllm.engine import on_cpu
-    from legroom.vllm.resolve import resolve
-    from legroom.vllm.served_model import served_model
+    from legroom.memory.kv.kv_plan import kv_plan
+    from legroom.vllm.engine_selection import on_cpu
+    from legroom.vllm.resolve import resolve, served_model
 
     nothing = "no GPU here, so no plan of a card"
     pool = cpu_pool_bytes(command, env)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, is_stopped
+from legroom.process_table import cpu_ticks, descendants, engines_below, is_engine, is_stopped
 from legroom.records import dataclass
-from legroom.vllm.processes import engines_below, is_engine
 
 LOOKS = 4
 """How many looks in a row must find it hanging."""

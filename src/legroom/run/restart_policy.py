@@ -2,13 +2,231 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from legroom.run.incidents import IncidentRecorder, ServerExit, TriedFix, history_entry, incident_detail
-from legroom.run.options import RunOptions
-from legroom.run.restarts import RestartBudget, Setup, Setups
+from legroom.errors import LegroomError
+from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
+from legroom.records import dataclass
+from legroom.run.run_options import RunOptions
+
+Detail = Mapping[str, Any]
+LINES_SHOWN = 15
+
+
+@dataclass(frozen=True)
+class ServerExit:
+    """How one start of the server ended."""
+
+    code: int
+    was_ready: bool
+    timed_out: bool
+    hung: bool
+    lived_s: float
+
+    @property
+    def why(self) -> str:
+        """Why a start counts as failed."""
+        return "it did not become healthy" if self.timed_out else f"it ended with {self.code}"
+
+
+def history_entry(what: str, ending: ServerExit, remedy: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the history; `changed` is what was done, so it is filled in once it is."""
+    diagnosed = {name: remedy.get(name) or None for name in ("failed", "cause", "entry", "refused")}
+    return {"what": what, "exit_code": ending.code, "lived_s": ending.lived_s, "changed": None, **diagnosed}
+
+
+def incident_detail(
+    ending: ServerExit, remedy: Mapping[str, Any], command: str, lines: Sequence[str]
+) -> dict[str, Any]:
+    diagnosed = {name: remedy[name] for name in ("cause", "entry", "evidence", "refused") if remedy.get(name)}
+    return {"exit_code": ending.code, "lived_s": ending.lived_s, "command": command, "lines": list(lines), **diagnosed}
+
+
+class IncidentRecorder:
+    """One server's incidents. A journal that cannot be written is reported once, and never stops a server."""
+
+    def __init__(self, server: str, say: Callable[[str], None]) -> None:
+        self.server = server
+        self._say = say
+        self._incident: int | None = None
+        self._action: int | None = None
+        self._silent = False
+
+    def open(self, kind: str, title: str, detail: Detail) -> str:
+        """Something is wrong; what follows belongs to it until it is over. What to call it: `incident 7`.
+
+        A start that fails while an incident is open is a note of that one.
+        """
+        if self._incident is not None and kind == "start_failed":
+            self.note(title, detail)
+            return f"incident {self._incident}"
+        self.close_failed(f"then: {title}")
+        self._incident = self._write(lambda journal: journal.open_incident(self.server, kind, title, detail))
+        return "not journalled" if self._incident is None else f"incident {self._incident}"
+
+    def note(self, text: str, detail: Detail | None = None) -> None:
+        incident = self._incident
+        if incident is not None:
+            self._write(lambda journal: journal.note(incident, text, detail))
+
+    def begin_action(self, name: str, detail: Detail) -> None:
+        """Written before it is done."""
+        self._action = self._write(lambda journal: journal.begin_action(self._incident, self.server, name, detail))
+
+    def close_done(self, outcome: str) -> None:
+        """The server is up again."""
+        self._finish(DONE, outcome)
+
+    def close_failed(self, outcome: str) -> None:
+        """It is not, and nothing more is done about it."""
+        self._finish(FAILED, outcome)
+
+    def fail_action(self) -> None:
+        """What was done did not help; the incident goes on."""
+        action, self._action = self._action, None
+        if action is not None:
+            self._write(lambda journal: journal.finish_action(action, FAILED))
+
+    def _finish(self, result: str, outcome: str) -> None:
+        action, incident, self._action, self._incident = self._action, self._incident, None, None
+        if action is not None:
+            self._write(lambda journal: journal.finish_action(action, result))
+        if incident is not None:
+            self._write(lambda journal: journal.close_incident(incident, outcome))
+
+    def _write(self, write: Callable[[Journal], int | None]) -> int | None:
+        """Open, write, close: incidents are rare, and an open database is memory that a supervisor does not need."""
+        try:
+            with Journal.open() as journal:
+                return write(journal)
+        except JournalUnavailable as error:
+            if not self._silent:
+                self._say(f"{error.message}; going on without")
+            self._silent = True
+            return None
+
+
+class TriedFix:
+    """The fix that is being tried, until the server is up or fails again: `legroom run` sees for itself whether it
+    worked. Recording that never stops a server."""
+
+    def __init__(self, release: str, say: Callable[[str], None]) -> None:
+        self._release, self._say = release, say
+        self._remedy: Mapping[str, Any] | None = None
+
+    def begin(self, remedy: Mapping[str, Any]) -> None:
+        self._remedy = remedy if remedy.get("cause") and remedy.get("fix") else None
+
+    def end(self, worked: bool) -> None:
+        remedy, self._remedy = self._remedy, None
+        if remedy is None:
+            return
+        from legroom.explain.outcomes import Outcome, record_outcome  # only after a fix
+
+        outcome = Outcome(remedy["cause"], remedy["entry"], remedy["fix"], self._release, worked, "run")
+        try:
+            record_outcome(outcome)
+        except LegroomError as error:
+            self._say(f"{error.message}; going on without")
+
+
+WINDOW_S = 3600.0
+LONGEST_DELAY_S = 300.0
+_MOST_DOUBLINGS = 64
+"""By then the longest delay is reached from any first one; many more are no float."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to start the server."""
+
+    words: tuple[str, ...]
+    env: Mapping[str, str]
+    """What stands before the command."""
+    line: str
+    """As it may be printed."""
+    expected: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Setup:
+        return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
+
+    def is_like(self, other: Setup) -> bool:
+        """Whether both launch the same, whatever was expected of it."""
+        return (self.words, self.env) == (other.words, other.env)
+
+    def is_among(self, others: Iterable[Setup]) -> bool:
+        """Whether one of them launches the same."""
+        return any(self.is_like(other) for other in others)
+
+
+class Setups:
+    """The set-up in use, and what became of those before it."""
+
+    def __init__(self, first: Setup) -> None:
+        self.current = first
+        self._tried: list[Setup] = []
+        self._served: list[Setup] = []
+        self._taken_away: dict[str, str] = {}
+        """Variables that a change took from the environment, until it has served."""
+
+    @property
+    def tried(self) -> Sequence[Setup]:
+        """Every set-up that was launched: none of them is the fix of a failure."""
+        return self._tried
+
+    @property
+    def any_has_served(self) -> bool:
+        return bool(self._served)
+
+    @property
+    def current_has_served(self) -> bool:
+        return self.current.is_among(self._served)
+
+    def mark_launched(self) -> None:
+        if not self.current.is_among(self._tried):
+            self._tried.append(self.current)
+
+    def mark_served(self) -> None:
+        """It came up: what to go back to, from now on."""
+        self._served = [*(setup for setup in self._served if not setup.is_like(self.current)), self.current]
+        self._taken_away.clear()
+
+    def change(self, answer: Mapping[str, Any]) -> None:
+        """To what somebody left for this restart. The server inherits the environment, so what goes is taken away."""
+        self.current = Setup.of(answer)
+        self._taken_away |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
+
+    def go_back(self) -> None:
+        """To what has served last."""
+        self.current = self._served[-1]
+        os.environ.update(self._taken_away)
+
+
+class RestartBudget:
+    """Counts restarts after crashes. Never a loop: what crashes more often than the budget stays down."""
+
+    def __init__(self, per_hour: int, first_delay_s: float) -> None:
+        self.per_hour, self.first_delay_s = per_hour, first_delay_s
+        self._taken: list[float] = []
+
+    def left(self, now_s: float) -> int:
+        """How many more the last hour allows."""
+        self._taken = [taken for taken in self._taken if now_s - taken < WINDOW_S]
+        return max(self.per_hour - len(self._taken), 0)
+
+    def take(self, now_s: float) -> float | None:
+        """How long to wait before the restart that is begun now; None where the budget is spent."""
+        if not self.left(now_s):
+            return None
+        doublings = min(len(self._taken), _MOST_DOUBLINGS)
+        delay_s = min(self.first_delay_s * 2.0**doublings, LONGEST_DELAY_S)
+        self._taken.append(now_s)
+        return delay_s
+
 
 FindFix = Callable[[], dict[str, Any] | None]
 """Diagnoses the server that has just ended; None where a stop came first."""

@@ -16,20 +16,16 @@ from legroom.actions.child import Child
 from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import started
-from legroom.run.files import RunFile
+from legroom.process_table import engines_below, is_engine_core, started
 from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
-from legroom.run.incidents import LINES_SHOWN, IncidentRecorder, ServerExit
-from legroom.run.life_record import LifeRecord
-from legroom.run.options import USUAL, RunOptions, Timing
-from legroom.run.restart_policy import RestartPolicy
-from legroom.run.restarts import Setup, Setups
+from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
+from legroom.run.run_file import LifeRecord, RunFile
+from legroom.run.run_options import USUAL, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
-from legroom.vllm.processes import engines_below, is_engine_core
 
 if TYPE_CHECKING:
-    from legroom.actions.run_record import RunState
+    from legroom.actions.run_platform import RunState
 
 PoolReport = Literal["awaited", "printed", "compared"]
 """Whether the server has printed the size of its KV pool, and whether that was held against the plan."""
@@ -300,7 +296,7 @@ class Supervisor:
             self.say(f"{'verified' if answer['ok'] else 'not verified'}: {answer['proof']}")
         self.say(f"serving at {self.prepared['url']} with: {self.setup.line}")
         if self.options.save:
-            from legroom.run.files import save
+            from legroom.run.run_file import save
 
             self.say(save(self.options.save, self.setup.words, self.setup.env))
 

@@ -30,13 +30,13 @@ from legroom.guard import MIDDLEWARE
 from legroom.live.host_memory import kernel_kill
 from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect, gpus_here
 from legroom.run.healing import Bounds, heal
-from legroom.run.life_record import account_of
+from legroom.run.run_file import account_of
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
 
 if TYPE_CHECKING:
-    from legroom.actions.drain import DrainMethod
+    from legroom.actions.server_drain import DrainMethod
 
 Question = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -167,13 +167,13 @@ def verify_and_calibrate(question: Question) -> Answer:
 
 def drain_guard(question: Question) -> Answer:
     """Let the guard inside the server admit nothing new, and wait until every request that it let in is answered."""
-    from legroom.actions.drain import GuardDrain  # an HTTP client, for this task alone
+    from legroom.actions.server_drain import GuardDrain  # an HTTP client, for this task alone
 
     return {"line": asyncio.run(_drained(GuardDrain(question["url"], question["token"]), question["deadline_s"]))}
 
 
 async def _drained(guard: DrainMethod, deadline_s: float) -> str:
-    from legroom.actions.drain import count_in_flight, wait_until_empty
+    from legroom.actions.server_drain import count_in_flight, wait_until_empty
 
     await guard.begin()
     if await count_in_flight(guard) is None:

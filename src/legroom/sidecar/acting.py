@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from legroom.actions.kubernetes import KubernetesLease
+from legroom.actions.kubernetes_platform import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
-from legroom.actions.run_record import run_under_way
+from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
 from legroom.sidecar.config import ServerConfig, SidecarConfig

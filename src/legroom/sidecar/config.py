@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from legroom.actions.drain import DrainMethod
 from legroom.actions.platform import FlagChange, Platform
+from legroom.actions.server_drain import DrainMethod
 from legroom.errors import LegroomError
 from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.address import Endpoint, endpoint
@@ -20,7 +20,7 @@ from legroom.records import dataclass, field
 from legroom.sidecar.notifier import FORMATS, Webhook
 from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.sidecar.policy import ACTION_NAMES, ActionLimits
-from legroom.sidecar.toml import ConfigMistake, Table, read_toml
+from legroom.toml_tables import ConfigError, TomlTable, read_toml
 
 DEFAULT_PORT = 9477
 _SHORTEST_INTERVAL_S = 0.1
@@ -103,16 +103,16 @@ class SidecarConfig:
 def read_config(path: Path) -> SidecarConfig:
     """watch.toml, checked. A mistake is named with its line and key."""
     table = read_toml(path)
-    act = frozenset(table.words("act", ACTION_NAMES, ("notify",)))
+    act = frozenset(table.choices("act", ACTION_NAMES, ("notify",)))
     servers = tuple(_server(server_table) for server_table in table.tables("servers"))
     prometheus = _prometheus(table.table("prometheus"))
     kubernetes = _kubernetes(table.table("kubernetes"))
     if not servers and prometheus is None and kubernetes is None:
-        raise table.wrong("servers", "there is no server to watch", 'write [[servers]] with url = "http://host:8000"')
+        raise table.error("servers", "there is no server to watch", 'write [[servers]] with url = "http://host:8000"')
     named = [server.name for server in servers]
     for number, server_table in enumerate(table.tables("servers")):
         if named[number] in named[:number]:
-            raise server_table.wrong("url", f"{named[number]} is there twice")
+            raise server_table.error("url", f"{named[number]} is there twice")
     config = SidecarConfig(
         servers=servers,
         groups=_groups(table.table("groups"), act, _limits(table.table("limits"), ActionLimits()), servers),
@@ -121,7 +121,7 @@ def read_config(path: Path) -> SidecarConfig:
         thresholds=_thresholds(table),
         journal=table.path("journal"),
         host=table.get("host", str, "127.0.0.1"),
-        port=table.whole("port", DEFAULT_PORT, most=65535),
+        port=table.integer("port", DEFAULT_PORT, most=65535),
         token=table.secret("token"),
         webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
         prometheus=prometheus,
@@ -162,18 +162,18 @@ def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
     return replace(config, interval_s=interval_s)
 
 
-def _server(table: Table) -> ServerConfig:
+def _server(table: TomlTable) -> ServerConfig:
     try:
         place = endpoint(
-            table.need("url", str),
+            table.require("url", str),
             table.secret("token"),
             verify_tls=table.get("verify_tls", bool, True),
             ca_file=_ca_file(table),
         )
-    except ConfigMistake:
+    except ConfigError:
         raise
     except LegroomError as error:
-        raise table.wrong("url", error.message, error.hint) from error
+        raise table.error("url", error.message, error.hint) from error
     platform = platform_of(table, place.server) if "platform" in table else None
     drain_method = drain_method_of(table.table("drain"), place, platform)
     made = ServerConfig(
@@ -183,19 +183,19 @@ def _server(table: Table) -> ServerConfig:
     return made
 
 
-def _plan(table: Table) -> PlanDocument | None:
+def _plan(table: TomlTable) -> PlanDocument | None:
     path = table.path("plan")
     if path is None:
         return None
     try:
         return read_plan(str(path), needs=("layout",))
     except LegroomError as error:
-        raise table.wrong(
+        raise table.error(
             "plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json"
         ) from error
 
 
-def _answers(table: Table) -> dict[str, FlagChange]:
+def _answers(table: TomlTable) -> dict[str, FlagChange]:
     """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
     kinds = table.table("answers")
     known = [kind.kind for kind in DETECTORS]
@@ -205,17 +205,17 @@ def _answers(table: Table) -> dict[str, FlagChange]:
         if flags_table is None or kinds is None:
             continue
         if kind not in known:
-            raise kinds.wrong(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
+            raise kinds.error(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
         for name in flags_table.keys:
             if not name.startswith("--"):
-                raise flags_table.wrong(name, "must be a flag of vLLM, such as --max-num-seqs")
-        flags = {name: flags_table.need(name, str) for name in flags_table.keys}
+                raise flags_table.error(name, "must be a flag of vLLM, such as --max-num-seqs")
+        flags = {name: flags_table.require(name, str) for name in flags_table.keys}
         made[kind] = FlagChange(dict(flags))
     return made
 
 
 def _groups(
-    table: Table | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
+    table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
 ) -> dict[str, GroupConfig]:
     groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
     for name in table.keys if table is not None else ():
@@ -223,47 +223,47 @@ def _groups(
         if group_table is None or table is None:
             continue
         if name not in groups and servers:
-            raise table.wrong(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
-        own = frozenset(group_table.words("act", ACTION_NAMES, tuple(act)))
+            raise table.error(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
+        own = frozenset(group_table.choices("act", ACTION_NAMES, tuple(act)))
         groups[name] = GroupConfig(name, own, _limits(group_table.table("limits"), limits))
         group_table.end()
     return groups
 
 
-def _limits(table: Table | None, given: ActionLimits) -> ActionLimits:
+def _limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
     if table is None:
         return given
     made = ActionLimits(
-        per_hour=table.whole("per_hour", given.per_hour, most=3600),
-        per_day=table.whole("per_day", given.per_day, most=86400),
+        per_hour=table.integer("per_hour", given.per_hour, most=3600),
+        per_day=table.integer("per_day", given.per_day, most=86400),
         first_pause_s=table.number("first_pause_s", given.first_pause_s),
         longest_pause_s=table.number("longest_pause_s", given.longest_pause_s),
         drain_deadline_s=table.number("drain_deadline_s", given.drain_deadline_s),
         restart_deadline_s=table.number("restart_deadline_s", given.restart_deadline_s, least=1.0),
-        most_replicas=table.whole("most_replicas", given.most_replicas, least=1),
+        most_replicas=table.integer("most_replicas", given.most_replicas, least=1),
     )
     table.end()
     return made
 
 
-def _thresholds(table: Table) -> Thresholds:
+def _thresholds(table: TomlTable) -> Thresholds:
     levels_table = table.table("thresholds")
     levels = DEFAULT
-    for name, value in (levels_table.plain() if levels_table is not None else {}).items():
+    for name, value in (levels_table.unchecked() if levels_table is not None else {}).items():
         try:
             levels = levels.changed({name: value})
         except LegroomError as error:
             assert levels_table is not None  # there was a value in it
-            raise levels_table.wrong(name, error.message, error.hint) from error
+            raise levels_table.error(name, error.message, error.hint) from error
     return levels
 
 
-def _webhook(table: Table) -> Webhook:
+def _webhook(table: TomlTable) -> Webhook:
     url = table.secret("url")
     if url is None:
-        raise table.wrong("url", "is missing, as url, url_env or url_file")
+        raise table.error("url", "is missing, as url, url_env or url_file")
     if not url.startswith(("http://", "https://")):
-        raise table.wrong("url", "must begin with http:// or https://")
+        raise table.error("url", "must begin with http:// or https://")
     token = table.secret("token")
     style = table.choice("format", FORMATS, "json")
     made = Webhook(
@@ -273,11 +273,11 @@ def _webhook(table: Table) -> Webhook:
     return made
 
 
-def _prometheus(table: Table | None) -> PrometheusConfig | None:
+def _prometheus(table: TomlTable | None) -> PrometheusConfig | None:
     if table is None:
         return None
     made = PrometheusConfig(
-        table.need("url", str),
+        table.require("url", str),
         table.secret("token"),
         table.get("matchers", str, ""),
         table.get("verify_tls", bool, True),
@@ -287,25 +287,25 @@ def _prometheus(table: Table | None) -> PrometheusConfig | None:
         try:
             PrometheusSource(made.url, matchers)
         except LegroomError as error:
-            raise table.wrong(key, error.message, error.hint) from error
+            raise table.error(key, error.message, error.hint) from error
     table.end()
     return made
 
 
-def _ca_file(table: Table) -> str | None:
+def _ca_file(table: TomlTable) -> str | None:
     path = table.path("ca_file")
     if path is None:
         return None
     try:
         ssl.create_default_context(cafile=path)
     except OSError as error:  # that of ssl is one too
-        raise table.wrong("ca_file", f"{path} holds no certificates that could be read", "give a PEM file") from error
+        raise table.error("ca_file", f"{path} holds no certificates that could be read", "give a PEM file") from error
     return str(path)
 
 
-def _kubernetes(table: Table | None) -> KubernetesConfig | None:
+def _kubernetes(table: TomlTable | None) -> KubernetesConfig | None:
     if table is None:
         return None
-    made = KubernetesConfig(table.need("selector", str), table.find("namespace", str), table.find("context", str))
+    made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))
     table.end()
     return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.actions.drain import PlatformDrain
 from legroom.actions.platform import FlagChange
+from legroom.actions.server_drain import PlatformDrain
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name
 from legroom.facts.releases import Release, latest

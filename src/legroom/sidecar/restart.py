@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from legroom.actions.drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.actions.platform import (
     ActionFailed,
     FlagChange,
@@ -27,6 +26,7 @@ from legroom.actions.platform import (
     kept_override,
 )
 from legroom.actions.programs import process_identity
+from legroom.actions.server_drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
 from legroom.live.journal.buffered import Write
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 from legroom.live.metrics.sample import Look, Sample

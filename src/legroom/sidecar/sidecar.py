@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from legroom.actions.run_record import run_under_way
+from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, watch_all
 from legroom.live.forecast import forecast

@@ -20,9 +20,9 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.planning.scaling import SYNC_S, TOLERANCE, ScalingPolicy
 from legroom.simulation.fast.accounting import span_seconds, step_seconds
-from legroom.simulation.fast.columns import StepCost
-from legroom.simulation.fast.engine import Progress
-from legroom.simulation.settings import SchedulerSettings
+from legroom.simulation.fast.fast_replay import Progress
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import admissible, percentile
 from legroom.simulation.trace import Trace
 

@@ -78,7 +78,7 @@ def _mix(text: str, context: int, count: int) -> str:
 
 
 def _file(text: str, count: int) -> Trace:
-    from legroom.simulation.traces.reading import read_trace
+    from legroom.simulation.traces.trace_files import read_trace
 
     if not Path(text).exists():
         raise LegroomError(

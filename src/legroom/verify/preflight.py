@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.facts.builds import build_of, driver_is_older
 from legroom.facts.gpus import gpu
+from legroom.facts.release_support import build_of, driver_is_older
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_json

@@ -13,7 +13,7 @@ from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flag_name, f
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, Usage
-from legroom.vllm.problems import FlagProblem, explain_unknown
+from legroom.vllm.flag_problems import FlagProblem, explain_unknown
 from legroom.vllm.reading import (
     NUMBER,
     BadValue,

@@ -15,7 +15,7 @@ from typing import Any
 from legroom.facts.flags import Flag, choices, flags_of
 from legroom.facts.releases import Release, successor
 from legroom.vllm.args import ServeArgs, Usage
-from legroom.vllm.problems import FlagProblem, ProblemKind
+from legroom.vllm.flag_problems import FlagProblem, ProblemKind
 
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])")

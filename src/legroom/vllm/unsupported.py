@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from legroom.facts.quantization_methods import (
+from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
     plugin_of,
@@ -21,7 +21,7 @@ from legroom.facts.quantization_methods import (
 from legroom.facts.releases import first_release, latest
 from legroom.facts.releases import release as known_release
 from legroom.vllm.args import is_given
-from legroom.vllm.refusals import Unsupported
+from legroom.vllm.setting_checks import Unsupported
 from legroom.vllm.traits import is_hybrid, is_moe, uses_mla
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _card(gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """The published builds hold machine code for a range of cards, and no other."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
-    from legroom.facts.builds import built_for
+    from legroom.facts.release_support import built_for
 
     oldest, newest = built_for(release)
     message = "CUDA error: no kernel image is available for execution on the device"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from legroom.worker.board import Board
-from legroom.worker.memory import WorkerMemory
+from legroom.worker.telemetry import Board
+from legroom.worker.worker_memory import WorkerMemory
 
 FRESH_S = 30.0
 """A worker whose figures are older hangs: what it held then is not what it holds."""

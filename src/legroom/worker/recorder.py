@@ -40,8 +40,14 @@ from legroom.black_box import (
 )
 from legroom.masking import masked
 from legroom.worker import stack
-from legroom.worker.allocator import allocator_state
-from legroom.worker.memory import WorkerMemory, card_use, initialized_cuda, read_host, worker_rank
+from legroom.worker.worker_memory import (
+    WorkerMemory,
+    allocator_state,
+    card_use,
+    initialized_cuda,
+    read_host,
+    worker_rank,
+)
 
 LOG = logging.getLogger("legroom.worker")
 FOLDER = "LEGROOM_BLACKBOX_DIR"

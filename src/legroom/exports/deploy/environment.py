@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from legroom.exports.deploy.times import READY_TIMEOUT_DEFAULT_S
 from legroom.exports.deploy.words import ServerWords
 from legroom.facts.flags import env_default
-from legroom.facts.sleep import ENDPOINTS_SWITCH
+from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
 from legroom.records import dataclass
 from legroom.units import gib

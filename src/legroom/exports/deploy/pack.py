@@ -13,7 +13,7 @@ from legroom.exports.deploy.paths import check_paths
 from legroom.exports.deploy.server import ExportedServer, ServerOptions, planned_server
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
 from legroom.exports.request import ExportedFile
-from legroom.facts.sleep import FLAG
+from legroom.facts.sleep_mode import FLAG
 from legroom.planning.plan_json import plan_document
 from legroom.units import gib
 

@@ -19,7 +19,7 @@ from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, 
 from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
-from legroom.memory.host import HostNeeds, HostSettings, host_needs
+from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.parse import parse_flags

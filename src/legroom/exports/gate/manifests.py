@@ -211,17 +211,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def _container(options: Mapping[str, Any]) -> dict[str, Any]:
-    words = [
-        "gate",
-        "--port",
-        str(_PORT),
-        "--mode",
-        options["mode"],
-        "--deadline",
-        str(_DEADLINE_S),
-        "--processes",
-        "2",
-    ]
+    words = ["gate", "--port", str(_PORT), "--mode", options["mode"], "--deadline", str(_DEADLINE_S)]
     if options["default_gpu"]:
         words += ["--default-gpu", options["default_gpu"]]
     check = {"port": "https", "scheme": "HTTPS"}

@@ -8,16 +8,16 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from legroom.guard import refusals
-from legroom.guard.admission import Admission
-from legroom.guard.clients import client_of
 from legroom.guard.log import log_bug
-from legroom.guard.paths import DRAIN, METRICS, STATUS, kind_of
+from legroom.guard.pool.admission import Admission
 from legroom.guard.proxy.reader import BufferedBodies, HttpRequest, RequestReader, Stop
 from legroom.guard.proxy.upstream import Exchange, ServerPool
 from legroom.guard.proxy.wire import REASONS, Headers, Upstream, path_of, request_head, unsent_bytes
-from legroom.guard.refusals import Refusal
-from legroom.guard.request import GuardedRequest
+from legroom.guard.request import refusals
+from legroom.guard.request.clients import client_of
+from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, kind_of
+from legroom.guard.request.refusals import Refusal
+from legroom.guard.weight.guarded_request import GuardedRequest
 
 HEADER_S = 10.0
 """From the first byte of a request to the end of its head."""

@@ -6,11 +6,11 @@ from typing import Protocol
 
 import httptools
 
-from legroom.guard import refusals
-from legroom.guard.admission import Admission
 from legroom.guard.log import log_bug
+from legroom.guard.pool.admission import Admission
 from legroom.guard.proxy.wire import Headers, origin_form
-from legroom.guard.refusals import INVALID, SERVER, Refusal
+from legroom.guard.request import refusals
+from legroom.guard.request.refusals import INVALID, SERVER, Refusal
 
 
 class HttpRequest:

@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.guard import control
-from legroom.guard.admission import Admission
-from legroom.guard.engine_use import use_of_page
-from legroom.guard.limits import EngineLimits, limits_of_metrics
 from legroom.guard.log import LOG, log_bug
-from legroom.guard.meters import with_page
-from legroom.guard.paths import METRICS
-from legroom.guard.pool import PoolLimits
+from legroom.guard.pool.admission import Admission
+from legroom.guard.pool.block_pool import PoolLimits
+from legroom.guard.pool.engine_usage import use_of_page
+from legroom.guard.pool.meters import with_page
 from legroom.guard.proxy.client import ClientConnection
 from legroom.guard.proxy.reader import BufferedBodies
 from legroom.guard.proxy.upstream import ServerPool
 from legroom.guard.proxy.wire import Headers, Upstream
+from legroom.guard.request.endpoints import METRICS
+from legroom.guard.serving import control
+from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
 from legroom.records import dataclass
 
 if TYPE_CHECKING:

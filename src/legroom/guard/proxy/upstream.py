@@ -12,11 +12,11 @@ from typing import Protocol
 
 import httptools
 
-from legroom.guard.admission import Admission
 from legroom.guard.log import log_bug
+from legroom.guard.pool.admission import Admission
 from legroom.guard.proxy.wire import LAST_CHUNK, WITHOUT_BODY, Headers, Upstream, chunk, response_head
-from legroom.guard.refusals import SERVER, Refusal
-from legroom.guard.request import GuardedRequest
+from legroom.guard.request.refusals import SERVER, Refusal
+from legroom.guard.weight.guarded_request import GuardedRequest
 
 CONNECT_S = 5.0
 PIECE_BYTES = 65536

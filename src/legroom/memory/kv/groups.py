@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from legroom.facts.releases import Release
-from legroom.memory.kv.messages import check_text
 from legroom.memory.kv.specs import (
     AttentionSpec,
     CacheSpec,
@@ -22,6 +21,7 @@ from legroom.memory.kv.specs import (
     SlidingWindowSpec,
     StateSpec,
 )
+from legroom.memory.layout import check_text
 from legroom.records import dataclass
 from legroom.units import cdiv
 

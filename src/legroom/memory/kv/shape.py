@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memo import Memo
-from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
-from legroom.memory.kv.block_size import attention_backend
+from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
+from legroom.memory.kv.attention_backend import attention_backend
 from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
-from legroom.memory.kv.layers import DRAFT, block_size, context_shards, kv_specs
+from legroom.memory.kv.layer_specs import DRAFT, block_size, context_shards, kv_specs
 from legroom.memory.kv.specs import CacheSpec, FullAttentionSpec, StateSpec
 from legroom.records import dataclass
 

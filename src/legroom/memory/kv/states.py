@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import StateSpace
+from legroom.facts.model import StateSpace
 from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import dtype_bytes
 

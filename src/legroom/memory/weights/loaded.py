@@ -12,9 +12,9 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
-from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
+from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
-from legroom.memory.weights.model import StoredModule, loaded_modules, names_another_method, scheme_in_use
+from legroom.memory.weights.rank_modules import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, Storage, StorageContext, kernels_unmeasured
 from legroom.memory.weights.torch_allocator import TensorBlock, TorchAllocator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import StateSpace
+from legroom.facts.model import StateSpace
 from legroom.memory.weights.module import Module, share
 from legroom.units import cdiv
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.sleep import sleep_rules
+from legroom.facts.sleep_mode import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.packing.pack import PackRequest, PackResult, pack
 from legroom.planning.packing.placement import Shift

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
-from legroom.memory.deployment import Measurements, stage_layout
-from legroom.memory.graphs import graph_bytes
-from legroom.memory.kv.plan import plan_of_shape
+from legroom.memory.cudagraph_memory import graph_bytes
+from legroom.memory.deployment_memory import Measurements, stage_layout
+from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
-from legroom.memory.sleep import residue
+from legroom.memory.server_states import residue
 from legroom.records import dataclass
 from legroom.units import cdiv
 from legroom.vllm.resolve import resolve

@@ -195,7 +195,7 @@ def _planned(
 
 
 def _sleeping(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep import ENDPOINTS_SWITCH, FLAG
+    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
     from legroom.vllm.args import is_given
 
     others = args.others if is_given(args, FLAG) else (*args.others, FLAG)

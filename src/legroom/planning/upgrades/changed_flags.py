@@ -15,7 +15,7 @@ from legroom.vllm.parse import parse_flags
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.vllm.args import EngineSettings, ServeArgs
-    from legroom.vllm.problems import FlagProblem
+    from legroom.vllm.flag_problems import FlagProblem
 
 ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
 _SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.figures import Term
-from legroom.memory.deployment import Measurements, stage_layout
+from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve

@@ -10,7 +10,7 @@ from legroom.records import dataclass
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
-    from legroom.memory.kv.plan import KvPlan
+    from legroom.memory.kv.kv_plan import KvPlan
     from legroom.planning.plan import Plan
 
 _TOKENS_LINE = {

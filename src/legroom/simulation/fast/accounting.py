@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from legroom.simulation.fast.columns import MOST_SAMPLES, NONE
 from legroom.simulation.fast.jit import compilable
+from legroom.simulation.fast.rows import MOST_SAMPLES, NONE
 
 
 @compilable

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from legroom.simulation.blocks import Block
+from legroom.simulation.block_pool import Block
 from legroom.simulation.request import Request
-from legroom.simulation.tiers.disk import host_tier
-from legroom.simulation.tiers.host import ChunkAccess, LookupResult
-from legroom.simulation.tiers.policies import ChunkKey
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.tiers.disk_tier import host_tier
+from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, LookupResult, TierSettings
 from legroom.simulation.tiers.transfers import TransferJob, TransferPlan
 from legroom.units import cdiv
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from legroom.simulation.request import Request
-from legroom.simulation.tiers.policies import ChunkKey
-from legroom.simulation.tiers.settings import TierSettings
+from legroom.simulation.tiers.host_tier import ChunkKey, TierSettings
 
 
 @dataclass(eq=False, slots=True)

@@ -16,8 +16,8 @@ class HubDocument(TypedDict):
 
 def hub(request: dict[str, Any]) -> HubDocument:
     """A model's config.json and what its checkpoint weighs, to be planned with."""
-    from legroom.facts.hub import fetch
-    from legroom.facts.models import is_hub_id
+    from legroom.facts.huggingface import fetch
+    from legroom.facts.model_sources import is_hub_id
 
     name = request["id"].strip()
     if not is_hub_id(name):

@@ -16,10 +16,10 @@ _GIVEN = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len
 def simulate(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom simulate --json`, and the pool over time."""
     from legroom import calls
-    from legroom.simulation.curves import pool_curves
-    from legroom.simulation.deployment import hardware
-    from legroom.simulation.replay import simulate as replay
-    from legroom.simulation.steptime import fixed, roofline
+    from legroom.simulation.from_plan import hardware
+    from legroom.simulation.step_time import fixed, roofline
+    from legroom.simulation.timeline import pool_curves
+    from legroom.simulation.trace_replay import simulate as replay
     from legroom.web.endpoints.plans import made_plan
 
     trace = _trace(request)
@@ -46,7 +46,7 @@ def _trace(request: dict[str, Any]) -> Trace:
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
     if text is not None:
-        from legroom.simulation.traces.reading import trace_of_text
+        from legroom.simulation.traces.trace_files import trace_of_text
 
         trace = trace_of_text(text)
     else:

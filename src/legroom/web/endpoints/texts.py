@@ -55,13 +55,13 @@ def read(request: dict[str, Any]) -> ReadDocument:
 def lint(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom lint --json`."""
     from legroom.facts.releases import release as known_release
-    from legroom.lint.lint import Options, lint_texts
-    from legroom.lint.report import report_json
+    from legroom.lint.lint_report import report_json
+    from legroom.lint.linter import LintOptions, lint_texts
 
     vllm = request.get("vllm")
     any_release = vllm == "any"
     asked = known_release(vllm) if vllm and not any_release else None
-    options = Options(asked, None, frozenset(request.get("ignore", ())), any_release=any_release)
+    options = LintOptions(asked, None, frozenset(request.get("ignore", ())), any_release=any_release)
     return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
 
 

@@ -1,0 +1,146 @@
+"""A server that a `legroom run` holds: SIGHUP drains and restarts it, a file beside its record changes its flags."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from legroom.actions.platform import (
+    ActionFailed,
+    FlagChange,
+    Override,
+    RestartRequest,
+    State,
+    read_if_there,
+    write_whole,
+)
+from legroom.actions.programs import process_identity
+from legroom.home import runs_folder
+from legroom.live.metrics.address import is_loopback_host
+from legroom.records import dataclass
+from legroom.vllm.command_line import changes_back
+
+RunState = Literal["starting", "serving", "restarting", "stopping"]
+_UNDER_WAY: dict[str, str] = {
+    "starting": "is starting the server",
+    "restarting": "is restarting the server",
+    "stopping": "is stopping the server, as it was asked to",
+}
+
+
+def run_under_way(server: str, home: Path | None = None) -> str | None:
+    """What a `legroom run` on this machine is doing to a server, given its address; None where there is none, or its
+    server should be serving.
+
+    While it is under way the server's silence is no news, and nobody else needs to act.
+    """
+    place = urlsplit(server)
+    if not is_loopback_host(place.hostname or ""):
+        return None
+    port = place.port or (443 if place.scheme == "https" else 80)
+    try:
+        record: dict[str, Any] = json.loads((runs_folder(home) / f"{port}.json").read_text("utf-8"))
+        what = _UNDER_WAY.get(str(record.get("state"))) or _after_death(record)
+        if what is None or process_identity(int(record["pid"])) is None:
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return f"`legroom run` (pid {record['pid']}) {what}"
+
+
+def _after_death(record: dict[str, Any]) -> str | None:
+    """A run whose server has died sees it at once, but may take seconds to clean up before it writes that down. An API
+    server that has lost an engine core takes seconds, too, until it is gone: it no longer listens, and ends (0.32)."""
+    parts = [record.get("child_pid"), *(record.get("engine_pids") or ())]
+    is_gone = any(isinstance(pid, int) and process_identity(pid) is None for pid in parts)
+    return "sees that the server has ended, and does what is to be done" if is_gone else None
+
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class RunChild:
+    """The `legroom run` that serves on a port of this machine."""
+
+    port: int
+    home: Path | None = None
+    settle_s: float = 120.0  # it drains before it stops
+
+    @property
+    def name(self) -> str:
+        return f"`legroom run` on port {self.port}"
+
+    async def state(self) -> State:
+        record = self._record()
+        if process_identity(int(record["pid"])) is None:
+            raise ActionFailed(f"the {self.name} is gone (process {record['pid']})")
+        child = int(record.get("child_pid") or 0)
+        identity = process_identity(child) if child else None
+        return State(identity, identity is not None)
+
+    async def restart(self, asked: RestartRequest) -> None:
+        """SIGHUP, and waits until another vLLM runs in the place of the old one."""
+        before = await self.state()
+        pid = int(self._record()["pid"])
+        if self._record().get("state") == "starting" and not self._flags_file().exists():
+            # It would not restart what is only starting; whoever asks wants a fresh server, and gets one.
+            raise ActionFailed(f"the {self.name} is starting its server already")
+        identity = process_identity(pid)
+        if asked.launched is not None and identity is not None:
+            # The process that does it is the `run` itself, and one signal is one restart: recorded, then sent.
+            await asked.launched(0, "")
+        try:
+            os.kill(pid, signal.SIGHUP)
+        except OSError as error:
+            raise ActionFailed(f"the {self.name} cannot be signalled: {error.strerror}") from error
+        deadline_s = time.monotonic() + asked.deadline_s
+        while time.monotonic() < deadline_s:
+            now = await self.state()
+            if now.identity is not None and now.identity != before.identity:
+                return
+            await asyncio.sleep(_POLL_S)
+        raise ActionFailed(f"the {self.name} did not start another vLLM within {asked.deadline_s:g} s")
+
+    async def override_place(self) -> Override:
+        """The file that `run` reads, once, when it restarts. What stands now is the command it runs."""
+        words = self._record().get("command")
+        if not isinstance(words, list) or not words:
+            raise ActionFailed(f"the {self.name} does not say which command it runs")
+        return Override(str(self._flags_file()), json.dumps([str(word) for word in words]))
+
+    async def write_flags(self, change: FlagChange) -> None:
+        """Flags on top of those it runs with."""
+        content = {"flags": dict(change.flags), "env": dict(change.env)}
+        write_whole(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
+
+    async def restore_flags(self, override: Override) -> None:
+        """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
+        back = changes_back(
+            [str(word) for word in self._record().get("command") or []], json.loads(override.before or "[]")
+        )
+        if back:
+            await self.write_flags(FlagChange(back))
+        else:
+            self._flags_file().unlink(missing_ok=True)
+
+    def _flags_file(self) -> Path:
+        return runs_folder(self.home) / f"{self.port}.flags.json"
+
+    def _record(self) -> dict[str, Any]:
+        path = runs_folder(self.home) / f"{self.port}.json"
+        text = read_if_there(path)
+        if text is None:
+            raise ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")
+        try:
+            record: dict[str, Any] = json.loads(text)
+            int(record["pid"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ActionFailed(f"{path} cannot be read: {error}") from error
+        return record

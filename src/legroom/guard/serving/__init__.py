@@ -1,0 +1,1 @@
+"""Applies admission to HTTP: as vLLM middleware or as a reverse proxy."""

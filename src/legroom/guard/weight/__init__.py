@@ -1,0 +1,1 @@
+"""Estimates how many KV cache blocks a request will hold."""

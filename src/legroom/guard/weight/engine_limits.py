@@ -1,0 +1,321 @@
+"""What the engine can hold, learnt from vLLM itself, from a plan, or from its metrics page.
+
+The cost of a request in blocks follows from three numbers that every source gives: the blocks of the pool, the blocks
+of one request of full length, and that length. With one group of layers they say the same as tokens over block size.
+In a hybrid model every further group (sliding windows, recurrent states) draws on the same pool; a request of any
+length holds at most what these groups hold at full length, so a full-length request's surplus over plain attention is
+charged to each request: an upper bound, and exact where states have one size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.guard.request.prefixes import PrefixUnit
+from legroom.planning.plan_document import PlanDocument, read_plan
+from legroom.records import dataclass
+from legroom.units import cdiv
+
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+DEFAULT_BLOCK = 16
+"""vLLM's usual block size, until its own is known."""
+NULL_BLOCK = 1
+"""vLLM's V1 pool keeps one block as a placeholder and never hands it out."""
+
+SLOTS_PER_DRAFT = 2
+"""A step holds slots for the drafts it verifies and for those it looks ahead to."""
+
+FIRST_WITH_QUEUE_BOUNDS = "0.29.0"
+"""vLLM bounds its own queue from this release on."""
+
+
+_OF_FLAGS = ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media", "prefix_caching")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """One engine's pool and flags; None where nobody said."""
+
+    num_blocks: int | None = None
+    """Of one data-parallel rank, the null block included."""
+    block_size: int | None = None
+    full_request_blocks: int | None = None
+    """Blocks of one request of `max_model_len`."""
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    ranks: int = 1
+    """Data-parallel engines, each with a pool of its own."""
+    api_servers: int = 1
+    """Processes that each see a share of the requests."""
+    extra_tokens: int = 0
+    """Slots beyond its own tokens that a sequence may hold: speculative drafts."""
+    default_output_tokens: int | None = None
+    """What the server takes for max_tokens where a request names none."""
+    max_logprobs: int | None = None
+    media: Mapping[str, int] | None = None
+    max_num_queued_reqs: int | None = None
+    """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
+    max_num_queued_tokens: int | None = None
+    prefix_caching: bool | None = None
+    source: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether requests can be weighed against the pool."""
+        return bool(self.num_blocks and self.block_size)
+
+    @property
+    def cacheless(self) -> bool:
+        """Whether the model keeps no KV cache (one that only encodes): vLLM then makes the placeholder alone (V1)."""
+        return self.known and self.num_blocks == NULL_BLOCK
+
+    @property
+    def rank_blocks(self) -> int:
+        """Blocks that one engine hands out."""
+        return max((self.num_blocks or 0) - NULL_BLOCK, 0)
+
+    @property
+    def prefix_unit(self) -> PrefixUnit | None:
+        """How prompts are cut to find those that begin alike; None where the server may hold these apart: without
+        prefix caching, in data-parallel engines, and with further groups of layers, whose part is not known here.
+        """
+        size = self.block_size
+        if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
+            return None
+        if self.full_request_blocks and self.full_request_blocks != cdiv(self.max_model_len or 0, size):
+            return None
+        return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
+
+    def share_blocks(self, overcommit: float = 1.0) -> int | None:
+        """What this process may admit at once: all ranks' blocks, over the processes that share them. None where
+        there is nothing to fill, or nobody knows how much.
+        """
+        if not self.known or self.cacheless:
+            return None
+        return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
+
+    def share_seats(self) -> int | None:
+        """Sequences that run at once, likewise, and never more than vLLM's own queue bound lets in."""
+        most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
+        most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
+        return max(1, min(most) // self.api_servers) if most else None
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that a sequence of this many tokens holds at most."""
+        size = self.block_size or DEFAULT_BLOCK
+        tokens += self.extra_tokens
+        plain = cdiv(tokens, size)
+        if self.full_request_blocks is None or not self.max_model_len:
+            return plain
+        longest = cdiv(self.max_model_len + self.extra_tokens, size)
+        surplus = self.full_request_blocks - cdiv(self.max_model_len, size)
+        if surplus < 0:  # no layer keeps every token: a request never holds more than one of full length
+            return self.full_request_blocks
+        return min(plain, longest) + surplus
+
+    def over(self, other: EngineLimits) -> EngineLimits:
+        """These limits, with what they leave open taken from `other`."""
+        missing = {name: getattr(other, name) for name in _OF_FLAGS if getattr(self, name) is None}
+        if not self.known and other.known:
+            pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
+            missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
+        elif other.known:  # a metrics page tells neither of drafts nor, before 0.24, of further groups of layers
+            missing["extra_tokens"] = self.extra_tokens or other.extra_tokens
+            length = self.max_model_len or other.max_model_len
+            if self.full_request_blocks is None and (other.block_size, other.max_model_len) == (
+                self.block_size,
+                length,
+            ):
+                missing["full_request_blocks"] = other.full_request_blocks
+        return replace(self, **missing)
+
+
+def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
+    """A pool whose size the policy names."""
+    blocks = max(1, tokens // block_size)
+    return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
+
+
+_OF_THE_PLAN = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
+
+
+def limits_of_plan(plan: PlanDocument) -> EngineLimits:
+    """What `legroom plan --json` says."""
+    kv, args = plan.kv, plan.args
+    # A model that needs none has the placeholder, as its server will say.
+    blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
+    limits = EngineLimits(
+        num_blocks=blocks,
+        block_size=kv.block_size * _shared_by(args.get),
+        full_request_blocks=round(blocks / kv.max_concurrency) if kv.max_concurrency > 0 else None,
+        max_model_len=int(args["max_model_len"]),
+        max_num_seqs=int(args["max_num_seqs"]),
+        ranks=_whole(args.get("data_parallel_size")) or 1,
+        extra_tokens=SLOTS_PER_DRAFT * (_whole(args.get("num_speculative_tokens")) or 0),
+        prefix_caching=_yes_or_no(args.get("enable_prefix_caching")),
+        source=plan.source,
+    )
+    if not limits.known:
+        raise LegroomError(f"{plan.source} plans no KV cache: there is nothing to admit to", "plan one that fits first")
+    return limits
+
+
+def read_limits(path: Path) -> EngineLimits:
+    """The limits in a plan's file."""
+    return limits_of_plan(read_plan(str(path), _OF_THE_PLAN))
+
+
+def limits_of_metrics(page: str) -> EngineLimits:
+    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all that have one.
+
+    The rows of one server's data-parallel engines differ in the engine alone, and each names the blocks of all of them
+    together (0.9+).
+    """
+    servers: Counter[frozenset[tuple[str, str]]] = Counter()
+    for line in page.splitlines():
+        if line.startswith("vllm:cache_config_info{"):
+            servers[frozenset(pair for pair in _LABEL.findall(line) if pair[0] != "engine")] += 1
+    engine_limits = [limits for row, engines in servers.items() if (limits := _row(dict(row), engines)).known]
+    if not engine_limits:
+        return EngineLimits(source="no vllm:cache_config_info on the metrics page")
+    engine_limits = [limits for limits in engine_limits if not limits.cacheless] or engine_limits
+    smallest = min(engine_limits, key=lambda limits: limits.num_blocks or 0)
+    return replace(smallest, ranks=sum(limits.ranks for limits in engine_limits))
+
+
+def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
+    blocks = _of_one(_whole(row.get("num_gpu_blocks")), engines)
+    size = _whole(row.get("effective_attention_block_size")) or _whole(row.get("block_size"))
+    full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
+    caching = _yes_or_no(row.get("enable_prefix_caching"))
+    return EngineLimits(blocks, size, full, length, ranks=engines, prefix_caching=caching, source="the metrics page")
+
+
+def _of_one(blocks: int | None, engines: int) -> int | None:
+    """One engine's blocks: vLLM adds up those of its data-parallel engines (0.9+)."""
+    return blocks // engines if blocks else None
+
+
+def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
+    """Blocks of a full-length request and that length, from what the engine says it can hold (0.24+)."""
+    try:
+        most, size = float(concurrency), int(tokens)
+    except (TypeError, ValueError):
+        return None, None
+    if not blocks or not 1e-9 < most < math.inf:  # `nan`, or next to nothing: a broken page
+        return None, None
+    # The tokens are most x length, rounded down; the small term keeps an exact quotient from being rounded up.
+    return max(1, round(blocks / most)), max(1, math.ceil(size / most - 1e-6))
+
+
+def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
+    """What vLLM's own configuration says, inside its API server. Attributes that a release lacks stay unknown."""
+    cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
+    scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
+    ranks = _ranks(parallel)
+    blocks = _of_one(_whole(getattr(cache, "num_gpu_blocks", None)), ranks)
+    size = _block_tokens(cache, parallel)
+    full, _ = _full_request(
+        blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
+    )
+    speculation = getattr(config, "speculative_config", None)
+    return EngineLimits(
+        num_blocks=blocks,
+        block_size=size,
+        full_request_blocks=full,
+        max_model_len=_whole(getattr(model, "max_model_len", None)),
+        max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
+        ranks=ranks,
+        api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
+        extra_tokens=SLOTS_PER_DRAFT * (_whole(getattr(speculation, "num_speculative_tokens", None)) or 0),
+        default_output_tokens=_default_output(model),
+        max_logprobs=_logprobs(getattr(model, "max_logprobs", None)),
+        media=_media(model),
+        max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
+        max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
+        prefix_caching=_yes_or_no(getattr(cache, "enable_prefix_caching", None)),
+        source="vLLM's own configuration",
+    )
+
+
+def _block_tokens(cache: Any, parallel: Any) -> int | None:
+    """Tokens of a sequence in one block: each rank of a context-parallel group keeps a part of them (0.11+)."""
+    told = _whole(getattr(cache, "effective_attention_block_size", None))
+    size = _whole(getattr(cache, "block_size", None))
+    return told or (size * _shared_by(partial(getattr, parallel)) if size else None)
+
+
+def _shared_by(flag: Callable[[str, Any], Any]) -> int:
+    """Ranks that keep the tokens of one sequence between them."""
+    names = ("decode_context_parallel_size", "prefill_context_parallel_size")
+    return math.prod(_whole(flag(name, None)) or 1 for name in names)
+
+
+def _ranks(parallel: Any) -> int:
+    """Engines that this server's requests can go to: behind an outer load balancer only those of its own."""
+    if getattr(parallel, "data_parallel_external_lb", False):
+        return 1
+    own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"
+    return _whole(getattr(parallel, own, None)) or 1
+
+
+def _logprobs(value: Any) -> int | None:
+    """-1 is vLLM's word for the whole vocabulary."""
+    return value if isinstance(value, int) and value >= -1 else None
+
+
+def _default_output(model: Any) -> int | None:
+    try:
+        return _whole(model.get_diff_sampling_param().get("max_tokens"))
+    except Exception:  # another release's model config: then the default is simply not known
+        return None
+
+
+def _media(model: Any) -> Mapping[str, int] | None:
+    try:
+        limit = model.multimodal_config.get_limit_per_prompt
+        return {name: int(limit(name)) for name in ("image", "audio", "video")}
+    except Exception:
+        return None
+
+
+def _yes_or_no(value: Any) -> bool | None:
+    """A flag, or its label on a metrics page."""
+    return value if isinstance(value, bool) else {"True": True, "False": False}.get(str(value))
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number > 0 else None
+
+
+def native_flags(
+    release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
+) -> dict[str, str]:
+    """vLLM's own queue bounds to set behind the guard, by flag; empty before 0.29 or where the pool is not known.
+
+    They bound what gets into vLLM past the guard, or without one: unfinished requests, and prompt tokens that were not
+    computed yet. Both answer 503 without Retry-After and know nothing of the KV cache, so they stand behind the guard's
+    own limits: a request with many prompts counts each of them, hence twice the sequences that run.
+    """
+    if release.before(FIRST_WITH_QUEUE_BOUNDS):
+        return {}
+    flags = {}
+    if limits.max_num_seqs:
+        flags["--max-num-queued-reqs"] = str(2 * limits.max_num_seqs * limits.ranks + queue_requests)
+    if limits.rank_blocks and limits.block_size:
+        tokens = limits.rank_blocks * limits.block_size * limits.ranks
+        flags["--max-num-queued-tokens"] = str(int(tokens * max(1.0, overcommit)))
+    return flags

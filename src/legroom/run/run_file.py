@@ -1,0 +1,243 @@
+"""The files of a run: its note in `<home>/runs/<port>.json`, and the start script with its final settings.
+
+By the note other programs find a `legroom run`; beside it they leave what to change at its next restart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from legroom.actions.server_log import ServerLog, last_lines
+from legroom.errors import LegroomError
+from legroom.home import runs_folder
+from legroom.live.host_memory import Cgroup, KernelAccount
+from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
+from legroom.process_lock import single_process
+
+_NOT_WRITTEN = "the log cannot be written (is the disk full?): its newest lines are kept in memory"
+
+
+class LifeRecord:
+    """Begun before the server is started, read when it has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = ServerLog(path)
+        self._account = KernelAccount.of()
+        self._is_problem_told = False
+
+    def follow(self, pid: int | None) -> None:
+        """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
+        likes before vLLM itself begins."""
+        if pid is None:
+            return
+        cgroup, current = Cgroup.of(pid), self._account.cgroup
+        if cgroup is None or cgroup == current:
+            return
+        # A process that has ended is shown at the top of the hierarchy until it is collected: it has not moved there.
+        if current is None or not Path(current.folder).is_relative_to(cgroup.folder):
+            self._account = KernelAccount.of(pid)
+
+    def tell_problem(self, say: Callable[[str], None]) -> None:
+        """That the disk does not take the log, once."""
+        if self.log.problem and not self._is_problem_told:
+            self._is_problem_told = True
+            say(_NOT_WRITTEN)
+
+    def last_lines(self, count: int) -> list[str]:
+        return last_lines(self.log.readable(), count)
+
+    def question(self) -> dict[str, Any]:
+        """As a task takes it."""
+        return {"log": str(self.log.readable()), "account": asdict(self._account)}
+
+
+def account_of(document: dict[str, Any]) -> KernelAccount:
+    """What `question` made of it."""
+    cgroup = document["cgroup"]
+    return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
+
+
+_MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
+"""Flags that put a server where its run does not look for it."""
+
+
+class RunFile:
+    """One run's file, there while it runs. Without a folder to write to, a server is held all the same."""
+
+    def __init__(self, port: int) -> None:
+        self.path = runs_folder() / f"{port}.json"
+        self._passing: tempfile.TemporaryDirectory[str] | None = None
+        self.log = self._log_folder() / f"{port}.log"
+        self._lock = self.path.with_name(f"{port}.lock")
+        self._port = port
+        self._unwritten: Mapping[str, Any] = {}
+        """The newest record, where it could not be written."""
+        self._flags = self.path.with_name(f"{port}.flags.json")
+
+    def _log_folder(self) -> Path:
+        """Beside the run's file; where nothing can be written there (a read-only container), one for this run alone:
+        without a log no start-up could be fixed."""
+        folder = self.path.parent
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+        with contextlib.suppress(OSError):
+            self._passing = tempfile.TemporaryDirectory(prefix="legroom-")
+            return Path(self._passing.name)
+        return folder
+
+    def lock(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+        """Holds the port against every other run, also while a server only starts.
+
+        vLLM listens late and shares its port, so a second run would take the first one's server for its own.
+        """
+
+        def refusal(pid: str) -> LegroomError:
+            hint = "stop that one, or give vLLM another --port; machines that share a home need a LEGROOM_HOME each"
+            return LegroomError(f"port {self._port} is in use by another legroom run (pid {pid})", hint)
+
+        return single_process(self._lock, say, "a second run away from the port", refusal)
+
+    def record(self, content: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Write it with where the log is and since when it holds; that it cannot be written is said once."""
+        content = {**content, "log": str(self.log), "started_s": time.time()}
+        problem = self.write(content)
+        if problem and not self._unwritten:
+            say(problem)
+        self._unwritten = content if problem else {}
+
+    def write_what_is_left(self) -> None:
+        """Where the last record could not be written: once more."""
+        if self._unwritten and not self.write(self._unwritten):
+            self._unwritten = {}
+
+    def write(self, content: Mapping[str, Any]) -> str:
+        """Replace the file in one step; why not, where it cannot be. On a full disk the old one makes room: what it
+        tells of an earlier server would be wrong."""
+        problem = self._replace(content)
+        if problem and self.path.exists():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            problem = self._replace(content)
+        return problem
+
+    def _replace(self, content: Mapping[str, Any]) -> str:
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.touch(0o600)  # the command may hold keys
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return f"{self.path} cannot be written: {error.strerror}"
+        return ""
+
+    def remove(self) -> None:
+        """Only our own: another run of the same port may have begun."""
+        if self._passing is not None:
+            self._passing.cleanup()
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(self.path.read_text("utf-8")).get("pid") == os.getpid():
+                self.path.unlink()
+
+    def keep_previous_log(self) -> None:
+        """The log of the run before stays, once."""
+        with contextlib.suppress(OSError):
+            self.log.replace(self.log.with_name(f"{self.log.stem}.previous.log"))
+
+    def has_changes(self) -> bool:
+        """Whether something was left for the next restart."""
+        return self._flags.exists()
+
+    def take_changes(self) -> tuple[Mapping[str, Any] | None, str]:
+        """What was left for this restart, once; or why it cannot be taken."""
+        if problem := self.moving():
+            return None, f"{problem}, so nothing is changed"
+        try:
+            text = self._flags.read_text("utf-8")
+            self._flags.unlink()
+        except FileNotFoundError:
+            return None, ""
+        except OSError as error:
+            return None, f"{self._flags} cannot be read: {error.strerror}"
+        try:
+            changes = json.loads(text)
+            if not isinstance(changes, dict) or not all(
+                isinstance(changes.get(part, {}), dict) for part in ("flags", "env")
+            ):
+                raise ValueError
+        except ValueError:
+            return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
+        return changes, ""
+
+    def moving(self) -> str:
+        """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
+        from legroom.facts.flags import dest_name  # `run` waits in little memory
+
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
+            moving = [name for name in flags if dest_name(name) in _MOVING]
+            if moving:
+                self._flags.unlink()
+                return f"{', '.join(moving)} cannot be changed while it runs"
+        return ""
+
+
+def script(words: Sequence[str], env: Mapping[str, str]) -> str:
+    """A shell script that starts the server as it was started."""
+    kept, variables = _without_secrets(words)
+    variables += [name for name, value in env.items() if is_secret(name, value)]
+    lines = ["#!/usr/bin/env bash", "# Written by `legroom run` once the server was up with these settings.", "set -eu"]
+    lines += [
+        f': "${{{name}:?set it: it is not kept in this file}}"; export {name}' for name in dict.fromkeys(variables)
+    ]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name not in variables]
+    return "\n".join([*lines, f'exec {" ".join(kept)} "$@"', ""])
+
+
+def save(path: str, words: Sequence[str], env: Mapping[str, str]) -> str:
+    """Write it; a sentence on how that went."""
+    where = Path(path)
+    try:
+        where.write_text(script(words, env), encoding="utf-8", errors="surrogateescape")  # a path need not be text
+        where.chmod(0o755)
+    except OSError as error:
+        return f"the script {path} could not be written: {error.strerror}"
+    return f"saved as {path}"
+
+
+def check_writable(path: str) -> None:
+    """Bad news first: a script that cannot be written is said before anything is started."""
+    where = Path(path)
+    if where.is_dir() or not where.resolve().parent.is_dir():
+        raise LegroomError(f"--save {path}: not a file that can be written", "give a path in a folder that is there")
+
+
+def _without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words as the shell takes them, and the variables that stand for what is not written down."""
+    from legroom.vllm.command_line import command_parts  # a table of flags, for this alone
+
+    kept: list[str] = []
+    variables: list[str] = []
+    for part in command_parts(words):
+        if part.name and part.long_name in SECRET_FLAGS:
+            variables.append(SECRET_FLAGS[part.long_name])
+        elif part.name and CREDENTIALS.search(part.value):
+            # vLLM reads such an address from nowhere else: the script has a variable of its own for it.
+            variables.append(part.dest.upper())
+            kept += [part.name, f'"${part.dest.upper()}"']
+        else:
+            kept += [shlex.quote(word) for word in part.words]
+    return kept, variables

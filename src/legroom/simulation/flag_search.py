@@ -1,0 +1,315 @@
+"""Search the flags that hold a load: replay the trace under many settings and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.replay_outcome import Goal, ReplayOutcome, outcome_of
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.trace import Trace
+from legroom.simulation.trace_replay import ReplayEngine, simulate
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+
+if TYPE_CHECKING:
+    from legroom.simulation.tiers.host_tier import TierSettings
+    from legroom.simulation.timeline import Timeline
+
+MOST_REPLICAS = 1024
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class HoldingFleet:
+    """Equal servers that hold the load together."""
+
+    gpu: str
+    """The card of each; empty where the pool was given as a number of blocks."""
+    replicas: int
+    outcome: ReplayOutcome
+
+    def as_json(self, command: Sequence[str]) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu or None,
+            "replicas": self.replicas,
+            "outcome": self.outcome.as_json(),
+            "command": list(command),
+        }
+
+
+def promising(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The few candidates with which more servers or another card are tried: the best setting, then the best of those
+    that differ from it in how many requests run at once (or, where that was given, in the tokens of a step)."""
+    by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
+    rivals, few = list(choice.outcomes), list[Candidate]()
+    while rivals and len(few) < _FEW:
+        best = best_of(rivals, choice.goal, trace.arrives_at_once)
+        few.append(by_flags[tuple(best.flags.items())])
+        rivals = [outcome for outcome in rivals if _kind(outcome.flags) != _kind(best.flags)]
+    return few
+
+
+def _kind(flags: dict[str, Any]) -> int | None:
+    return flags.get("max_num_seqs", flags.get("max_num_batched_tokens"))
+
+
+def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
+    """The fewest servers with which one of a few candidates meets the goal; None where no number of them does."""
+    if not choice.best.finished:
+        return None
+    most = min(len(trace), MOST_REPLICAS)
+    task = replay_task(trace, choice.goal)
+
+    def is_held_by(replicas: int) -> bool:
+        share = replace(task, replicas=replicas)
+        return any(choice.goal.is_met(try_one(share, candidate)) for candidate in few)
+
+    # A server whose waits grow by 2 s a second was sent three times what it serves. A load that lasts less long than
+    # its answers would be held by fewer than three, but not if it went on.
+    least = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
+    fewest = fewest_replicas(is_held_by, least, most)
+    if fewest is None:
+        return None
+    share = replace(task, replicas=fewest)
+    tried = [try_one(share, candidate) for candidate in few]
+    return HoldingFleet(gpu, fewest, best_of(tried, choice.goal, task.trace.arrives_at_once))
+
+
+def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The smallest number from `least` to `most` that holds the load; more never hold less. None where none does."""
+    if most < least:
+        return None
+    low, high = least - 1, least
+    while not is_held_by(high):
+        if high == most:
+            return None
+        low, high = high, min(most, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_held_by(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def card_that_holds(
+    trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
+) -> HoldingFleet | None:
+    """The first of `cards` of which one server meets the goal, also if the load went on, and its best candidate."""
+    task = replay_task(trace, choice.goal)
+    for gpu, candidates in cards:
+        if not candidates:
+            continue
+        tried = [try_one(task, candidate) for candidate in candidates]
+        best = best_of(tried, choice.goal, task.trace.arrives_at_once)
+        if choice.goal.is_met(best) and is_sustained(task, candidates[tried.index(best)], best) is not False:
+            return HoldingFleet(gpu, 1, best)
+    return None
+
+
+SEARCHED: dict[str, tuple[Any, ...]] = {
+    "max_num_seqs": (8, 16, 32, 64, 128, 256, 512),
+    "max_num_batched_tokens": (2048, 4096, 8192, 16384, 32768),
+    "block_size": (16, 32),
+    "enable_prefix_caching": (True, False),
+    "enable_chunked_prefill": (True, False),
+}
+"""280 settings, less those that vLLM refuses (without chunked prefill a prompt must fit in a step).
+
+Flags that the user gives are not searched.
+"""
+Figure = Callable[[ReplayOutcome], float]
+"""What is better when it is larger."""
+_EQUAL = 0.01
+_ANSWERS_LONG, _MOST_ROUNDS = 3, 20
+"""A load that lasts as long as so many answers shows whether a server keeps up; a shorter one is repeated."""
+_MOST_SHARES = 16
+"""Of more replicas than this, so many stand for all: their requests are drawn alike."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    flags: dict[str, Any]
+    settings: SchedulerSettings
+    cost: StepCost | None = None
+    tier: TierSettings | None = None
+    """Host memory behind the GPU's prefix cache; its replays are step by step."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best setting, those that beat it in something, and how many were tried."""
+
+    best: ReplayOutcome
+    holds: bool
+    """Whether the best setting meets the goal; where it does not, none does."""
+    frontier: list[ReplayOutcome]
+    outcomes: list[ReplayOutcome] = field(repr=False)
+    goal: Goal
+    in_seconds: bool
+    interrupted: bool = False
+    """Not all that was meant to be tried was."""
+    sustained: bool | None = None
+    """Whether the server would keep up if a load went on that ends before its answers do; None where it lasts longer
+    than they take, or does not hold anyway."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `legroom simulate --choose --json`."""
+        return {
+            "tried": len(self.outcomes),
+            "unit": "s" if self.in_seconds else "steps",
+            "goal": self.goal.as_json(),
+            "holds": self.holds,
+            "sustained": self.sustained,
+            "chosen": self.best.as_json(),
+            "frontier": [outcome.as_json() for outcome in self.frontier],
+            "interrupted": self.interrupted,
+        }
+
+
+def grid(given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = None) -> Iterator[dict[str, Any]]:
+    """Every combination of the flags that were not given."""
+    free = {name: values for name, values in (searched or SEARCHED).items() if name not in set(given)}
+    combinations: list[dict[str, Any]] = [{}]
+    for name, values in free.items():
+        combinations = [{**flags, name: value} for flags in combinations for value in values]
+    yield from combinations
+
+
+@dataclass(frozen=True)
+class ReplayTask:
+    """What every candidate is put through."""
+
+    trace: Trace
+    goal: Goal
+    replicas: int = 1
+    """Servers that share the load, a request each in turn."""
+
+
+def choose(
+    trace: Trace,
+    candidates: Sequence[Candidate],
+    goal: Goal,
+    *,
+    replicas: int = 1,
+    executor: SweepExecutor | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Choice:
+    """Replay every candidate and pick the one with the most goodput among those that meet the goal, or among all."""
+    if not candidates:
+        raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
+    task = replay_task(trace, goal, replicas)
+    by_number: dict[int, ReplayOutcome] = {}
+    try:
+        with closing((executor or ProcessExecutor()).run(try_one, task, candidates)) as results:
+            for number, outcome in results:
+                by_number[number] = outcome
+                if progress:
+                    progress(len(by_number) / len(candidates))
+    except KeyboardInterrupt:
+        if not by_number:
+            raise
+    # In the candidates' order, so that of equals the same is chosen however the sweep was divided.
+    tried = sorted(by_number)
+    outcomes = [by_number[number] for number in tried]
+    best = best_of(outcomes, goal, task.trace.arrives_at_once)
+    interrupted = len(outcomes) < len(candidates)
+    sustained = None
+    if goal.is_met(best) and not interrupted:
+        sustained = is_sustained(task, candidates[tried[outcomes.index(best)]], best)
+    return Choice(best, goal.is_met(best), frontier(outcomes), outcomes, goal, trace.in_seconds, interrupted, sustained)
+
+
+def replay_task(trace: Trace, goal: Goal, replicas: int = 1) -> ReplayTask:
+    """What every candidate of a search is put through."""
+    return ReplayTask(trace.checked(), goal, replicas)
+
+
+@cache
+def _engine() -> ReplayEngine:
+    """Compiled code is used where it lies ready, which each machine of a sweep finds out for itself: a search makes it
+    pay at any length."""
+    return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
+
+
+def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
+    """The most goodput, then the shortest p99, then the fewest preemptions; what differs by a percent is equal.
+
+    Settings that keep up with a load all serve it at the load's own rate, so their goodput is the share of requests
+    within the latency asked for; the time until the last answer ends is chance.
+    """
+    holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
+    rivals = holding or list(outcomes)
+    rates: tuple[Figure, ...] = (lambda o: o.goodput, lambda o: o.throughput)
+    if holding and not arrives_at_once:
+        rates = (lambda o: o.good_ratio,)
+    waits: tuple[Figure, ...] = (lambda o: -o.latency_p99, lambda o: -o.first_token_p99, lambda o: -o.preemptions)
+    most = max(outcome.finished for outcome in rivals)
+    rivals = [outcome for outcome in rivals if outcome.finished == most]
+    for figure in (*rates, *waits):
+        top = max(map(figure, rivals))
+        rivals = [outcome for outcome in rivals if figure(outcome) >= top - _EQUAL * abs(top)]
+    return rivals[0]
+
+
+def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
+    """Outcomes that no other one beats in goodput, wait for the first token and latency alike."""
+    kept: list[ReplayOutcome] = []
+    for outcome in sorted(
+        outcomes, key=lambda o: (-o.finished, -o.goodput, o.first_token_p99, o.latency_p99, o.preemptions)
+    ):
+        if not any(_beats(other, outcome) for other in kept):
+            kept.append(outcome)
+    return kept
+
+
+def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
+    return (
+        rival.finished >= other.finished
+        and rival.goodput >= other.goodput
+        and rival.first_token_p99 <= other.first_token_p99
+        and rival.latency_p99 <= other.latency_p99
+    )
+
+
+def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
+    """Replay one setting. Half a replay is no outcome."""
+    timelines = []
+    for part in task.trace.shares(task.replicas, _MOST_SHARES):
+        timelines.append(_replayed(part, candidate))
+        if timelines[-1].interrupted:
+            raise KeyboardInterrupt
+    return outcome_of(candidate.flags, timelines, task.goal, task.replicas)
+
+
+def _replayed(part: Trace, candidate: Candidate) -> Timeline:
+    if candidate.tier is None:
+        return simulate(part, candidate.settings, cost=candidate.cost, engine=_engine())
+    from legroom.simulation.tiers.tiered_replay import simulate_with_tier  # most searches have no tier
+
+    tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
+    timeline = tiered.timeline
+    # To a search, a token that is loaded is as good as one found on the GPU: neither is computed.
+    hits = replace(timeline.tally, cached_tokens=timeline.tally.cached_tokens + tiered.tally.hit_tokens)
+    return replace(timeline, tally=hits)
+
+
+def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
+    """Whether it keeps up with a short load that goes on; None where the load outlasts its answers already.
+
+    An empty server takes in what it could not finish at that rate: until its first answers end, nothing waits.
+    """
+    trace = task.trace
+    duration, needed = trace.arrivals[-1] - trace.arrivals[0], _ANSWERS_LONG * outcome.latency_p99
+    if trace.arrives_at_once or duration >= needed:
+        return None
+    times = min(_MOST_ROUNDS, ceil(needed / duration))
+    return try_one(replace(task, trace=trace.repeated(times)), candidate).keeps_up

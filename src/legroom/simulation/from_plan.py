@@ -1,0 +1,198 @@
+"""What a plan says about scheduling: the pool, its groups, the flags, and what a step must read and compute."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts.model import Experts, Quantization
+from legroom.memory.kv.specs import ChunkedLocalSpec, CrossAttentionSpec, SlidingWindowSpec, StateSpec
+from legroom.memory.weights.loaded import stored_modules
+from legroom.simulation.scheduler_settings import LayerGroup
+from legroom.simulation.step_time import Hardware
+from legroom.units import cdiv
+from legroom.vllm.args import WITHOUT_CACHE, draft_method
+
+if TYPE_CHECKING:
+    from legroom.memory.kv.groups import CacheGroup
+    from legroom.planning.plan import Plan
+    from legroom.simulation.trace import Trace
+
+_ALL_REDUCES_A_LAYER = 2
+"""After the attention, and after the feed-forward layer."""
+_ACTIVATION_BYTES = 2
+_NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Fields of `SchedulerSettings` as the plan resolves them, and sentences about what was taken."""
+
+    flags: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def deployed(plan: Plan) -> Deployed:
+    """The scheduler's view of a plan."""
+    settings, kv = plan.settings, plan.memory.kv
+    flags: dict[str, Any] = {
+        "num_blocks": kv.num_blocks,
+        "block_size": kv.block_size,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_model_len": settings.max_model_len,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enable_chunked_prefill": settings.enable_chunked_prefill,
+        "async_scheduling": settings.async_scheduling,
+        "engine": settings.engine,
+    }
+    if settings.engine == "V0":
+        flags |= {"watermark": 0.01, "block_manager_v2": plan.target.release.at_least("0.6.3")}
+        return Deployed(flags, (_summary(flags),))
+    flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (LayerGroup(),)
+    flags["num_speculative_tokens"] = settings.num_speculative_tokens
+    flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
+    notes = _group_notes(kv.shape.groups, kv.block_size)
+    if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
+        flags["enable_prefix_caching"] = False
+        notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
+    return Deployed(flags, (_summary(flags), *notes))
+
+
+def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
+    """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow for a
+    search."""
+    mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
+    request_blocks = 0
+    for group in flags["groups"]:
+        size = group.block_size or flags["block_size"]
+        whole, window = cdiv(mean, size), group.sliding_window
+        request_blocks += group.fixed_blocks or (whole if window is None else min(whole, cdiv(window, size) + 1))
+    blocks = max(2, flags["num_blocks"] * cdiv(mean, flags["block_size"]) // request_blocks)
+    return {**flags, "groups": (LayerGroup(),), "num_blocks": blocks}
+
+
+def _group(group: CacheGroup, block_size: int) -> LayerGroup:
+    spec = group.spec
+    if isinstance(spec, StateSpec):
+        return LayerGroup(fixed_blocks=spec.request_blocks or 1)
+    if isinstance(spec, CrossAttentionSpec):
+        return LayerGroup(fixed_blocks=spec.blocks(0))
+    own_size = None if group.block_size == block_size else group.block_size
+    if isinstance(spec, SlidingWindowSpec):
+        return LayerGroup(spec.window, block_size=own_size)
+    if isinstance(spec, ChunkedLocalSpec):
+        return LayerGroup(spec.chunk, block_size=own_size)
+    return LayerGroup(block_size=own_size)
+
+
+def _summary(flags: dict[str, Any]) -> str:
+    words = [
+        f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
+        f"max-num-seqs {flags['max_num_seqs']:,}",
+        f"max-num-batched-tokens {flags['max_num_batched_tokens']:,}",
+        f"max-model-len {flags['max_model_len']:,}",
+    ]
+    words += [
+        what + (" on" if flags[name] else " off")
+        for name, what in (
+            ("enable_prefix_caching", "prefix caching"),
+            ("enable_chunked_prefill", "chunked prefill"),
+            ("async_scheduling", "asynchronous scheduling"),
+        )
+    ]
+    if flags.get("num_speculative_tokens"):
+        words.append(f"{flags['num_speculative_tokens']} speculative tokens")
+    return f"from the plan ({flags['engine']} engine): {', '.join(words)}"
+
+
+def _group_notes(groups: tuple[CacheGroup, ...], block_size: int) -> list[str]:
+    kinds = Counter(_kind(group, block_size) for group in groups)
+    notes = []
+    if len(groups) > 1 or any(kind != "full attention" for kind in kinds):
+        counted = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+        notes.append(f"groups of layers that share the pool: {counted}")
+    if any(isinstance(group.spec, ChunkedLocalSpec) for group in groups):
+        notes.append("attention in chunks is simulated as a sliding window of a chunk: it holds a little more")
+    return notes
+
+
+def _kind(group: CacheGroup, block_size: int) -> str:
+    spec = group.spec
+    size = "" if group.block_size == block_size or isinstance(spec, StateSpec) else f" in blocks of {group.block_size}"
+    if isinstance(spec, StateSpec):
+        blocks = spec.request_blocks or 1
+        return f"recurrent state ({blocks} block{'s' if blocks > 1 else ''} a request)"
+    if isinstance(spec, SlidingWindowSpec):
+        return f"sliding window {spec.window:,}{size}"
+    if isinstance(spec, ChunkedLocalSpec):
+        return f"chunks of {spec.chunk:,}{size}"
+    if isinstance(spec, CrossAttentionSpec):
+        return f"cross attention ({spec.blocks(0)} blocks a request)"
+    return f"full attention{size}"
+
+
+def hardware(plan: Plan) -> Hardware:
+    """Bytes and operations of one tensor-parallel rank; a token passes all pipeline stages."""
+    model, settings, gpu = plan.target.model, plan.settings, plan.target.gpu
+    weights_bytes = expert_bytes = flops = 0.0
+    expert_share = _expert_share(plan)
+    for stage in range(settings.pipeline_parallel_size):
+        for stored_module in stored_modules(model, settings, gpu, stage):
+            part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
+            # Tied embeddings are read once a step to compute the logits; others are looked up.
+            if part in _NOT_READ_BY_A_STEP and not (part == "embeddings" and model.tie_word_embeddings):
+                continue
+            if part == "experts":
+                expert_bytes += stored
+                flops += 2.0 * stored_module.module.elements * expert_share
+                continue
+            weights_bytes += stored
+            # Logits are computed for the last token of a prompt alone.
+            if part not in ("embeddings", "lm_head"):
+                flops += 2.0 * stored_module.module.elements
+    split = settings.tensor_parallel_size
+    all_reduces = _ALL_REDUCES_A_LAYER * len(model.layers) if split > 1 else 0
+    is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
+    return Hardware(
+        weights_bytes=weights_bytes,
+        kv_bytes_per_token=float(plan.memory.kv.bytes_per_token),
+        flops_per_token=flops,
+        bandwidth_bytes_s=gpu.bandwidth_bytes_s,
+        flops_s=gpu.fp8_flops if is_fp8 else gpu.bf16_flops,
+        is_fp8=is_fp8,
+        expert_bytes=expert_bytes,
+        expert_share=expert_share,
+        flops_per_pair=_flops_per_pair(plan) / settings.tensor_parallel_size,
+        attention_flops_s=gpu.bf16_flops,
+        layers=len(model.layers),
+        all_reduces=all_reduces,
+        # A ring: every card sends its part of the sum once around, and then the sum.
+        sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * _ACTIVATION_BYTES,
+        link_bytes_s=gpu.link_bytes_s,
+        captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
+    )
+
+
+def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
+    """Whether weights and activations are both 8-bit floats, in the checkpoint or since loading."""
+    if checkpoint is None:
+        return (method or "").startswith("fp8")
+    return checkpoint.weight_bits == 8 and checkpoint.number == "float"
+
+
+def _expert_share(plan: Plan) -> float:
+    blocks = [layer.feedforward for layer in plan.target.model.layers if isinstance(layer.feedforward, Experts)]
+    chosen = sum(block.experts_per_token for block in blocks)
+    return chosen / sum(block.num_experts for block in blocks) if blocks else 1.0
+
+
+def _flops_per_pair(plan: Plan) -> float:
+    """Scores and their use, two operations an element each; layers with a window attend to little and are left out."""
+    total = 0.0
+    for layer in plan.target.model.layers:
+        for mixer in (layer.mixer, *layer.also):
+            if mixer is not None and mixer.sees_everything:
+                total += 2.0 * mixer.heads * mixer.score_width
+    return total

@@ -1,0 +1,184 @@
+"""Files behind the host's tier: vLLM 0.32's `TieringOffloadingSpec` with one secondary tier `fs`.
+
+Every chunk that reaches the host is written to a file, and none is ever removed: the tier has no size. A prompt whose
+chunks have left the host first asks which of them are files (answered by the next step), then has them read back into
+the host's tier, and loads them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, FileTally, HostTier, LookupResult, TierSettings
+from legroom.simulation.tiers.transfers import Link
+
+
+@dataclass(eq=False, slots=True)
+class FileJob:
+    """Chunks of one request on their way to or from files."""
+
+    keys: list[ChunkKey]
+    is_store: bool
+    access: ChunkAccess
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Whether a chunk is a file, as far as the requests that asked know; it is forgotten when the last of them ends."""
+
+    is_file: bool | None = None
+    asked_by: set[ChunkAccess] = field(default_factory=set)
+
+
+class FileLookups:
+    """Questions are collected during a step and answered together by the next one."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[ChunkKey, Verdict] = {}
+        self._of_request: dict[ChunkAccess, set[ChunkKey]] = {}
+        self._open: list[ChunkKey] = []
+        self.are_fresh = False
+        """Answers have come that nobody has looked at."""
+
+    def ask(self, key: ChunkKey, access: ChunkAccess) -> bool | None:
+        """None: ask again in the next step."""
+        self.are_fresh = False
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._verdicts[key] = Verdict()
+            self._open.append(key)
+        verdict.asked_by.add(access)
+        self._of_request.setdefault(access, set()).add(key)
+        return verdict.is_file
+
+    def answer(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
+        for key in self._open:
+            verdict = self._verdicts.get(key)
+            if verdict is not None and verdict.is_file is None:
+                verdict.is_file = file_at_s.get(key, now_s + 1) <= now_s
+        self.are_fresh = bool(self._open)
+        self._open = []
+
+    def forget(self, access: ChunkAccess) -> None:
+        for key in self._of_request.pop(access, ()):
+            verdict = self._verdicts[key]
+            verdict.asked_by.discard(access)
+            if not verdict.asked_by:
+                del self._verdicts[key]
+
+
+class DiskBackedTier(HostTier):
+    """The host's chunks, with files behind them. `now_s` is set by whoever runs the clock."""
+
+    def __init__(self, settings: TierSettings) -> None:
+        super().__init__(settings)
+        s_per_chunk = settings.disk_s_per_chunk or 0.0
+        self.store_link = Link[FileJob](s_per_chunk)
+        self.load_link = Link[FileJob](s_per_chunk)
+        self.jobs: dict[FileJob, None] = {}
+        self.stored_chunks = self.loaded_chunks = 0
+        self.submitted_loads: list[FileJob] = []
+        """In the last step."""
+        self._file_at_s: dict[ChunkKey, float] = {}
+        self._lookups = FileLookups()
+        self._promotions: dict[ChunkAccess, list[ChunkKey]] = {}
+        self._is_polled = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.jobs)
+
+    @property
+    def next_event_s(self) -> float | None:
+        if self._lookups.are_fresh:
+            return 0.0
+        ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
+        return min(ends, default=None)
+
+    def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+        self._poll()
+        answer = super().lookup(key, places, access)
+        if answer is not LookupResult.MISS:
+            return answer
+        is_file = self._lookups.ask(key, access)
+        if is_file is None:
+            return LookupResult.RETRY
+        if not is_file:
+            return LookupResult.MISS
+        prepared = super().prepare_store([key], places, access)
+        if prepared is None:
+            # Everything on the host is in use: the prompt is computed again rather than kept waiting.
+            return LookupResult.MISS
+        to_read, evicted = prepared
+        self.evicted_by_lookups += evicted
+        self._promotions.setdefault(access, []).extend(to_read)
+        return LookupResult.PENDING
+
+    def prepare_store(
+        self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
+    ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
+        self._poll()
+        prepared = super().prepare_store(keys, places, access)
+        if prepared is not None and prepared[0]:
+            access.stores_under_way += 1
+        return prepared
+
+    def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
+        super().complete_store(keys, access)
+        self._pin(keys)
+        self._submit(FileJob(list(keys), True, access))
+        access.stores_under_way -= 1
+        self._forget(access)
+
+    def end_schedule(self) -> None:
+        self._poll()
+        self._is_polled = False
+        self.submitted_loads = [FileJob(keys, False, access) for access, keys in self._promotions.items()]
+        self._promotions = {}
+        for job in self.submitted_loads:
+            self._submit(job)
+        self._lookups.answer(self._file_at_s, self.now_s)
+
+    def end_request(self, access: ChunkAccess) -> None:
+        super().end_request(access)
+        access.is_finished = True
+        self._forget(access)
+
+    def file_tally(self) -> FileTally:
+        return FileTally(self.stored_chunks, self.loaded_chunks, self.store_link.busy_s, self.load_link.busy_s)
+
+    def _submit(self, job: FileJob) -> None:
+        self.jobs[job] = None
+        end_s = (self.store_link if job.is_store else self.load_link).submit(job, len(job.keys), self.now_s)
+        if job.is_store:
+            self.stored_chunks += len(job.keys)
+            for key in job.keys:
+                self._file_at_s.setdefault(key, end_s)
+        else:
+            self.loaded_chunks += len(job.keys)
+
+    def _poll(self) -> None:
+        """Once a step: what has been copied to or from files meanwhile.
+
+        A step ends before its stores are prepared, so one that stores has looked for the next one already.
+        """
+        if self._is_polled:
+            return
+        self._is_polled = True
+        for job in self.store_link.completed(self.now_s):
+            self.complete_load(job.keys)
+            del self.jobs[job]
+        for job in self.load_link.completed(self.now_s):
+            super().complete_store(job.keys, job.access)
+            del self.jobs[job]
+
+    def _forget(self, access: ChunkAccess) -> None:
+        # A store that is under way may still write files for its request.
+        if access.is_finished and not access.stores_under_way:
+            self._lookups.forget(access)
+
+
+def host_tier(settings: TierSettings) -> HostTier:
+    """The tier that the settings describe."""
+    return HostTier(settings) if settings.disk_s_per_chunk is None else DiskBackedTier(settings)

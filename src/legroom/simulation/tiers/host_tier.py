@@ -1,0 +1,347 @@
+"""The chunks of KV cache that the host holds (vLLM 0.32's `CPUOffloadingManager`)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal, NamedTuple, Protocol
+
+from legroom.errors import LegroomError
+
+ChunkKey = int
+"""The name of a chunk's content, as `BlockHasher` names the last of its blocks."""
+PolicyName = Literal["lru", "arc"]
+MayLeave = Callable[[ChunkKey], bool]
+
+
+class EvictionPolicy(Protocol):
+    """The order in which chunks leave. Pinned chunks keep their place in it, but stay."""
+
+    def insert(self, key: ChunkKey) -> None:
+        """A chunk comes in."""
+
+    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
+        """Exactly `count` chunks leave, or none if there are too few that may."""
+
+    def learn(self, missed: Sequence[ChunkKey]) -> None:
+        """A request wants to store these, which are not here."""
+
+    def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
+        """A request ended that used these, from the start of its prompt on.
+
+        It only `inserted` some and `reused` others.
+        """
+
+
+class LruPolicy:
+    """The least recently used first. A use is being stored, and the end of a request that used the chunk."""
+
+    def __init__(self, capacity: int) -> None:
+        self._order: OrderedDict[ChunkKey, None] = OrderedDict()
+
+    def insert(self, key: ChunkKey) -> None:
+        self._order[key] = None
+
+    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
+        leaving: list[ChunkKey] = []
+        for key in self._order:
+            if may_leave(key):
+                leaving.append(key)
+                if len(leaving) == count:
+                    break
+        else:
+            return None
+        for key in leaving:
+            del self._order[key]
+        return leaving
+
+    def learn(self, missed: Sequence[ChunkKey]) -> None:
+        """Recency knows nothing of chunks that are gone."""
+
+    def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
+        # The tail first: the start of a prompt is what others may share.
+        for key in reversed(keys):
+            if key in self._order:
+                self._order.move_to_end(key)
+
+
+class ArcPolicy:
+    """Adaptive replacement: chunks used once and chunks used again, and a target between them that learns.
+
+    What left lately is remembered by name. A request that wants such a chunk back moves the target in favour of the
+    list it left from.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._target = 0.0
+        self._once: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._again: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._gone_once: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._gone_again: OrderedDict[ChunkKey, None] = OrderedDict()
+
+    def insert(self, key: ChunkKey) -> None:
+        self._once[key] = None
+        self._gone_once.pop(key, None)
+        self._gone_again.pop(key, None)
+
+    def learn(self, missed: Sequence[ChunkKey]) -> None:
+        once, again = self._gone_once, self._gone_again
+        for key in reversed(missed):
+            if key in once:
+                self._target = min(self._target + max(1, len(again) / len(once)), self._capacity)
+                once.move_to_end(key)
+            elif key in again:
+                self._target = max(self._target - max(1, len(once) / len(again)), 0)
+                again.move_to_end(key)
+
+    def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
+        for key in reversed(keys):
+            if key in inserted:
+                # Being stored is no second use: the chunk is only as recent as its request.
+                for order in (self._once, self._again):
+                    if key in order:
+                        order.move_to_end(key)
+            elif key in reused and key in self._once:
+                del self._once[key]
+                self._again[key] = None
+            elif key in reused and key in self._again:
+                self._again.move_to_end(key)
+
+    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
+        once, again = filter(may_leave, self._once), filter(may_leave, self._again)
+        size = len(self._once)
+        leaving: list[tuple[ChunkKey, bool]] = []
+        for _ in range(count):
+            key = self._next(once) if size >= int(self._target) else None
+            was_used_once = key is not None
+            if key is None:
+                key = self._next(again)
+            if key is None:
+                key = self._next(once)
+                was_used_once = True
+            if key is None:
+                return None
+            size -= was_used_once
+            leaving.append((key, was_used_once))
+        for key, was_used_once in leaving:
+            del (self._once if was_used_once else self._again)[key]
+            (self._gone_once if was_used_once else self._gone_again)[key] = None
+        for gone in (self._gone_once, self._gone_again):
+            while len(gone) > self._capacity:
+                gone.popitem(last=False)
+        return [key for key, _ in leaving]
+
+    @staticmethod
+    def _next(keys: Iterator[ChunkKey]) -> ChunkKey | None:
+        return next(keys, None)
+
+
+POLICIES: dict[PolicyName, Callable[[int], EvictionPolicy]] = {"lru": LruPolicy, "arc": ArcPolicy}
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """Room on the host, and how fast KV cache gets there and back."""
+
+    num_chunks: int
+    blocks_per_chunk: int = 1
+    """Blocks that are stored, loaded and evicted together (`blocks_per_chunk` of the connector)."""
+    policy: PolicyName = "lru"
+    store_threshold: int = 0
+    """From 2 on: how often a chunk must be offered before it is stored."""
+    max_tracker_size: int = 64_000
+    """Chunks whose offers are counted."""
+    prompt_only: bool = True
+    """Generated tokens are not stored (`offload_prompt_only`, the default of 0.32)."""
+    block_bytes: int = 0
+    """Of one block over all ranks; 0: not known."""
+    load_s_per_block: float = 0.0
+    store_s_per_block: float = 0.0
+    disk_s_per_chunk: float | None = None
+    """Of a tier of files behind this one, each way; None: there is none."""
+
+    def __post_init__(self) -> None:
+        if self.num_chunks < 1:
+            raise LegroomError("a tier that cannot hold one chunk stores nothing", "give the tier more room")
+        if self.blocks_per_chunk < 1:
+            raise LegroomError(f"blocks_per_chunk is {self.blocks_per_chunk}, but must be at least 1")
+        if self.policy not in POLICIES:
+            raise LegroomError(f"no eviction policy {self.policy!r}", "vLLM has lru and arc")
+        if self.disk_s_per_chunk is not None and self.store_threshold >= 2:
+            raise LegroomError("vLLM refuses store_threshold together with a tier of files", "leave out one of them")
+
+
+_WRITING = -1
+
+
+class LookupResult(Enum):
+    """What a lookup says."""
+
+    MISS = auto()
+    HIT = auto()
+    PENDING = auto()
+    """Here, but still being written."""
+    RETRY = auto()
+    """Not known yet."""
+
+
+class ChunkAccess:
+    """What one request did with the tier; the eviction policy hears of it once, when the request ends."""
+
+    __slots__ = ("inserted", "is_finished", "positions", "reused", "stores_under_way", "wanted")
+
+    def __init__(self) -> None:
+        self.positions: dict[ChunkKey, int] = {}
+        self.inserted: set[ChunkKey] = set()
+        self.reused: set[ChunkKey] = set()
+        self.wanted: set[ChunkKey] = set()
+        self.stores_under_way = 0
+        self.is_finished = False
+
+    def record(self, keys: Iterable[ChunkKey], places: dict[ChunkKey, int]) -> None:
+        for key in keys:
+            self.positions[key] = places[key]
+
+    def reuse(self, keys: Iterable[ChunkKey]) -> None:
+        """Reading back what it stored itself is no reuse."""
+        self.reused.update(key for key in keys if key not in self.inserted)
+
+
+class FileTally(NamedTuple):
+    """What went to files and came back."""
+
+    stored_chunks: int
+    loaded_chunks: int
+    store_busy_s: float
+    load_busy_s: float
+
+
+class HostTier:
+    """A fixed number of chunks. Those that a transfer reads or writes are pinned."""
+
+    def __init__(self, settings: TierSettings) -> None:
+        self.settings = settings
+        self.policy = POLICIES[settings.policy](settings.num_chunks)
+        self.readers: dict[ChunkKey, int] = {}
+        """Of every chunk here: the loads that read it, or -1 while it is being written."""
+        self.num_idle = 0
+        self.now_s = 0.0
+        self.evicted_by_lookups: list[ChunkKey] = []
+        self._offers: OrderedDict[ChunkKey, int] | None = OrderedDict() if settings.store_threshold >= 2 else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether copies to or from a tier behind this one are under way."""
+        return False
+
+    @property
+    def next_event_s(self) -> float | None:
+        """When the next of those copies ends."""
+        return None
+
+    def lookup(self, key: ChunkKey, places: dict[ChunkKey, int], access: ChunkAccess) -> LookupResult:
+        readers = self.readers.get(key)
+        if readers is None:
+            return LookupResult.MISS
+        return LookupResult.PENDING if readers == _WRITING else LookupResult.HIT
+
+    def prepare_load(self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess) -> None:
+        """Pin chunks that are about to be read."""
+        self._pin(keys)
+        access.record(keys, places)
+        access.reuse(keys)
+
+    def _pin(self, keys: Iterable[ChunkKey]) -> None:
+        for key in keys:
+            self.num_idle -= self.readers[key] == 0
+            self.readers[key] += 1
+
+    def complete_load(self, keys: Iterable[ChunkKey]) -> None:
+        for key in keys:
+            self.readers[key] -= 1
+            self.num_idle += self.readers[key] == 0
+
+    def prepare_store(
+        self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
+    ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
+        """The chunks to write and those evicted for them; None if there is no room."""
+        missing, ready = self._sort_offer(keys)
+        news = [key for key in missing if key not in access.wanted]
+        if news:
+            self.policy.learn(news)
+            access.wanted.update(news)
+        access.record(ready, places)
+        access.record(missing, places)
+        access.reuse(ready)
+        if not missing:
+            return [], []
+        evicted = self._make_room(len(missing), set(keys))
+        if evicted is None:
+            return None
+        for key in missing:
+            self.readers[key] = _WRITING
+            self.policy.insert(key)
+        access.inserted.update(missing)
+        return missing, evicted
+
+    def _sort_offer(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
+        """Those to store, and those here and readable."""
+        offers = self._offers
+        if offers is not None:
+            self._count_offer(keys, offers)
+        missing = [key for key in keys if key not in self.readers]
+        if offers is not None:
+            missing = [key for key in missing if offers.get(key, 0) >= self.settings.store_threshold]
+        return missing, [key for key in keys if self.readers.get(key, _WRITING) != _WRITING]
+
+    def _count_offer(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
+        """Count how often each chunk was offered, without forgetting one of this offer for another of it."""
+        known = {key for key in keys if key in offers}
+        for key in keys:
+            if key in known:
+                offers.move_to_end(key)
+                offers[key] += 1
+        others = len(offers) - len(known)
+        for key in keys:
+            if key in offers:
+                continue
+            if len(offers) >= self.settings.max_tracker_size:
+                if others == 0:
+                    continue
+                offers.popitem(last=False)
+                others -= 1
+            offers[key] = 1
+
+    def _make_room(self, count: int, protected: set[ChunkKey]) -> list[ChunkKey] | None:
+        short = count - (self.settings.num_chunks - len(self.readers))
+        if short <= 0:
+            return []
+        if short > self.num_idle:
+            return None
+        evicted = self.policy.evict(short, lambda key: self.readers[key] == 0 and key not in protected)
+        if evicted is not None:
+            self.num_idle -= len(evicted)
+            for key in evicted:
+                del self.readers[key]
+        return evicted
+
+    def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
+        for key in keys:
+            if self.readers.get(key) == _WRITING:
+                self.readers[key] = 0
+                self.num_idle += 1
+
+    def file_tally(self) -> FileTally | None:
+        """None where there are no files."""
+        return None
+
+    def end_schedule(self) -> None:
+        """A step is decided, but for what it stores."""
+
+    def end_request(self, access: ChunkAccess) -> None:
+        """Tell the policy what the request used, from the start of its prompt on."""
+        keys = sorted(access.positions, key=access.positions.__getitem__)
+        self.policy.use(keys, access.inserted - access.reused, access.reused)

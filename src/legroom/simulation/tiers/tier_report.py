@@ -1,0 +1,209 @@
+"""What a tier bought: hits beside those of the GPU, bytes moved, and whether loading beats computing again."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from legroom.simulation.fast.fast_replay import Progress
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.tiers.host_tier import TierSettings
+from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with_tier
+from legroom.simulation.timeline import Timeline, percentile
+from legroom.simulation.trace import Trace
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+
+MOST_OF_THE_HITS = 0.95
+_HALVINGS = 6
+
+
+class CurvePoint(NamedTuple):
+    """Hits of a tier of this size."""
+
+    num_chunks: int
+    hit_ratio: float
+
+
+def hit_curve(
+    trace: Trace,
+    settings: SchedulerSettings,
+    replayed: TieredTimeline,
+    cost: StepCost | None,
+    *,
+    executor: SweepExecutor | None = None,
+    progress: Progress | None = None,
+) -> tuple[CurvePoint, ...]:
+    """Replays of a tier that never evicts, and of halves, quarters and so on of what that one held; smallest first."""
+    report = progress or (lambda _share: None)
+    unlimited = _unlimited(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
+    points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
+    sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
+    task = CurveTask(trace, settings, replayed.tier, cost)
+    # Without --workers or a cluster, this process does it: a test or a small trace needs no pool.
+    with closing((executor or ProcessExecutor(1)).run(replay_size, task, sizes)) as results:
+        for _, point in results:
+            points.append(point)
+            report(len(points) / (len(sizes) + 1))
+    return tuple(sorted(points))
+
+
+def _unlimited(
+    trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
+) -> TieredTimeline:
+    """A tier with room for everything: the one that was replayed already, where nothing had to leave it."""
+    if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
+        return replayed
+    chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
+    ends = map(int.__add__, trace.prompt_lens, trace.output_lens)
+    everything = 1 + sum(end // chunk_tokens for end in ends)
+    tier = replace(replayed.tier, num_chunks=everything)
+    return simulate_with_tier(trace, settings, tier, cost=cost, progress=progress)
+
+
+@dataclass(frozen=True)
+class CurveTask:
+    """What is the same in every replay of a curve."""
+
+    trace: Trace
+    settings: SchedulerSettings
+    tier: TierSettings
+    cost: StepCost | None
+
+
+def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
+    """One point of a curve; a function of this module, so that other processes can be asked for it."""
+    tier = replace(task.tier, num_chunks=num_chunks)
+    return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(task.trace, task.settings, tier, cost=task.cost)))
+
+
+def tier_hit_ratio(replayed: TieredTimeline) -> float:
+    """Share of prompt tokens that were loaded."""
+    prompt_tokens = replayed.timeline.tally.prompt_tokens
+    return replayed.tally.hit_tokens / prompt_tokens if prompt_tokens else 0.0
+
+
+def chunks_for(curve: tuple[CurvePoint, ...], share: float) -> int | None:
+    """Chunks that give this share of all the hits there are, between two replays in proportion."""
+    if not curve or not curve[-1].hit_ratio:
+        return None
+    wanted = share * curve[-1].hit_ratio
+    below = CurvePoint(0, 0.0)
+    for point in curve:
+        if point.hit_ratio >= wanted:
+            part = (wanted - below.hit_ratio) / (point.hit_ratio - below.hit_ratio)
+            return round(below.num_chunks + part * (point.num_chunks - below.num_chunks))
+        below = point
+    return curve[-1].num_chunks
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """A replay with a tier beside the same one without."""
+
+    replayed: TieredTimeline
+    without: Timeline
+    cost: StepCost | None
+    curve: tuple[CurvePoint, ...] = ()
+    host_bytes: int | None = None
+    """As the host allocates the tier; None where the model is not known."""
+
+    @property
+    def hit_ratio(self) -> float:
+        return tier_hit_ratio(self.replayed)
+
+    def bytes_of(self, blocks: int) -> int:
+        return blocks * self.replayed.tier.block_bytes
+
+    def tier_bytes(self, num_chunks: int) -> int:
+        return self.bytes_of(num_chunks * self.replayed.tier.blocks_per_chunk)
+
+    @property
+    def recompute_s(self) -> float | None:
+        """What the GPU would compute on the loaded tokens; None where the length of a step does not depend on them."""
+        if self.cost is None or self.cost.token <= 0:
+            return None
+        tally = self.replayed.tally
+        return self.cost.token * tally.loaded_tokens + self.cost.pair * tally.loaded_pairs
+
+    @property
+    def break_even_bytes_s(self) -> float | None:
+        """The rate of copies below which computing again is faster than loading."""
+        recompute_s = self.recompute_s
+        loaded = self.bytes_of(self.replayed.tally.loaded_blocks)
+        return loaded / recompute_s if recompute_s and loaded else None
+
+    @property
+    def is_slower_than_recomputing(self) -> bool | None:
+        """None where copies or steps have no length."""
+        load_s, recompute_s = self.replayed.load_busy_s, self.recompute_s
+        return load_s > recompute_s if load_s and recompute_s else None
+
+    @property
+    def first_tokens_s(self) -> tuple[list[float], list[float]] | None:
+        """Waits for the first token with the tier and without it."""
+        if self.without.clocks is None:
+            return None
+        return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
+
+    def _most_hits(self) -> dict[str, Any] | None:
+        """How much room gives nearly all the hits there are; None without a curve, or where there are no hits."""
+        enough = chunks_for(self.curve, MOST_OF_THE_HITS)
+        if enough is None:
+            return None
+        return {"share_of_hits": MOST_OF_THE_HITS, "chunks": enough, "bytes": self.tier_bytes(enough)}
+
+    def _files(self) -> dict[str, Any] | None:
+        files = self.replayed.files
+        if files is None:
+            return None
+        return {
+            "stored_bytes": self.tier_bytes(files.stored_chunks),
+            "loaded_bytes": self.tier_bytes(files.loaded_chunks),
+            "stored_chunks": files.stored_chunks,
+            "loaded_chunks": files.loaded_chunks,
+            "store_s": round(files.store_busy_s, 4),
+            "load_s": round(files.load_busy_s, 4),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The key `tier` of `legroom simulate --json`."""
+        replayed, tally = self.replayed, self.replayed.tally
+        document: dict[str, Any] = {
+            "name": "cpu",
+            "settings": asdict(replayed.tier),
+            "host_bytes": self.host_bytes,
+            "hit_tokens": tally.hit_tokens,
+            "hit_ratio": round(self.hit_ratio, 6),
+            "gpu_hit_ratio": round(replayed.timeline.hit_ratio, 6),
+            "gpu_hit_ratio_without": round(self.without.hit_ratio, 6),
+            "loaded_tokens": tally.loaded_tokens,
+            "loaded_bytes": self.bytes_of(tally.loaded_blocks),
+            "stored_bytes": self.bytes_of(tally.stored_blocks),
+            "loaded_blocks": tally.loaded_blocks,
+            "stored_blocks": tally.stored_blocks,
+            "evicted_chunks": tally.evicted_chunks,
+            "failed_stores": tally.failed_stores,
+            "flushed_stores": tally.flushes,
+            "peak_chunks": tally.peak_chunks,
+            "load_s": round(replayed.load_busy_s, 4),
+            "store_s": round(replayed.store_busy_s, 4),
+            "flush_wait_s": round(replayed.flush_wait_s, 4),
+            "recompute_s": self.recompute_s,
+            "break_even_bytes_s": self.break_even_bytes_s,
+            "slower_than_recomputing": self.is_slower_than_recomputing,
+            "curve": [
+                {"chunks": point.num_chunks, "bytes": self.tier_bytes(point.num_chunks), "hit_ratio": point.hit_ratio}
+                for point in self.curve
+            ],
+            "most_hits": self._most_hits(),
+            "files": self._files(),
+        }
+        if self.first_tokens_s:
+            for name, waits in zip(("with", "without"), self.first_tokens_s, strict=True):
+                document[f"first_token_s_{name}"] = {
+                    "p50": round(percentile(waits, 0.5), 4),
+                    "p99": round(percentile(waits, 0.99), 4),
+                }
+        return document

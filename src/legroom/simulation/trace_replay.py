@@ -1,0 +1,236 @@
+"""`simulate`: a trace and settings in, a timeline out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from legroom.errors import LegroomError
+from legroom.simulation.fast.accounting import step_seconds
+from legroom.simulation.fast.fast_replay import FastReplay, Outgrown, Progress, can_replay
+from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
+from legroom.simulation.fast.rows import StepCost
+from legroom.simulation.request import Request
+from legroom.simulation.scheduler import Batch, Scheduler, SchedulerV0
+from legroom.simulation.scheduler_settings import SchedulerSettings
+from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible
+from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
+
+ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
+StepSink = Callable[[ScheduledStep], None]
+
+_STEPS_A_REPORT = 2000
+_WORTH_COMPILING, _WORTH_LOADING = 400_000, 20_000
+"""Requests from which Numba pays: compiling takes tens of seconds, once a machine; loading half a second."""
+
+
+def simulate(
+    trace: Trace,
+    settings: SchedulerSettings,
+    on_step: StepSink | None = None,
+    *,
+    cost: StepCost | None = None,
+    engine: ReplayEngine = "auto",
+    progress: Progress | None = None,
+    replays: int = 1,
+) -> Timeline:
+    """Replay `trace` through vLLM's scheduling decisions.
+
+    `on_step` sees every step in which something was scheduled. `cost` is what steps take when the trace tells arrivals
+    in seconds (see `steptime`). All engines decide alike; `replays` says how many such replays are to come.
+    """
+    trace = trace.checked()
+    check_cost(trace, cost)
+    chosen = _choose_engine(trace, settings, on_step is not None, replays) if engine == "auto" else engine
+    if chosen != "reference":
+        try:
+            return FastReplay(trace, settings, cost, use_numba=chosen == "compiled").run(progress)
+        except Outgrown:
+            pass
+    return Reference(trace, settings, on_step, cost, progress).run()
+
+
+def check_cost(trace: Trace, cost: StepCost | None) -> None:
+    """Arrivals in seconds need steps that take time."""
+    if trace.in_seconds and cost is None:
+        raise LegroomError(
+            f"{trace.name} tells arrivals in seconds, so steps need a duration", "give a GPU and a model, or --step-ms"
+        )
+
+
+def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, replays: int) -> ReplayEngine:
+    if every_step or not can_replay(settings):
+        return "reference"
+    work = len(trace) * replays
+    if work < _WORTH_LOADING or not numba_is_installed():
+        return "fast"
+    return "compiled" if work >= _WORTH_COMPILING or is_compiled_before() else "fast"
+
+
+class Reference:
+    """The replay that reads like the scheduler: step by step, one object a request and a block."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        settings: SchedulerSettings,
+        on_step: StepSink | None = None,
+        cost: StepCost | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.trace = trace
+        self.cost = cost
+        self.progress = progress
+        self.now_s = 0.0
+        self.in_flight: deque[Batch] = deque()
+        self.batches_in_flight = 2 if settings.async_scheduling else 1
+        self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
+        self.settings = settings
+        self.scheduler = self._make_scheduler()
+        self.on_step = on_step
+        self.accepted, self.rejections = admissible(trace, settings)
+        self.requests: list[Request | None] = [None] * len(trace)
+        self.tally = Tally()
+        self.sampler = Sampler()
+        self.step = 0
+        self.next_arrival: float | None = None
+
+    def _make_scheduler(self) -> Scheduler:
+        return SchedulerV0(self.settings) if self.settings.engine == "V0" else Scheduler(self.settings)
+
+    def run(self) -> Timeline:
+        """Serve every request that can be served, or until the user interrupts."""
+        interrupted = False
+        try:
+            self._serve()
+        except KeyboardInterrupt:
+            interrupted = True
+        return self._timeline(interrupted)
+
+    def _serve(self) -> None:
+        arrivals = ((i, row) for i, row in enumerate(self.trace.rows()) if self.accepted[i])
+        upcoming = next(arrivals, None)
+        while upcoming or self.scheduler.has_requests or self.in_flight:
+            if upcoming and not self.scheduler.has_requests and not self.in_flight:
+                self._skip_idle(upcoming[1].arrival)
+            while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
+                self._arrive(*upcoming)
+                upcoming = next(arrivals, None)
+            self.next_arrival = upcoming[1].arrival if upcoming else None
+            self._one_step()
+            self.step += 1
+            if self.progress and self.step % _STEPS_A_REPORT == 0:
+                self.progress(self.tally.finished / len(self.trace))
+
+    def _skip_idle(self, arrival: float) -> None:
+        if self.clocks:
+            self.now_s = max(self.now_s, arrival)
+        else:
+            self.step = max(self.step, int(arrival))
+
+    def _arrive(self, index: int, row: TraceRequest) -> None:
+        request = Request(row, index, self.settings.max_model_len)
+        if self.scheduler.hasher:
+            request.token_ids = prompt_tokens(row)
+        self.requests[index] = request
+        self.scheduler.add(request)
+
+    def _one_step(self) -> None:
+        scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
+        batch = scheduler.schedule()
+        self.rejections.extend(Rejection(request.id, why) for request, why in batch.ignored)
+        for request in batch.scheduled:
+            if request.first_sched_step < 0:
+                request.first_sched_step = self.step
+                tally.prompt_tokens += request.num_prompt_tokens
+                if clocks:
+                    clocks.sched_s[request.arrival_index] = self.now_s
+        self._run(batch)
+        sampled, finished = self._settle(batch)
+        for request in sampled:
+            if request.first_token_step < 0:
+                request.first_token_step = self.step
+                if clocks:
+                    clocks.token_s[request.arrival_index] = self.now_s
+        for request in finished:
+            request.finish_step = self.step
+            if clocks:
+                clocks.finish_s[request.arrival_index] = self.now_s
+        self._account(batch, finished)
+        if not (batch.scheduled or batch.preempted or batch.ignored or self.in_flight or finished):
+            self._give_up_on_first()
+
+    def _run(self, batch: Batch) -> None:
+        """The step takes its time."""
+        if self.cost:
+            running = self.scheduler.running
+            stored = sum(request.num_computed_tokens for request in running)
+            self.now_s += step_seconds(  # type: ignore[no-untyped-call]
+                self.cost, sum(batch.scheduled.values()), stored, len(running)
+            )
+
+    def _give_up_on_first(self) -> None:
+        """Nothing runs and the first in line still cannot: it never will."""
+        stuck = self.scheduler.take_stuck()
+        if stuck is not None:
+            self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
+
+    def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:
+        """The oldest batch in flight comes back, once there are as many as the engine keeps, or nothing new to run."""
+        if batch.scheduled:
+            self.in_flight.append(batch)
+        if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not batch.scheduled):
+            return self.scheduler.update(self.in_flight.popleft())
+        return [], []
+
+    def _account(self, batch: Batch, finished: list[Request]) -> None:
+        scheduler, tally = self.scheduler, self.tally
+        free = scheduler.kv.pool.num_free
+        running, waiting = len(scheduler.running), scheduler.num_waiting
+        used = self.settings.usable_blocks - free
+        tally.steps += 1
+        tally.preemptions += len(batch.preempted)
+        tally.scheduled_tokens += sum(batch.scheduled.values())
+        tally.recomputed_tokens += batch.recomputed_tokens
+        tally.cached_tokens += batch.cached_tokens
+        tally.finished += len(finished)
+        tally.peak_blocks = max(tally.peak_blocks, used)
+        tally.peak_running = max(tally.peak_running, running)
+        tally.peak_waiting = max(tally.peak_waiting, waiting)
+        for request in scheduler.running:
+            slots, stored = scheduler.kv.slots_of(request)
+            tally.held_slot_steps += slots
+            tally.stored_token_steps += stored
+        self.sampler.add(self.step, 1, used, running, waiting, tally.preemptions)
+        if self.on_step and batch.scheduled:
+            self.on_step(
+                ScheduledStep(
+                    self.step,
+                    {request.id: tokens for request, tokens in batch.scheduled.items()},
+                    [request.id for request in batch.preempted],
+                    [request.id for request in finished],
+                    running,
+                    waiting,
+                    free,
+                )
+            )
+
+    def _timeline(self, interrupted: bool) -> Timeline:
+        known = self.requests
+        first_sched = [request.first_sched_step if request else -1 for request in known]
+        return Timeline(
+            self.settings,
+            self.trace,
+            self.tally,
+            first_sched,
+            [request.first_token_step if request else -1 for request in known],
+            [request.finish_step if request else -1 for request in known],
+            [request.num_preemptions if request else 0 for request in known],
+            first_sched if self.clocks else [int(arrival) for arrival in self.trace.arrivals],
+            self.sampler.samples(),
+            self.rejections,
+            self.clocks,
+            interrupted,
+            self.step,
+        )

@@ -1,0 +1,63 @@
+"""A sweep in processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from legroom.records import dataclass
+
+Shared = TypeVar("Shared")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SweepExecutor(Protocol):
+    """Calls `work(shared, item)` for every item, and yields each result with its item's number as soon as it is there.
+
+    `work` is a function of a module and its arguments can be pickled. Closing the iterator, or an exception in it
+    (Ctrl-C), stops what still runs. An error of `work` ends the sweep with that error.
+    """
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]: ...
+
+
+_shared: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class ProcessExecutor:
+    workers: int | None = None
+    """None: one a core. With one, this process does the work itself, item after item."""
+
+    def run(
+        self, work: Callable[[Shared, Item], Result], shared: Shared, items: Sequence[Item]
+    ) -> Generator[tuple[int, Result], None, None]:
+        workers = min(self.workers or os.cpu_count() or 1, len(items))
+        if workers <= 1:
+            for number, item in enumerate(items):
+                yield number, work(shared, item)
+            return
+        from concurrent.futures import ProcessPoolExecutor, as_completed
+
+        pool = ProcessPoolExecutor(workers, initializer=_remember, initargs=(work, shared))
+        try:
+            numbers = {pool.submit(_work_on, item): number for number, item in enumerate(items)}
+            for finished in as_completed(numbers):
+                yield numbers[finished], finished.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _remember(work: Callable[[Any, Any], Any], shared: Any) -> None:
+    # Ctrl-C reaches every process of the terminal: the one that collects the results decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _shared.update(work=work, shared=shared)
+
+
+def _work_on(item: Any) -> Any:
+    return _shared["work"](_shared["shared"], item)

@@ -1,0 +1,294 @@
+"""The memory of the worker that this process is.
+
+Only what the process already knows is read: PyTorch's own books, NVML and /proc, never a call into CUDA. One from
+another thread would break a graph capture that is under way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from legroom.black_box import AllocatorSegment, AllocatorState, BlockState, SegmentBlock, WorkerHostMemory
+from legroom.records import dataclass
+
+CONF_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_COMMON_POOL = (0, 0)
+_PACE = 2000.0
+"""Times what listing the segments took, until they are listed again: 3 ms make it six seconds."""
+_STATES: dict[str, BlockState] = {"active_allocated": "allocated", "inactive": "free"}
+"""PyTorch's names; a block that waits for a stream has one of several others."""
+
+
+@dataclass(frozen=True)
+class SegmentSums:
+    """What the segments add up to; None where the build does not list them."""
+
+    largest_free_bytes: int | None = None
+    graph_pool_bytes: int | None = None
+    private_pool_bytes: int | None = None
+    private_free_bytes: int | None = None
+    has_expandable_segments: bool | None = None
+
+    @classmethod
+    def of(cls, segments: tuple[AllocatorSegment, ...]) -> SegmentSums:
+        if not segments:
+            return cls()
+        private = [segment for segment in segments if segment.pool]
+        return cls(
+            max((segment.largest_free_bytes for segment in segments if not segment.pool), default=None),
+            sum(segment.size_bytes for segment in private if segment.pool == "graph"),
+            sum(segment.size_bytes for segment in private),
+            sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+            any(segment.is_expandable for segment in segments),
+        )
+
+
+class PacedSums:
+    """The sums over a device's segments, listed no more often than costs a two-thousandth of the time.
+
+    Python makes objects of every block while it holds its lock, milliseconds where there are hundreds of them, and
+    the model's own thread waits.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._kept: dict[int, tuple[float, SegmentSums]] = {}
+
+    def read(self, cuda: Any, device: int) -> SegmentSums:
+        began_s = self._clock()
+        due_s, sums = self._kept.get(device, (began_s, SegmentSums()))
+        if began_s < due_s:
+            return sums
+        sums = SegmentSums.of(_segments(cuda, device, with_blocks=False))
+        ended_s = self._clock()
+        self._kept[device] = ended_s + _PACE * (ended_s - began_s), sums
+        return sums
+
+
+_PACED = PacedSums()
+
+
+def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorState:
+    """What the allocator holds of a device; with all blocks, or with the sums over them alone."""
+    counts = cuda.memory_stats(device)
+    segments = _segments(cuda, device, with_blocks=True) if with_blocks else ()
+    sums = SegmentSums.of(segments) if with_blocks else _PACED.read(cuda, device)
+    return AllocatorState(
+        allocated_bytes=int(counts.get("allocated_bytes.all.current", 0)),
+        reserved_bytes=int(counts.get("reserved_bytes.all.current", 0)),
+        active_bytes=_count(counts, "active_bytes.all.current"),
+        inactive_split_bytes=_count(counts, "inactive_split_bytes.all.current"),
+        largest_free_bytes=sums.largest_free_bytes,
+        graph_pool_bytes=sums.graph_pool_bytes,
+        private_pool_bytes=sums.private_pool_bytes,
+        private_free_bytes=sums.private_free_bytes,
+        peak_allocated_bytes=_count(counts, "allocated_bytes.all.peak"),
+        alloc_retries=_count(counts, "num_alloc_retries"),
+        ooms=_count(counts, "num_ooms"),
+        settings=next((value for name in CONF_NAMES if (value := os.environ.get(name))), None),
+        has_expandable_segments=sums.has_expandable_segments,
+        segments=segments,
+    )
+
+
+def _count(counts: dict[str, Any], name: str) -> int | None:
+    value = counts.get(name)
+    return None if value is None else int(value)
+
+
+def _segments(cuda: Any, device: int, *, with_blocks: bool) -> tuple[AllocatorSegment, ...]:
+    snapshot = getattr(cuda, "memory_snapshot", None)
+    if snapshot is None:
+        return ()
+    graph_pool = _graph_pool()
+    own = [segment for segment in snapshot() if segment.get("device", device) == device]
+    return tuple(_segment(segment, graph_pool, with_blocks=with_blocks) for segment in own)
+
+
+def _segment(segment: dict[str, Any], graph_pool: tuple[int, ...] | None, *, with_blocks: bool) -> AllocatorSegment:
+    blocks = segment.get("blocks", ())
+    largest = max((block["size"] for block in blocks if block["state"] == "inactive"), default=0)
+    pool = tuple(segment.get("segment_pool_id", _COMMON_POOL))
+    return AllocatorSegment(
+        size_bytes=int(segment["total_size"]),
+        allocated_bytes=int(segment.get("allocated_size", 0)),
+        largest_free_bytes=int(largest),
+        pool=_pool_name(pool, graph_pool),
+        is_small=segment.get("segment_type") == "small",
+        is_expandable=bool(segment.get("is_expandable", False)),
+        blocks=tuple(SegmentBlock(int(block["size"]), _STATES.get(block["state"], "pending")) for block in blocks)
+        if with_blocks
+        else (),
+    )
+
+
+def _pool_name(pool: tuple[int, ...], graph_pool: tuple[int, ...] | None) -> str:
+    """Sleep mode keeps weights and the KV cache in private pools too; vLLM 0.10 on tells which one its graphs have."""
+    if pool == _COMMON_POOL:
+        return ""
+    return "graph" if graph_pool is None or pool == graph_pool else ":".join(map(str, pool))
+
+
+def _graph_pool() -> tuple[int, ...] | None:
+    platform = getattr(sys.modules.get("vllm.platforms"), "_current_platform", None)
+    handle = getattr(platform, "_global_graph_pool", None)
+    return tuple(handle) if handle is not None else None
+
+
+PROFILING = frozenset({"determine_available_memory", "determine_num_available_blocks"})
+"""Functions of vLLM's that read PyTorch's peak to size the KV cache; while one runs the peak is not ours to reset."""
+
+
+@dataclass(frozen=True)
+class WorkerMemory:
+    """One device of one worker."""
+
+    rank: int
+    """Among the workers of its engine, or of all engines where they compute together."""
+    gpu: str
+    """NVML's index; `cpu` for a worker without a GPU."""
+    used_bytes: int | None = None
+    """On the whole card, whoever holds it; without a GPU what the process holds of the host's memory."""
+    reserved_bytes: int | None = None
+    """Taken from the card by PyTorch's allocator."""
+    allocated_bytes: int | None = None
+    """Of those, handed out."""
+    active_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    graph_pool_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    """Held by this process beside what PyTorch reserves: the CUDA context, NCCL, libraries."""
+    others_bytes: int | None = None
+    """Held by other processes on the card."""
+    peak_allocated_bytes: int | None = None
+    """The most that was handed out at once since the look before this one."""
+    alloc_retries: int | None = None
+    host_rss_bytes: int | None = None
+    """What the process holds of the host's memory; with the first of its devices alone."""
+    host_pinned_bytes: int | None = None
+    """Of that, what PyTorch pinned for copies to and from the card."""
+
+
+def read() -> tuple[WorkerMemory, ...]:
+    """Nothing in a process that is no worker, or not yet: its place among the others is not settled."""
+    rank = worker_rank()
+    if rank is None:
+        return ()
+    cuda = initialized_cuda()
+    host = read_host(cuda)
+    if cuda is None:
+        rss = host.rss_bytes
+        return (WorkerMemory(rank, "cpu", used_bytes=rss, host_rss_bytes=rss, host_pinned_bytes=host.pinned_bytes),)
+    memory: list[WorkerMemory] = []
+    for device in range(cuda.device_count()):
+        taken = _device(cuda, device, rank, WorkerHostMemory() if memory else host)
+        memory += [taken] if taken else []
+    return tuple(memory)
+
+
+def worker_rank() -> int | None:
+    groups = sys.modules.get("vllm.distributed.parallel_state")
+    world = getattr(groups, "_WORLD", None)
+    return None if world is None else int(world.rank)
+
+
+def initialized_cuda() -> Any | None:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def read_host(cuda: Any | None) -> WorkerHostMemory:
+    rss = psutil.Process(os.getpid()).memory_info().rss
+    stats = getattr(cuda, "host_memory_stats", None)  # PyTorch 2.7 on
+    pinned = stats().get("allocated_bytes.current") if stats is not None else None
+    return WorkerHostMemory(int(rss), None if pinned is None else int(pinned))
+
+
+def _device(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
+    """None where the worker holds nothing: it sees the other workers' GPUs too."""
+    if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
+        return None
+    torch = allocator_state(cuda, device, with_blocks=False)
+    _reset_peak(cuda, device)
+    card = card_use(cuda, device)
+    return WorkerMemory(
+        rank,
+        card.gpu,
+        card.used_bytes,
+        torch.reserved_bytes,
+        torch.allocated_bytes,
+        torch.active_bytes,
+        torch.inactive_split_bytes,
+        torch.largest_free_bytes,
+        torch.graph_pool_bytes,
+        None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
+        card.others_bytes,
+        torch.peak_allocated_bytes,
+        torch.alloc_retries,
+        host.rss_bytes,
+        host.pinned_bytes,
+    )
+
+
+def _reset_peak(cuda: Any, device: int) -> None:
+    """So that the next look sees the peak since this one. vLLM sizes its KV cache by the same figure, so not then."""
+    reset = getattr(cuda, "reset_peak_memory_stats", None)
+    if reset is not None and not is_profiling():
+        reset(device)
+
+
+def is_profiling() -> bool:
+    """Whether any thread of this process is inside vLLM's measurement of its own peak."""
+    own = threading.get_ident()
+    for thread, top in sys._current_frames().items():
+        frame: Any = top if thread != own else None
+        while frame is not None:
+            if frame.f_code.co_name in PROFILING:
+                return True
+            frame = frame.f_back
+    return False
+
+
+@dataclass(frozen=True)
+class CardUse:
+    """A card as NVML shows it, from where this process stands."""
+
+    gpu: str
+    name: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    own_bytes: int | None = None
+    others_bytes: int | None = None
+
+
+def card_use(cuda: Any, device: int) -> CardUse:
+    """PyTorch writes a UUID without NVML's prefix."""
+    from legroom.live.gpu_memory import devices
+
+    uuid = str(cuda.get_device_properties(device).uuid)
+    card = next((gpu for gpu in devices() if gpu.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")), None)
+    if card is None:
+        return CardUse(str(device))
+    own = _own_bytes(card.processes, card.used_bytes)
+    # Not what is used less what is ours: the driver keeps a part of the card for itself, 0.6 GiB of an H200.
+    rest = [size for pid, size in card.processes if pid != os.getpid()]
+    alone = len(card.processes) == 1
+    others = 0 if alone else sum(rest) if own is not None and all(rest) else None
+    return CardUse(str(card.index), card.name, card.total_bytes, card.used_bytes, own, others)
+
+
+def _own_bytes(processes: tuple[tuple[int, int], ...], used_bytes: int) -> int | None:
+    """What is this process's. A container shows other numbers for processes than the driver does: one that is listed
+    alone is this one."""
+    own = [size for pid, size in processes if pid == os.getpid()]
+    if own:
+        return own[0] or (used_bytes if len(processes) == 1 else None)
+    return used_bytes if len(processes) == 1 else None
