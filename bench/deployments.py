@@ -20,9 +20,9 @@ from collections import Counter
 from pathlib import Path
 
 from legroom.deployments.deployment import deployment_from_file, deployment_of
-from legroom.deployments.kinds import kind_of
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.source_text import read_text
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.text import read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.lint.linted_parts import LintedPart, linted_parts

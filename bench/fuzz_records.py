@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fragments"))
 
 from snapshot_writer import SnapshotWriter, block, pinned_segments
 
-from legroom.api import DiagnosisReport
+from legroom import DiagnosisReport
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.starting_plan import Hints
 from legroom.drawing.terminal import Style

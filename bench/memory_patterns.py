@@ -30,7 +30,7 @@ from legroom.fragments.read import read_source
 from legroom.fragments.report import FragmentReport, fragment_report
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.memory.allocator.caching_allocator import CachedBlock, CachingAllocator, RequestRefused
+from legroom.memory.caching_allocator import Block, CachingAllocator, RequestRefused
 
 GIB, MIB = 1 << 30, 1 << 20
 CARD, CONTEXT = 80 * GIB, 600 * MIB
@@ -66,7 +66,7 @@ class PlayedWorker:
         self.chance = chance
         self.allocator = CachingAllocator(card_bytes=CARD - CONTEXT)
         self.trace: list[dict[str, Any]] = []
-        self.live: dict[int, tuple[CachedBlock, int, str]] = {}
+        self.live: dict[int, tuple[Block, int, str]] = {}
         self.looks: list[WorkerLook] = []
         self.time_s = BASE_S
         self.others = self.retries = 0
@@ -123,9 +123,9 @@ class PlayedWorker:
         heads = [block for block in blocks if block.before is None]
         return [self._segment(head) for head in heads]
 
-    def _segment(self, head: CachedBlock) -> dict[str, Any]:
+    def _segment(self, head: Block) -> dict[str, Any]:
         entries: list[dict[str, Any]] = []
-        block: CachedBlock | None = head
+        block: Block | None = head
         while block is not None:
             _, requested, place = self.live.get(block.address, (block, 0, ""))
             state = "active_allocated" if block.is_allocated else "inactive"

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from legroom.api import plan
+from legroom import plan
 from legroom.exports.request import ExportRequest
 from legroom.planning.plan_document import plan_from_json
 

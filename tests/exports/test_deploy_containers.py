@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes

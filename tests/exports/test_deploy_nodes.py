@@ -7,7 +7,7 @@ import pytest
 import yaml
 from cluster_schemas import check
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kserve, kubernetes
 from legroom.exports.request import ExportRequest

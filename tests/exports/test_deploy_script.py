@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from planned import SERVERS, planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.cli.main import main
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from planned import planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
 from legroom.exports.deploy.script import script_text

@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.api import plan
+from legroom import plan
 from legroom.cli.main import main
-from legroom.deployments.shell.words import commands
-from legroom.deployments.text import Text
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text
 from legroom.lint.linter import SEARCHED, LintOptions, lint_texts
 from legroom.lint.promql_reader import comparisons, series_names
 from legroom.lint.rules import all_checks, rules

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from legroom.deployments.containers import hides_release, image_release, serves_vllm
+from legroom.deployments.container_images import has_unnamed_release, image_release, is_server_image
 from legroom.errors import LegroomError
 from legroom.lint.lint_report import report_json
 from legroom.lint.linter import LintOptions, lint_texts
@@ -160,11 +160,11 @@ def test_a_release_is_read_wherever_an_image_names_it(image, release):
     "image", ["ghcr.io/vllm-project/semantic-router/extproc:latest", "x/vllm-router:1", "vllm-project/aibrix:1"]
 )
 def test_an_image_of_the_project_beside_vllm_starts_no_server(image):
-    assert not serves_vllm(image)
+    assert not is_server_image(image)
 
 
 def test_an_image_with_a_tag_of_its_own_hides_its_release():
-    assert hides_release("registry/vllm:build-7") and not hides_release("vllm/vllm-openai:latest")
+    assert has_unnamed_release("registry/vllm:build-7") and not has_unnamed_release("vllm/vllm-openai:latest")
 
 
 def test_a_version_that_a_sentence_quotes_installs_nothing():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from legroom.cli.main import main
-from legroom.deployments.shell import scan
+from legroom.deployments.shell import lexer
 from legroom.lint.linter import LintOptions, lint_files, lint_texts
 
 WRONG = "vllm serve org/m --nope\n"
@@ -87,7 +87,7 @@ def test_a_script_is_read_on_behind_shifts_and_here_documents(before):
 
 
 def test_a_script_with_too_many_words_is_said_to_be_cut(monkeypatch):
-    monkeypatch.setattr(scan, "_MOST_WORDS", 10)
+    monkeypatch.setattr(lexer, "_MAX_WORDS", 10)
     report = lint_texts([("start.sh", WRONG * 4)], LintOptions())
     assert [finding.place.line for finding in report.findings] == [1, 2]
     assert [(unread.place.line, "more than 10 words" in unread.reason) for unread in report.unread] == [(3, True)]

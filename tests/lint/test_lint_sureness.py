@@ -2,8 +2,8 @@
 
 import pytest
 
-from legroom.deployments.containers import follows_newest, image_words, serves_vllm
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.container_images import container_command, has_moving_tag, is_server_image
+from legroom.deployments.shell.lexer import Word
 from legroom.facts.releases import release
 from legroom.lint.linter import LintOptions, lint_texts
 
@@ -70,14 +70,14 @@ def test_a_series_of_other_releases_or_of_another_exporter_is_a_warning(series, 
 
 
 def test_only_vllms_own_image_follows_its_releases():
-    assert follows_newest("vllm/vllm-openai:latest") and follows_newest("docker.io/vllm/vllm-openai")
-    assert not follows_newest("rocm/vllm:latest") and not follows_newest("vllm/vllm-openai:v0.9.0")
+    assert has_moving_tag("vllm/vllm-openai:latest") and has_moving_tag("docker.io/vllm/vllm-openai")
+    assert not has_moving_tag("rocm/vllm:latest") and not has_moving_tag("vllm/vllm-openai:v0.9.0")
 
 
 def test_an_image_that_watches_vllm_is_not_its_server():
-    assert not serves_vllm("ghcr.io/me/vllm-monitor")
+    assert not is_server_image("ghcr.io/me/vllm-monitor")
     given = (Word("--url", 0), Word("http://a:8000", 6))
-    assert image_words("ghcr.io/me/my-vllm-thing", (), given, 0) == given
+    assert container_command("ghcr.io/me/my-vllm-thing", (), given, 0) == given
 
 
 def test_a_placeholder_in_a_document_is_no_word_of_a_command():

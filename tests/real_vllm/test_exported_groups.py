@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tiny_models import SERVE_ENV
 
-from legroom.api import plan
+from legroom import plan
 from legroom.exports.deploy import kserve, kubernetes
 from legroom.exports.request import ExportRequest
 from legroom.planning.plan_document import plan_from_json

@@ -16,7 +16,7 @@ from metrics_page import RUNNING, metric
 from restart_load import free_port
 from tiny_models import SERVE_ENV, serve_words, write_model
 
-from legroom.api import plan
+from legroom import plan
 from legroom.exports.deploy.drain import metrics_drain
 from legroom.exports.deploy.script import script_text
 from legroom.exports.deploy.server import ExportedServer, planned_server, unplanned_server

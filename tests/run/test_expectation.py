@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.api import plan
+from legroom import plan
 from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect
 from legroom.run.server_command import read_command
 

@@ -98,10 +98,10 @@ def exit_code(readings: list[LogReading]) -> int:
 
 
 def _hints(args: argparse.Namespace) -> Hints:
-    from legroom.cli.deployment import count_of
+    from legroom.cli.server_options import gpu_count
     from legroom.diagnosis.starting_plan import Hints
 
-    return Hints(args.line, args.model, args.gpu, count_of(args.gpus, "--gpus"), args.vllm)
+    return Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
 
 
 def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:

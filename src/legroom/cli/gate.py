@@ -128,7 +128,7 @@ def _try(args: argparse.Namespace) -> int:
     import sys
     from pathlib import Path
 
-    from legroom.deployments.text import Text, read_text
+    from legroom.deployments.source_text import Text, read_text
     from legroom.deployments.yaml_nodes import load_nodes
     from legroom.drawing.text import wrap
     from legroom.gate.admission_review import startup_fields

@@ -5,18 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_machine_options, add_source_options, count_of, machine, parse, requested
 from legroom.cli.output import note, print_json, write_file
+from legroom.cli.server_options import (
+    add_machine_options,
+    add_source_options,
+    described_machine,
+    described_server,
+    gpu_count,
+    parse,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.api import PlanReport
+    from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
     from legroom.memory.server_states import ServerState
+    from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
     from legroom.planning.search import WishResult
@@ -25,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser", "parse", "run"]
 
+_GIT_TIMEOUT_S = 30
+_DIFF_HINT = "give a file, /dev/null for none, or REVISION:FILE inside a git repository"
 _MOST_GPUS_TRIED = 8
 """How far to count up where no number of GPUs was given and one does not do."""
 
@@ -95,21 +106,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, and answer with 0 or 1."""
-    from legroom.api import PlanReport
+    from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
     if args.diff or args.markdown:
-        from legroom.cli.plan_diff import run_diff
-
-        return run_diff(args)
-    meant = requested(args)
-    where = machine(args, meant)
+        return _run_diff(args)
+    deployment = described_server(args)
+    where = described_machine(args, deployment)
     if args.want_context or args.want_concurrency or args.want_gpus:
-        return _run_wish(args, meant.args, meant.release, where)
+        return _run_wish(args, deployment.args, deployment.release, where)
     if args.sleep:
-        meant = replace(meant, args=_with_sleep_mode(meant.args))
-    made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
-    made = replace(made, notes=tuple(dict.fromkeys((*meant.notes, *made.notes))))
+        deployment = replace(deployment, args=_with_sleep_mode(deployment.args))
+    made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
+    made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
         from legroom.planning.plan import cold_start
 
@@ -157,10 +166,10 @@ def _states_json(states: Sequence[ServerState]) -> dict[str, Any]:
 
 
 def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
-    from legroom.exports.deploy.times import speed_of
     from legroom.planning.sleep_states import plan_states
+    from legroom.units import parse_speed
 
-    return plan_states(made, speed_of(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+    return plan_states(made, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
 
 
 def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
@@ -195,7 +204,7 @@ def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, where: Machine) 
 
 
 def _asked_gpus(args: argparse.Namespace, where: Machine) -> int | None:
-    return count_of(args.want_gpus, "--want-gpus") or where.gpus
+    return gpu_count(args.want_gpus, "--want-gpus") or where.gpus
 
 
 def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
@@ -274,3 +283,74 @@ def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
         "layout": layout_json(plan.layout),
         "command": ready_command(plan),
     }
+
+
+def _run_diff(args: argparse.Namespace) -> int:
+    """Compare, print, and answer with 1 where a server of the new version does not start."""
+    from legroom.planning.plan_diff import server_diffs
+    from legroom.render.plan_diff_text import diff_markdown, diff_text
+
+    if not args.diff:
+        raise LegroomError("--markdown belongs to --diff", "legroom plan --diff OLD NEW --markdown")
+    if args.vllm_words or args.command_words or args.line or args.file or args.python:
+        raise LegroomError("--diff says what runs: two files", "leave the model and vLLM's flags out")
+    old, new = args.diff
+    diffs = server_diffs(_servers_of(old, args), _servers_of(new, args))
+    if args.json:
+        broken = any(diff.is_broken for diff in diffs)
+        print_json({"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]})
+    elif args.markdown:
+        sys.stdout.write(diff_markdown(_path(new), diffs))
+    else:
+        from legroom.drawing.terminal import style_of
+
+        sys.stdout.write(diff_text(diffs, style_of(sys.stdout)))
+    return ANSWER_IS_NO if any(diff.is_broken for diff in diffs) else OK
+
+
+def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
+    from legroom.facts.releases import release as known_release
+    from legroom.planning.file_plans import planned_servers, started_servers
+
+    text = _text(named)
+    release = known_release(args.vllm) if args.vllm else None
+    servers, unread = started_servers(_path(named), text, release) if text.strip() else ([], None)
+    if unread is not None and not servers:
+        raise LegroomError(f"{named} {unread.reason}", unread.hint)
+    machine = _diff_machine(args)
+    return list(planned_servers(servers, machine, release, advice=not args.no_advice, gpu_wins=machine is not None))
+
+
+def _diff_machine(args: argparse.Namespace) -> Machine | None:
+    from legroom.planning.machine import Machine
+
+    if args.gpu is None:
+        return None
+    return Machine(args.gpu, gpu_count(args.gpus, "--gpus"), args.gpu_memory, args.gpu_used, args.host_memory)
+
+
+def _path(named: str) -> str:
+    """The file's own name, which tells its kind."""
+    return named if Path(named).exists() else named.partition(":")[2] or named
+
+
+def _text(named: str) -> str:
+    from legroom.deployments.source_text import read_text
+
+    if named == "/dev/null":
+        return ""
+    if Path(named).exists() or ":" not in named:
+        return read_text(Path(named))
+    if named.startswith("-"):
+        raise LegroomError(f"{named} is no file", _DIFF_HINT)
+    import subprocess
+
+    words = ["git", "show", "--end-of-options", named]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        raise LegroomError(f"{named} is no file, and git could not be asked for it", _DIFF_HINT) from None
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise LegroomError(f"{named} is no file, and git says: {reason}", _DIFF_HINT)
+    return done.stdout.decode("utf-8-sig", "replace")

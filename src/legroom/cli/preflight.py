@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, parse, requested
 from legroom.cli.output import print_json
+from legroom.cli.server_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
     args.vllm = args.vllm or _installed()
     try:
-        meant = requested(args)
-        visible = meant.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-        answer = preflight(meant.args, meant.release, this_node(visible), args.host_memory)
+        deployment = described_server(args)
+        visible = deployment.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        answer = preflight(deployment.args, deployment.release, this_node(visible), args.host_memory)
     except LegroomError as error:
         _tell_kubernetes(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise

@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks to measure (default: 1)"
     )
-    parser.add_argument("--pin-limit", default="8GiB", metavar="SIZE", help="host memory to try to pin (default: 8GiB)")
     parser.add_argument("--no-vllm", action="store_true", help="ask torch alone, and start no vLLM")
     parser.add_argument("--dry-run", action="store_true", help="measure, and keep nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -57,15 +56,13 @@ def run(args: argparse.Namespace) -> int:
     from legroom.errors import LegroomError
     from legroom.planning.card_store import keep_card
     from legroom.probe.probe import probe, python_of_vllm
-    from legroom.units import GIB, parse_bytes
 
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
-    limit = parse_bytes(args.pin_limit, "--pin-limit") / GIB
     python = python_of_vllm(args.python)
     note(f"asking the GPU with {python}; this takes about a minute")
     served = _served_words(args.served)
-    outcome = probe(python, ranks=args.ranks, pin_limit_gib=limit, with_vllm=not args.no_vllm, served=served)
+    outcome = probe(python, ranks=args.ranks, with_vllm=not args.no_vllm, served=served)
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:

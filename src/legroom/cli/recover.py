@@ -122,7 +122,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
-    from legroom.cli.deployment import count_of
+    from legroom.cli.server_options import gpu_count
     from legroom.recover.restart_command import Crashed, NothingComputed, last_run, restart_after
 
     asked = args.line is not None or args.log is not None
@@ -131,7 +131,7 @@ def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
         args.line or (known.command if known else None),
         args.log or (known.log if known else None),
         args.gpu,
-        count_of(args.gpus, "--gpus"),
+        gpu_count(args.gpus, "--gpus"),
         args.vllm,
     )
     if crashed.command is None and crashed.log is None:

@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
         webbrowser.open(address)
     from legroom.web.app import create_app
-    from legroom.web.pool import WorkerLimits
+    from legroom.web.endpoint_processes import WorkerLimits
     from legroom.web.security import Access
     from legroom.web.uvicorn_server import serve_asgi
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.facts.fit import by_release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
@@ -20,51 +19,45 @@ ENDPOINTS_SWITCH = "VLLM_SERVER_DEV_MODE"
 
 @dataclass(frozen=True, slots=True)
 class SleepRules:
-    """What one release does."""
+    """What leaves the card during sleep in one release."""
 
     buffers_saved: bool
-    """Level 2 keeps the model's buffers on the host."""
+    """Level 2 copies the model's buffers to the host."""
     sampler_pooled: bool
-    """The tables of runner V2's sampler lie in the pool of the weights."""
+    """The sampler tables of model runner V2 are allocated in the pool of the weights."""
     runtime_offloaded: bool
-    """Block tables and the like leave the card, too."""
+    """Block tables and input buffers leave the card."""
     scratch_discarded: bool
-    """So does the experts' workspace."""
+    """The experts' workspace leaves the card."""
     graphs_flag: str | None
-    """The flag that takes CUDA graphs off the card; None where the release has none."""
+    """The flag that frees CUDA graphs; None where the release has none."""
     communication_flag: str | None
+    """The flag that frees NCCL buffers; None where the release has none."""
 
 
 def sleep_rules(version: str) -> SleepRules | None:
     """The rules of a release; None where it has no sleep mode."""
-    release = known_release(version)
-    if release.before(_data()["releases"][0]["since"]):
+    data, release = _data(), known_release(version)
+    if release.before(first_release_with_sleep()):
         return None
-    row = by_release(_data()["releases"], version)
-    flags = (_data()["graphs_flag"], _data()["communication_flag"])
-    graphs, communication = (flag["name"] if release.at_least(flag["since"]) else None for flag in flags)
-    return SleepRules(
-        row["buffers_saved"],
-        row["sampler_pooled"],
-        row["runtime_offloaded"],
-        row["scratch_discarded"],
-        graphs,
-        communication,
-    )
+    row = {name: value for name, value in by_release(data["releases"], version).items() if name in _SWITCHES}
+    flags = {name: data[name]["name"] if release.at_least(data[name]["since"]) else None for name in _FLAGS}
+    return SleepRules(**row, **flags)
+
+
+_SWITCHES = ("buffers_saved", "sampler_pooled", "runtime_offloaded", "scratch_discarded")
+_FLAGS = ("graphs_flag", "communication_flag")
 
 
 def first_release_with_sleep() -> str:
-    """Where sleep mode begins."""
-    since: str = _data()["releases"][0]["since"]
-    return since
+    return str(_data()["releases"][0]["since"])
 
 
 def host_bandwidth_bytes_s(gpu: Gpu) -> float:
-    """How fast pinned host memory is copied to the card, unless the user knows better."""
+    """The usual copy speed from pinned host memory to this card."""
     speeds = _data()["host_bandwidth_gb_s"]
     return float(speeds["by_capability"].get(str(gpu.compute_capability[0]), speeds["unknown"]) * 10**9)
 
 
-@cache
 def _data() -> Any:
     return read_data("sleep.json")

@@ -9,8 +9,8 @@ from legroom.errors import LegroomError
 from legroom.fragments.plain_pickle import MOST_FILE_BYTES, MOST_MADE_BYTES, is_pickle
 from legroom.fragments.reading import AllocatorReading
 from legroom.fragments.summary_text import is_summary, read_summary
-from legroom.memory.allocator.replay import RefusedRequest
-from legroom.memory.allocator.settings import parse_allocator_settings
+from legroom.memory.allocator_replay import RefusedRequest
+from legroom.memory.caching_allocator import parse_allocator_settings
 from legroom.units import human_bytes
 
 _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from legroom.black_box import AllocatorState
-from legroom.memory.allocator.replay import AllocatorHistory, RefusedRequest
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.allocator_replay import AllocatorHistory, RefusedRequest
+from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
 
 

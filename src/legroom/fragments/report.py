@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from legroom.fragments.reading import AllocatorReading, CallSite
-from legroom.memory.allocator.replay import RefusedRequest, SettingTried, try_settings
-from legroom.memory.allocator.settings import LARGE_SEGMENT, AllocatorSettings, segment_bytes
+from legroom.memory.allocator_replay import RefusedRequest, SettingTried, try_settings
+from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, AllocatorSettings, segment_bytes
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, human_bytes
 
@@ -152,7 +152,7 @@ def _served_by_pages(reading: AllocatorReading, request: RefusedRequest) -> bool
     elif allocated + needed >= limit + needed:
         return False  # nothing is free in the reserve
     edges = sum(1 for segment in state.segments for block in segment.blocks if block.state == "free")
-    partly_used = min(LARGE_SEGMENT * max(edges, 1), state.unallocated_bytes)
+    partly_used = min(LARGE_SEGMENT_BYTES * max(edges, 1), state.unallocated_bytes)
     return True if allocated + needed + partly_used <= limit else None
 
 
@@ -205,7 +205,7 @@ def _in_pieces(reading: AllocatorReading) -> int | None:
 
 
 def _page_rests(segment: Any) -> int:
-    page = 2 * MIB if segment.is_small else LARGE_SEGMENT
+    page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
     offset = rests = 0
     for block in segment.blocks:
         end = offset + block.size_bytes

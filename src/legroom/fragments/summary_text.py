@@ -7,7 +7,7 @@ import re
 from legroom.black_box import AllocatorState
 from legroom.errors import LegroomError
 from legroom.fragments.reading import AllocatorReading
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.units import KIB
 
 _HEADING = "memory summary, device ID"

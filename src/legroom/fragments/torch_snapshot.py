@@ -11,8 +11,8 @@ from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
 from legroom.fragments.plain_pickle import MOST_MADE_BYTES, NotPlainData, read_plain_pickle
 from legroom.fragments.reading import AllocatorReading, CallSite
-from legroom.memory.allocator.replay import AllocatorEvent, AllocatorHistory, RefusedRequest
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, RefusedRequest
+from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
 
 MOST_ENTRIES = 4_000_000
@@ -197,11 +197,11 @@ def _history(
         elif action in _GIVEN_BACK:
             change -= size
             if _was_emptied(raw, index, settings):
-                events.append(AllocatorEvent("give_back"))
+                events.append(AllocatorEvent("empty_cache"))
         elif action == "oom":
             free = entry.get("device_free")
             refused = (size, free if isinstance(free, int) else None, change)
-            events.append(AllocatorEvent("refused", 0, size, stream))
+            events.append(AllocatorEvent("oom", 0, size, stream))
     for block in live:
         if block.address not in allocated:
             first[block.address] = (block.address, block.requested, block.stream)

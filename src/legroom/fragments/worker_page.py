@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from legroom.black_box import AllocatorState
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.fragments.reading import AllocatorReading, KvSlots
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.caching_allocator import AllocatorSettings
 
 if TYPE_CHECKING:
     from legroom.live.metrics.sample import Sample

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from legroom.deployments.read import rule_groups
-from legroom.deployments.text import Place, Shifted, Text
+from legroom.deployments.file_reader import rule_groups
+from legroom.deployments.source_text import Place, ShiftedLocator, Text
 from legroom.deployments.yaml_nodes import Node
 from legroom.errors import LegroomError
 
@@ -96,7 +96,7 @@ def program_series(source: Text) -> Iterator[Expression]:
     beside = frozenset(name[2] for name in names)
     owner = "family" if _FAMILIES.search(source.text) else "text"
     for name in names:
-        yield Expression(name[2], Shifted(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
+        yield Expression(name[2], ShiftedLocator(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
 
 
 def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:

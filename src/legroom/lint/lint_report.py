@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from legroom.deployments.text import Place, Unread
+from legroom.deployments.source_text import Place, Unread
 from legroom.lint.rule import LintFinding, Rule
 from legroom.lint.rules import rules
 from legroom.records import dataclass

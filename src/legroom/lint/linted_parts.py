@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from legroom.deployments.kinds import Kind
-from legroom.deployments.read import document_kind, read_file
+from legroom.deployments.file_kinds import Kind
+from legroom.deployments.file_reader import document_kind, read_file
+from legroom.deployments.source_text import Place, Unread
 from legroom.deployments.subjects import FilePart, Subject
-from legroom.deployments.text import Place, Unread
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release
 from legroom.lint.expressions import (

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legroom.deployments.kinds import kind_of
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.text import MAX_FILE_BYTES, Place, Unread, read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
@@ -75,8 +75,10 @@ def _command_below(lines: list[str], number: int) -> Iterable[int]:
         row += 1
 
 
-SEARCHED = (".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env")
-SEARCHED += (".dockerfile", ".promql")
+SEARCHED = frozenset(
+    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
+    | {".dockerfile"}
+)
 """The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
 _BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
 
@@ -86,8 +88,6 @@ class LintOptions:
     release: Release | None = None
     plan: PlanDocument | None = None
     ignore: frozenset[str] = frozenset()
-    only_vllm: bool = False
-    """Skip files that do not name vLLM."""
     any_release: bool = False
     """Series of any release are valid; flags are read for the newest."""
     only: frozenset[str] = frozenset()
@@ -141,9 +141,6 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     contexts = {path: _context_of(text, options) for path, text in texts}
     parts: list[tuple[str, LintedPart]] = []
     for path, text in texts:
-        if options.only_vllm and "vllm" not in text.lower():
-            skipped.append(Skipped(path, "vLLM is not named in it"))
-            continue
         for item in linted_parts(path, text, contexts[path].release):
             if isinstance(item, Unread):
                 not_read.append(item)

@@ -16,9 +16,9 @@ from legroom.vllm.command_line import plain_name
 from legroom.vllm.parse import ParsedArgs, parse_flags
 
 if TYPE_CHECKING:
-    from legroom.deployments.shell.scan import Word
+    from legroom.deployments.shell.lexer import Word
+    from legroom.deployments.source_text import Place
     from legroom.deployments.subjects import StartedServer
-    from legroom.deployments.text import Place
     from legroom.planning.plan_document import PlanDocument
 
 Severity = Literal["error", "warning", "note"]
@@ -84,9 +84,9 @@ class Context:
     def release_of(self, server: StartedServer) -> Release:
         named = server.named_release if self.requested_release is None else None
         if named is None and not self.is_release_given and server.image:
-            from legroom.deployments.containers import built_by  # not for a plain command line
+            from legroom.deployments.container_images import latest_build_day  # not for a plain command line
 
-            named = newest_on(day) if (day := built_by(server.image)) else None
+            named = newest_on(day) if (day := latest_build_day(server.image)) else None
         return known_release(named) if named else self.release
 
     @property
@@ -98,8 +98,8 @@ class Context:
         """Whether the server's release is given, pinned, or vLLM's own moving tag."""
         if self.is_release_given:
             return True
-        from legroom.deployments.containers import (  # not for a plain command line
-            follows_newest,
+        from legroom.deployments.container_images import (  # not for a plain command line
+            has_moving_tag,
             image_release,
             is_other_build,
             is_published_by_vllm,
@@ -111,13 +111,13 @@ class Context:
             return False  # the number may be the image's own, or vLLM in it may be changed
         if server.named_release:
             return _FULL_VERSION.fullmatch(server.named_release) is not None
-        return follows_newest(server.image) and not server.launcher
+        return has_moving_tag(server.image) and not server.launcher
 
     def runs_published_build(self, server: StartedServer) -> bool:
         """Whether the server runs vLLM's own build of a known release, so that all of its flags are known."""
         if self.is_release_given:
             return True
-        from legroom.deployments.containers import is_published_by_vllm  # not for a plain command line
+        from legroom.deployments.container_images import is_published_by_vllm  # not for a plain command line
 
         if not server.named_release or server.launcher or known_release(server.named_release).note:
             return False
@@ -138,9 +138,9 @@ class Context:
         """Whether the server runs an unnamed release: a fork's image, a private tag, another launcher."""
         if self.is_release_given or server.named_release:
             return False
-        from legroom.deployments.containers import hides_release  # not for a plain command line
+        from legroom.deployments.container_images import has_unnamed_release  # not for a plain command line
 
-        return bool(server.launcher) or hides_release(server.image) or _is_other_hardware(server)
+        return bool(server.launcher) or has_unnamed_release(server.image) or _is_other_hardware(server)
 
     def plan_of(self, server: StartedServer) -> PlanDocument | None:
         """The plan, unless the server serves another model than the planned one."""

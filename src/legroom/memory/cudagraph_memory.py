@@ -23,15 +23,15 @@ from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
 from legroom.memory.attention_workspace import flashinfer_workspace, largest_split_buffers, split_buffers
+from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, CachingAllocator
 from legroom.memory.figure_cache import cached, cached_by_model
-from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.units import MIB, cdiv
 from legroom.vllm.args import is_given
 
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.model import FeedForward, Mixer, Model
-    from legroom.memory.weights.torch_allocator import TensorBlock
+    from legroom.memory.caching_allocator import Block
     from legroom.vllm.args import EngineSettings
 
 
@@ -275,7 +275,6 @@ def _latent_layers(model: Model) -> int:
 
 _LAYERS = 6
 """The blocks of the first layers are there for all later ones."""
-_SMALL_SEGMENTS = 2 * MIB
 
 
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
@@ -288,7 +287,7 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 def _segments(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
     """`token`: bytes of one value of each sequence; `split`, `passing`: what attention and experts ask for."""
-    allocator = TorchAllocator()
+    allocator = CachingAllocator(ascending_addresses=True)
     hidden = model.hidden_size * token
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     for layer in model.layers[:_LAYERS]:
@@ -311,19 +310,17 @@ def _segments(model: Model, ranks: int, token: int, split: int, passing: int) ->
         down = allocator.allocate(hidden)
         allocator.free(activated)
         residual, normed = _add_and_normalize(allocator, down, residual, hidden)
-    return allocator.reserved_bytes + _SMALL_SEGMENTS
+    return sum(allocator.large_segments) + SMALL_SEGMENT_BYTES
 
 
-def _add_and_normalize(
-    allocator: TorchAllocator, added: TensorBlock, residual: TensorBlock, hidden: int
-) -> tuple[TensorBlock, TensorBlock]:
+def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, hidden: int) -> tuple[Block, Block]:
     summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
     allocator.free(added)
     allocator.free(residual)
     return summed, normed
 
 
-def _use(allocator: TorchAllocator, *sizes: int) -> None:
+def _use(allocator: CachingAllocator, *sizes: int) -> None:
     for block in [allocator.allocate(size) for size in sizes]:
         allocator.free(block)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.figures import Figure
 from legroom.records import dataclass

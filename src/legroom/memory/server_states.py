@@ -17,6 +17,7 @@ from legroom.figures import Figure, Term, exact
 from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
 from legroom.memory.attention_workspace import flashinfer_workspace
+from legroom.memory.caching_allocator import CachingAllocator
 from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.overhead import (
@@ -29,7 +30,6 @@ from legroom.memory.overhead import (
 )
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.memory.weights.loaded import buffer_bytes, weight_segments
-from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.records import dataclass
 from legroom.vllm.args import is_given
 
@@ -185,8 +185,8 @@ def _offloaded(
 
 def _segments(sizes: Sequence[int]) -> list[int]:
     """The segments that torch takes for tensors of these sizes."""
-    allocator = TorchAllocator()
+    allocator = CachingAllocator(ascending_addresses=True)
     for size in sizes:
         if size > 0:
             allocator.allocate(size)
-    return allocator.segments
+    return allocator.used_segments

@@ -18,8 +18,8 @@ from legroom.vllm.setting_checks import RefusedByVllm
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
+    from legroom.deployments.source_text import Unread
     from legroom.deployments.subjects import StartedServer
-    from legroom.deployments.text import Unread
     from legroom.facts.releases import Release
     from legroom.vllm.flag_problems import FlagProblem
 
@@ -86,7 +86,7 @@ class FileServer:
 
 def started_servers(path: str, text: str, asked: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
     """The servers of a text, and why it could not be read where it could not."""
-    from legroom.deployments.read import read_file  # only files need YAML and the like
+    from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     parts = list(read_file(path, text, asked or latest()))
     unread = next((part.unread for part in parts if part.is_whole and part.unread), None)

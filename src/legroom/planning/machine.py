@@ -16,6 +16,7 @@ from legroom.units import gib, parse_bytes
 from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
     from legroom.vllm.args import ServeArgs
@@ -46,6 +47,18 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
 
         made = with_advice(made)
     return made
+
+
+def plan_deployment(deployment: Deployment, machine: Machine, *, advice: bool) -> Plan:
+    """The plan of a deployment on a machine, with what the deployment itself says of the machine."""
+    return make_plan(deployment.args, deployment.release, completed_machine(machine, deployment), advice=advice)
+
+
+def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
+    """The machine with the number of GPUs and the limit on host memory of the deployment, where it gives none."""
+    limit = str(deployment.memory_limit_bytes) if deployment.memory_limit_bytes else None
+    gpus = deployment.gpu_count if machine.gpus is None else machine.gpus
+    return replace(machine, gpus=gpus, host_memory=machine.host_memory or limit)
 
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:

@@ -391,7 +391,7 @@ class SchedulerV0(Scheduler):
             raise LegroomError(
                 f"the engine would stop here: {needed} CPU blocks are needed to swap {request.id} out, "
                 f"{self.free_cpu_blocks} are free",
-                "raise --swap-blocks (vLLM's --swap-space), or leave it out to recompute",
+                "raise swap_blocks (vLLM's --swap-space), or leave it out to recompute",
             )
         self.free_cpu_blocks -= num_blocks
         computed = request.num_computed_tokens

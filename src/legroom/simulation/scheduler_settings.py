@@ -103,7 +103,8 @@ class SchedulerSettings:
             (self.groups != (LayerGroup(),), "groups of layers"),
         ):
             if is_asked:
-                raise LegroomError(f"{what} under the V0 engine is not simulated", "leave it out, or leave out --v0")
+                hint = "leave it out, or plan a release with the V1 engine"
+                raise LegroomError(f"{what} under the V0 engine is not simulated", hint)
 
     @property
     def usable_blocks(self) -> int:

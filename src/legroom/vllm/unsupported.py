@@ -58,9 +58,9 @@ def _card(gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     """The published builds hold machine code for a range of cards, and no other."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
-    from legroom.facts.release_support import built_for
+    from legroom.facts.release_support import supported_capabilities
 
-    oldest, newest = built_for(release)
+    oldest, newest = supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
     if gpu.compute_capability < oldest:
         yield Unsupported(

@@ -14,14 +14,14 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.address import Address, address_of
 from legroom.exports.deploy.comments import comment
 from legroom.exports.deploy.environment import EnvLine, env_remarks, environment
-from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes, speed_of
+from legroom.exports.deploy.times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, StartTimes
 from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY, Phrase, ServerWords, take_apart
 from legroom.facts.flags import flag_name, flags_of
 from legroom.guard import MIDDLEWARE, TOKEN_NAME
 from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
 from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
 from legroom.records import dataclass
-from legroom.units import GIB
+from legroom.units import GIB, parse_speed
 from legroom.vllm.parse import parse_flags
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def options_of(options: Mapping[str, Any]) -> ServerOptions:
         )
     return ServerOptions(
         name=name,
-        disk_bytes_s=speed_of(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
-        download_bytes_s=speed_of(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
+        disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
+        download_bytes_s=parse_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
         drain_s=_seconds(options.get("drain"), DRAIN_S),
         guard=bool(options.get("with_guard")),
         sidecar=bool(options.get("with_sidecar")),

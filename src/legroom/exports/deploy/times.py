@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 
-from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.units import GIB, parse_bytes
+from legroom.units import GIB
 
 IMPORT_S = 25
 """Imports and processes up to the first byte of the model, measured."""
@@ -85,16 +84,6 @@ class StartTimes:
     def short_sentence(self) -> str:
         """The limit in a few words, true where the floor decided too."""
         return f"a first start takes about {self.expected_s:.0f} s, the limit is {self.limit_s} s"
-
-
-def speed_of(text: str | None, option: str, default: float) -> float:
-    """A speed as a user says it (`2GB/s`), in bytes a second."""
-    if text is None:
-        return default
-    speed = parse_bytes(text.removesuffix("/s"), option)
-    if speed < 10**5:
-        raise LegroomError(f"{option} {text} is too slow to be one", f"write it like {option} 2GB/s")
-    return float(speed)
 
 
 def _speed(bytes_s: float) -> str:

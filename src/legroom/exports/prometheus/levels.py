@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy.server import checkpoint_bytes
-from legroom.exports.deploy.times import DISK_BYTES_S, StartTimes, speed_of
+from legroom.exports.deploy.times import DISK_BYTES_S, StartTimes
 from legroom.exports.deploy.words import take_apart
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
+from legroom.units import parse_seconds, parse_speed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,11 +95,11 @@ def duration(seconds: float) -> str:
 
 def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
     levels = AlertLevels(
-        ttft_p99_s=seconds_of(options.get("ttft_p99"), "--ttft-p99"),
-        inter_token_p99_s=seconds_of(options.get("inter_token_p99"), "--inter-token-p99"),
+        ttft_p99_s=parse_seconds(options.get("ttft_p99"), "--ttft-p99"),
+        inter_token_p99_s=parse_seconds(options.get("inter_token_p99"), "--inter-token-p99"),
         speed_up=_speed_up(options.get("speed_up")),
     )
-    disk_bytes_s = speed_of(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
+    disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
         return levels
     checkpoint = checkpoint_bytes(plan, take_apart(plan.command, plan.release))
@@ -107,20 +108,6 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     # One more than the restarts: between two of them lies a start, and before the first some serving.
     window_s = max(levels.crash_window_s, (levels.detect.crash_restarts + 1) * start.expected_s)
     return replace(levels, down_for_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
-
-
-def seconds_of(text: str | None, option: str) -> float | None:
-    """`2s`, `150ms` or `0.2`; None where it was not given."""
-    if text is None:
-        return None
-    number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
-    try:
-        seconds = float(number) * scale
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise LegroomError(f"{option} {text!r} is not a time", f"write it like {option} 2s or {option} 150ms")
-    return seconds
 
 
 def _speed_up(text: str | None) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from legroom.deployments.source_text import Place
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.text import Place
 from legroom.exports.deploy.environment import ALLOCATOR_NAMES
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_word
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.deployments.subjects import Invoked
+from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
@@ -15,8 +15,8 @@ RULE = Rule(
 )
 
 
-@checks(Invoked, RULE)
-def empty_cache(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def empty_cache(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     for word in command.values_of("-c"):
         if "empty_cache" in word.text:
             message = "empty_cache() frees the cache of the process that calls it, and this one has just started"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.deployments.kinds import kind_of
-from legroom.deployments.subjects import Invoked, StartedServer
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.subjects import InvokedCommand, StartedServer
 from legroom.facts.flags import advice, companion_of
 from legroom.lint.rule import (
     Context,
@@ -93,8 +93,8 @@ def flag_problems(server: StartedServer, context: Context) -> Iterator[LintFindi
     yield from _percent_share(server, context)
 
 
-@checks(Invoked, OTHER)
-def extension_module(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, OTHER)
+def extension_module(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     for word in command.values_of("-m"):
         if other := _EXTENSION_MODULES.get(word.text):
             message = f"flags of {other} are not judged: {word.text} reads this command line itself"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.deployments.subjects import Invoked
+from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
@@ -16,8 +16,8 @@ RULE = Rule(
 )
 
 
-@checks(Invoked, RULE)
-def gpu_reset(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def gpu_reset(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     if context.configures_mig:
         return  # a GPU changes its MIG mode only with a reset
     texts = [text.rpartition("/")[2] for text in command.texts()]

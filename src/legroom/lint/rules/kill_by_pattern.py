@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.deployments.subjects import Invoked
+from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
@@ -22,8 +22,8 @@ _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""
 
 
-@checks(Invoked, RULE)
-def kill_by_pattern(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def kill_by_pattern(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill."""
     if not command.words:
         return

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from legroom.deployments.shell.scan import Word
-from legroom.deployments.subjects import Invoked
+from legroom.deployments.shell.lexer import Word
+from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
@@ -21,8 +21,8 @@ _NAME = re.compile(r"(?<![A-Za-z0-9_])vllm[_:][a-z0-9_]+")
 _RENAMES = re.compile(r"\bsed\b[^|]*\bs([/#,@])[^|]*:|\btr\b[^|]*:")
 
 
-@checks(Invoked, RULE)
-def metric_grep(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def metric_grep(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     if "/metrics" not in command.line or not command.words:
         return
     if ".metrics.k8s.io" in command.line:
@@ -47,7 +47,7 @@ def metric_grep(command: Invoked, context: Context) -> Iterator[LintFinding]:
             )
 
 
-def _patterns(command: Invoked) -> Iterator[Word]:
+def _patterns(command: InvokedCommand) -> Iterator[Word]:
     """The patterns of -e, or the first argument that is not an option."""
     given = list(command.values_of("-e", "--regexp"))
     words = given or [
@@ -60,13 +60,13 @@ def _patterns(command: Invoked) -> Iterator[Word]:
         yield word.with_text(replacing[2]) if replacing else word
 
 
-def _takes_value(command: Invoked, option: Word) -> bool:
+def _takes_value(command: InvokedCommand, option: Word) -> bool:
     # -F and -v have a value in awk and none in grep.
     is_awk = command.words[0].text.endswith("awk")
     return option.text in (("-F", "-v") if is_awk else ("-A", "-B", "-C", "-m", "--max-count", "--context"))
 
 
-def _is_renamed(command: Invoked) -> bool:
+def _is_renamed(command: InvokedCommand) -> bool:
     """Whether an earlier command of the pipeline replaces the colon in the names."""
     own = " ".join(word.raw for word in command.words)
     return bool(_RENAMES.search(command.line.partition(own)[0]))

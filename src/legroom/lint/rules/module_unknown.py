@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from legroom.deployments.server_words import API_SERVERS
-from legroom.deployments.subjects import Invoked
+from legroom.deployments.subjects import InvokedCommand
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, has_same_words, similarity
 
 RULE = Rule(
@@ -20,8 +20,8 @@ _VLLM = re.compile(r"v+l+m+\.", re.IGNORECASE)
 """vLLM in any spelling; a plugin such as vllm_gaudi has its own modules."""
 
 
-@checks(Invoked, RULE)
-def module_unknown(command: Invoked, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def module_unknown(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     for word in command.values_of("-m"):
         module = word.text.lower()
         if not _VLLM.match(module) or "entrypoints" not in module or "api_server" not in module:

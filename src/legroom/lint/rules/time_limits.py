@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.deployments.subjects import At, StartedServer
+from legroom.deployments.subjects import StartedServer, TimeLimit
 from legroom.exports.deploy.server import planned_server
 from legroom.exports.deploy.times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_word
@@ -44,23 +44,23 @@ def start_limit(server: StartedServer, context: Context) -> Iterator[LintFinding
     if plan is not None:
         times = planned_server(plan).times
         needed_s, why = (times.expected_s, times.sentence()) if times else (needed_s, "")
-    if limit.value < needed_s:
+    if limit.seconds < needed_s:
         about = "about" if plan else "at least"
-        message = f"a start is given {limit.value:.0f} s and takes {about} {needed_s:.0f} s: {why}"
+        message = f"a start is given {limit.seconds:.0f} s and takes {about} {needed_s:.0f} s: {why}"
         suggestion = f"allow at least {2 * needed_s:.0f} s" + ("" if context.plan else "; --plan FILE computes it")
         yield finding(START, limit.place, message, suggestion)
 
 
-def _shorter_than_load(limit: At, own: ServerPlan, is_restarted: bool) -> Iterator[LintFinding]:
+def _shorter_than_load(limit: TimeLimit, own: ServerPlan, is_restarted: bool) -> Iterator[LintFinding]:
     """Compare the limit with the time to read the weights of the model that the file names."""
     size = own.checkpoint_bytes
     least_s, usual_s = (_SHORTEST_START_S + size / speed for speed in (_FASTEST_DISK_BYTES_S, _NVME_BYTES_S))
-    if limit.value >= usual_s:
+    if limit.seconds >= usual_s:
         return
     # Compose only marks the container unhealthy; it keeps serving.
-    severity: Severity = "error" if limit.value < least_s and is_restarted else "warning"
+    severity: Severity = "error" if limit.seconds < least_s and is_restarted else "warning"
     message = (
-        f"a start is given {limit.value:.0f} s, and {human_bytes(size)} of weights alone take "
+        f"a start is given {limit.seconds:.0f} s, and {human_bytes(size)} of weights alone take "
         f"{size / _NVME_BYTES_S:.0f} s from a local NVMe drive, after imports of about {IMPORT_S} s"
     )
     suggestion = f"allow at least {SAFETY * usual_s:.0f} s; --plan FILE computes it"
@@ -72,6 +72,6 @@ def stop_limit(server: StartedServer, context: Context) -> Iterator[LintFinding]
     limit, drain_s = server.stop_limit, other_value(context.parsed(server).args, "--shutdown-timeout")
     if limit is None or drain_s is None or not drain_s.isdigit() or flag_word(server, "--shutdown-timeout") is None:
         return
-    if limit.value <= int(drain_s):
-        message = f"it is killed {limit.value:.0f} s after the stop, --shutdown-timeout drains for {drain_s} s"
+    if limit.seconds <= int(drain_s):
+        message = f"it is killed {limit.seconds:.0f} s after the stop, --shutdown-timeout drains for {drain_s} s"
         yield finding(STOP, limit.place, message, f"allow at least {int(drain_s) + 30} s")

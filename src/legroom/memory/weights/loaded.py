@@ -12,12 +12,12 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Experts
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term
+from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator
 from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
 from legroom.memory.weights.draft import is_estimated
 from legroom.memory.weights.rank_modules import StoredModule, loaded_modules, names_another_method, scheme_in_use
 from legroom.memory.weights.rope_cache import construction
 from legroom.memory.weights.storage import Step, Storage, StorageContext, kernels_unmeasured
-from legroom.memory.weights.torch_allocator import TensorBlock, TorchAllocator
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
 from legroom.vllm.args import env_flag, other_value
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings
 
 
-_SPLIT_LIMIT_BYTES = 20 * MIB
 _RUNNER_V2_BYTES = 512
 """One small tensor that runner V2 creates while it loads."""
 _ASSUMED_BAND = 0.02
@@ -87,7 +86,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> L
     stored, offloaded = _offload(
         list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings
     )
-    allocator = _allocator(settings, gpu)
+    allocator = CachingAllocator(_allocator_settings(settings, gpu), ascending_addresses=True)
     _load(allocator, stored)
     total = allocator.allocated_bytes + (_RUNNER_V2_BYTES if settings.runner == "V2" else 0)
     terms = _terms(stored)
@@ -97,7 +96,7 @@ def _loaded(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> L
         terms.append(Term("offloaded", 0, f"{offloaded / GIB:.2f} GiB live in CPU memory (--cpu-offload-gb)"))
     figure = _figure(model, settings, gpu, total, terms)
     staged = _staged_bytes(settings, stored)
-    peak = max(allocator.peak_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
+    peak = max(allocator.peak_allocated_bytes * figure.bytes // max(total, 1), figure.bytes) + staged
     return LoadedWeights(figure, peak, _why(stored, staged, peak - figure.bytes))
 
 
@@ -197,11 +196,11 @@ def _allocator_conf(settings: EngineSettings) -> str:
     return env.get("PYTORCH_ALLOC_CONF") or env.get("PYTORCH_CUDA_ALLOC_CONF") or ""
 
 
-def _allocator(settings: EngineSettings, gpu: Gpu) -> TorchAllocator:
+def _allocator_settings(settings: EngineSettings, gpu: Gpu) -> AllocatorSettings:
     """0.21+ forbids to split blocks above 20 MiB while it loads, on CUDA."""
     limited = gpu.vendor == "nvidia" and known_release(settings.release).at_least("0.21.0")
     expandable = "expandable_segments:True" in _allocator_conf(settings)
-    return TorchAllocator(_SPLIT_LIMIT_BYTES if limited else None, expandable)
+    return AllocatorSettings(expandable, 20 * MIB if limited else None)
 
 
 def _offload(stored: list[StoredModule], settings: EngineSettings) -> tuple[list[StoredModule], int]:
@@ -225,9 +224,11 @@ def weight_segments(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: i
     """The bytes of every segment that torch holds the weights of a rank in: what sleep mode copies, one by one."""
     stored, _ = _offload(list(loaded_modules(model, settings, storage_context(settings, gpu), pp_rank)), settings)
     # The pool of sleep mode is no expandable one, whatever the environment says.
-    allocator = TorchAllocator(_allocator(settings, gpu).max_split_bytes)
+    allocator = CachingAllocator(
+        replace(_allocator_settings(settings, gpu), expandable_segments=False), ascending_addresses=True
+    )
     _load(allocator, stored)
-    return allocator.segments
+    return allocator.used_segments
 
 
 def buffer_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
@@ -247,19 +248,20 @@ def offloaded_tensors(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank:
     return tensors
 
 
-def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
+def _load(allocator: CachingAllocator, stored: list[StoredModule]) -> None:
     """Build every module, then let each quantized one replace its tensors, as vLLM does after loading."""
-    later: list[tuple[list[TensorBlock], Storage]] = []
+    later: list[tuple[list[Block], Storage]] = []
     for each in stored:
         storage = each.storage
         if storage.after:
             blocks = [] if storage.layer_by_layer else [allocator.allocate(size) for size in storage.loaded]
             later.append((blocks, storage))
         elif not storage.layer_by_layer:
-            allocator.keep(storage.loaded)
+            for size in storage.loaded:
+                allocator.allocate(size)
         for rope in each.ropes:
             _follow(allocator, [], construction(rope))
-    freed_last: list[TensorBlock] = []
+    freed_last: list[Block] = []
     for blocks, storage in later:
         replaced = freed_last if storage.freed_last else None
         _follow(allocator, blocks or [allocator.allocate(size) for size in storage.loaded], storage.after, replaced)
@@ -268,10 +270,7 @@ def _load(allocator: TorchAllocator, stored: list[StoredModule]) -> None:
 
 
 def _follow(
-    allocator: TorchAllocator,
-    blocks: list[TensorBlock],
-    steps: Iterable[Step],
-    freed_last: list[TensorBlock] | None = None,
+    allocator: CachingAllocator, blocks: list[Block], steps: Iterable[Step], freed_last: list[Block] | None = None
 ) -> None:
     allocate, free = allocator.allocate, allocator.free
     for action, value in steps:

@@ -202,7 +202,7 @@ class TieredScheduler(Scheduler):
 
 def _check(settings: SchedulerSettings) -> None:
     for is_asked, what, remedy in (
-        (settings.engine == "V0", "the V0 engine", "leave out --v0"),
+        (settings.engine == "V0", "the V0 engine", "plan a release with the V1 engine"),
         (settings.num_speculative_tokens > 0, "speculative tokens", "leave them out"),
         (settings.groups != (LayerGroup(),), "several groups of layers", "leave out --tier"),
     ):
