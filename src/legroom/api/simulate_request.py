@@ -73,9 +73,9 @@ def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int 
                 f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
                 "call plan for the flags that fix it, or give num_blocks",
             )
-        from legroom.simulation.from_plan import deployed
+        from legroom.simulation.from_plan import planned_scheduler
 
-        values = dict(deployed(plan).flags)
+        values = dict(planned_scheduler(plan).flags)
         if len(trace) > MOST_ASYNC:
             # Deciding a step ahead changes little and only the step-by-step replay knows it.
             values["async_scheduling"] = False

@@ -168,7 +168,7 @@ def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any
 def _planned(
     args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.simulation.from_plan import as_one_group, deployed, hardware
+    from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
     plan = _plan(args, deployment, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
@@ -178,7 +178,7 @@ def _planned(
             f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
         )
-    taken = deployed(plan)
+    taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:

@@ -46,9 +46,9 @@ def _trace(request: dict[str, Any]) -> Trace:
     if (text is None) == (mix is None):
         raise LegroomError("say what the load is once", "give `trace`, its text, or `mix`")
     if text is not None:
-        from legroom.simulation.traces.trace_files import trace_of_text
+        from legroom.simulation.traces.trace_files import read_trace_text
 
-        trace = trace_of_text(text)
+        trace = read_trace_text(text)
     else:
         assert mix is not None
         from legroom.simulation.traces import synthetic
