@@ -60,7 +60,7 @@ class WorkerLook(NamedTuple):
 
 
 class PlayedWorker:
-    """Writes down what the allocator is asked, and how it looks every five seconds."""
+    """Writes down what the allocator is asked, and how it scrapes every five seconds."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -110,9 +110,9 @@ class PlayedWorker:
             WorkerLook(self.time_s, state.allocated_bytes, state.reserved_bytes, self.others, self.retries)
         )
 
-    def step(self, most_bytes: int) -> None:
+    def step(self, max_bytes: int) -> None:
         """Tensors that live for one step of the model."""
-        sizes = [self.chance.randrange(most_bytes // 8, most_bytes) // 4 for _ in range(4)]
+        sizes = [self.chance.randrange(max_bytes // 8, max_bytes) // 4 for _ in range(4)]
         taken = [self.take(size, "step") for size in sizes]
         for address in self.chance.sample(taken, len(taken)):
             self.give(address)

@@ -14,9 +14,9 @@ import time
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.planning.capacity_search import find
 from legroom.planning.plan import Target
-from legroom.planning.search import find
-from legroom.planning.wish import Wish
+from legroom.planning.search_space import Wish
 from legroom.vllm.args import ServeArgs
 
 LIMIT_S = 1.0

@@ -22,7 +22,7 @@ from legroom.facts.releases import release
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Plan
-from legroom.planning.upgrades.upgrade import Upgrade, upgrade
+from legroom.planning.upgrades.release_upgrade import Upgrade, upgrade
 from legroom.units import GIB, gib
 from legroom.vllm.parse import parse_flags
 

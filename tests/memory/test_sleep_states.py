@@ -16,7 +16,7 @@ from legroom.memory.host_needs import pinned_bytes
 from legroom.memory.server_states import residue
 from legroom.memory.weights.loaded import weight_segments
 from legroom.planning.machine import Machine, make_plan
-from legroom.planning.sleep_states import plan_states
+from legroom.planning.plan_json import plan_states
 from legroom.units import MIB
 from legroom.vllm.parse import parse_flags
 

@@ -14,13 +14,12 @@ from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.overhead import desktop_bytes
-from legroom.planning.packing.changes import changes_that_fit, proof
+from legroom.planning.packing.gpu_packing import PackRequest, pack
 from legroom.planning.packing.needs import OtherProgram, PackedServer, server_needs
-from legroom.planning.packing.pack import PackRequest, pack
+from legroom.planning.packing.pack_changes import changes_that_fit, grant_wishes, proof
 from legroom.planning.packing.placement import Card, Shift
-from legroom.planning.packing.wishes import grant_wishes
 from legroom.planning.plan import Target, plan
-from legroom.planning.wish import Wish
+from legroom.planning.search_space import Wish
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, is_given
 

@@ -4,7 +4,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, list_prices
-from legroom.planning.price_file import read_price_file
+from legroom.planning.sizing import read_price_file
 
 
 def written(tmp_path, text):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.planning.search import find
-from legroom.planning.wish import Wish
+from legroom.planning.capacity_search import find
+from legroom.planning.search_space import Wish
 from legroom.vllm.args import ServeArgs
 
 

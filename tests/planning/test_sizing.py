@@ -5,8 +5,8 @@ from __future__ import annotations
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.planning.search_space import Wish
 from legroom.planning.sizing import size
-from legroom.planning.wish import Wish
 from legroom.vllm.args import ServeArgs
 
 COUNTS = (1, 2, 4, 8)

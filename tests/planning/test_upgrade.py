@@ -10,10 +10,10 @@ from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Target, cold_start, plan
-from legroom.planning.upgrades.capacity import kept_capacity
 from legroom.planning.upgrades.changed_flags import args_for
+from legroom.planning.upgrades.kept_capacity import kept_capacity
 from legroom.planning.upgrades.kv_changes import kv_changes
-from legroom.planning.upgrades.upgrade import upgrade
+from legroom.planning.upgrades.release_upgrade import upgrade
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
@@ -236,7 +236,7 @@ def test_the_steps_of_a_walk_add_up_too():
 
 
 def test_a_release_in_between_that_refuses_the_command_is_a_row_of_its_own(monkeypatch):
-    from legroom.planning.upgrades import upgrade as module
+    from legroom.planning.upgrades import release_upgrade as module
 
     plan_it = module.plan
 

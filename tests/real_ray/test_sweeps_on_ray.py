@@ -17,8 +17,8 @@ from ray_node import NODE
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
+from legroom.planning.search_space import Wish
 from legroom.planning.sizing import named_gpus, size_models
-from legroom.planning.wish import Wish
 from legroom.sweeps.ray_cluster import RayExecutor
 from legroom.vllm.args import ServeArgs
 

@@ -49,8 +49,8 @@ def test_a_dead_worker_names_the_engine_core_to_end_first():
 
 
 def test_nothing_of_a_living_server_is_dead():
-    judged = states(machine(SERVER, replace(CORE, parent=100, peers=frozenset({100})), WORKER))
-    assert judged == {100: "in use", 200: "in use", 300: "in use"}
+    evaluated = states(machine(SERVER, replace(CORE, parent=100, peers=frozenset({100})), WORKER))
+    assert evaluated == {100: "in use", 200: "in use", 300: "in use"}
 
 
 def test_a_server_that_is_pid_1_of_its_container_keeps_its_engine_core():
@@ -112,14 +112,14 @@ def test_a_spawned_process_without_a_title_is_known_by_the_code_it_loads():
 def test_another_program_on_the_gpu_is_in_use():
     other = ProcessFact(400, 5.0, 1, "python3", "python3 train.py", is_python=True)
     cards = (GpuMemory(0, "H100", "u", 80 * GIB, 30 * GIB, ((400, 30 * GIB), (999, GIB))),)
-    judged = {holder.state: holder for holder in judge(machine(other, gpus=cards))}
-    assert judged["in use"].gpu_bytes == 30 * GIB
-    assert judged["unseen"].what == "PID 999 on GPU 0"
+    evaluated = {holder.state: holder for holder in judge(machine(other, gpus=cards))}
+    assert evaluated["in use"].gpu_bytes == 30 * GIB
+    assert evaluated["unseen"].what == "PID 999 on GPU 0"
 
 
 def test_a_zombie_is_shown_with_the_parent_that_has_to_collect_it():
-    judged = judge(machine(SERVER, replace(CORE, parent=100, title="", status="zombie")))
-    assert [(holder.state, "100" in holder.reason) for holder in judged if holder.process.pid == 200] == [
+    evaluated = judge(machine(SERVER, replace(CORE, parent=100, title="", status="zombie")))
+    assert [(holder.state, "100" in holder.reason) for holder in evaluated if holder.process.pid == 200] == [
         ("zombie", True)
     ]
 
@@ -214,10 +214,10 @@ def test_a_process_whose_command_line_is_no_text_is_looked_at_like_any_other():
 
 
 def test_what_only_its_owner_may_look_into_is_said_to_be_theirs():
-    judged = judge(machine(replace(CORE, is_readable=False, user="bob")))
-    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]
+    evaluated = judge(machine(replace(CORE, is_readable=False, user="bob")))
+    assert [(holder.state, holder.owner) for holder in evaluated] == [("suspect", "bob")]
 
 
 def test_a_segment_of_another_user_is_said_to_be_theirs():
-    judged = judge(machine(segments=(ring(is_accounted=False, owner="bob"),)))
-    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]
+    evaluated = judge(machine(segments=(ring(is_accounted=False, owner="bob"),)))
+    assert [(holder.state, holder.owner) for holder in evaluated] == [("suspect", "bob")]

@@ -56,7 +56,7 @@ def orphan():
             os.kill(pid, signal.SIGKILL)
 
 
-def judged(pid: int) -> Holder:
+def evaluated(pid: int) -> Holder:
     """The holder of a PID; its title is what vLLM's own would be, which a script cannot give itself."""
     fact = look().processes[pid]
     return Holder("dead", "VLLM::EngineCore", "an orphan", replace(fact, title="VLLM::EngineCore"), top=pid)
@@ -94,13 +94,13 @@ def test_an_orphan_is_judged_dead_and_ends_when_asked(orphan):
 def test_one_that_ignores_the_question_is_killed(orphan):
     pid = orphan("stubborn")
     time.sleep(0.2)
-    assert [one.ending for one in free([judged(pid)], look_again=looking, polite_s=0.3)] == ["killed"]
+    assert [one.ending for one in free([evaluated(pid)], look_again=looking, polite_s=0.3)] == ["killed"]
     assert not lives(pid)
 
 
 def test_a_pid_that_was_used_again_is_not_touched(orphan):
     pid = orphan()
-    older = judged(pid)
+    older = evaluated(pid)
     assert older.process
     stale = replace(older, process=replace(older.process, created_s=older.process.created_s - 5))
     (outcome,) = free([stale], look_again=looking, polite_s=0.2)
@@ -109,7 +109,7 @@ def test_a_pid_that_was_used_again_is_not_touched(orphan):
 
 def test_one_that_ends_while_the_machine_is_looked_at_is_gone():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        holder = judged(process.pid)
+        holder = evaluated(process.pid)
 
         def look_on():
             process.kill()
@@ -122,7 +122,7 @@ def test_one_that_ends_while_the_machine_is_looked_at_is_gone():
 
 def test_what_is_no_longer_dead_weight_is_left_alone(orphan):
     pid = orphan()
-    (outcome,) = free([judged(pid)], look_again=lambda: replace(looking(), knows_peers=False), polite_s=0.2)
+    (outcome,) = free([evaluated(pid)], look_again=lambda: replace(looking(), knows_peers=False), polite_s=0.2)
     assert (outcome.ending, outcome.is_free, lives(pid)) == ("changed", False, True)
 
 
@@ -137,7 +137,7 @@ def test_without_permission_it_says_so_and_goes_on(orphan, monkeypatch):
         send(handle, number, *rest)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
-    outcome = free([judged(first), judged(second)], look_again=looking, polite_s=2)
+    outcome = free([evaluated(first), evaluated(second)], look_again=looking, polite_s=2)
     assert [one.ending for one in outcome] == ["not permitted", "ended"]
     assert "belongs to" in outcome[0].detail
 

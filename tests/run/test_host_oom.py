@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from own_cgroup import limited_cgroup
 
-from legroom.live.host_memory import KernelKill
+from legroom.live.kernel_memory import KernelKill
 from legroom.run.expectation import Gpus
 from legroom.run.healing import Bounds, find_remedy
 from legroom.run.run_file import ProcessRecord

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback
+from legroom.live.metrics.endpoint import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
 from legroom.verify.checks import (

@@ -9,7 +9,7 @@ from test_verification import StandIn, checked, serving
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback
+from legroom.live.metrics.endpoint import is_loopback
 from legroom.verify.checks import LoadRun, PlannedPool, kv_use, planned_pool
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load
 from legroom.verify.sampling import LoadSample

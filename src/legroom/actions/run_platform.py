@@ -22,7 +22,7 @@ from legroom.actions.platform import (
 )
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
-from legroom.live.metrics.address import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.records import dataclass
 from legroom.vllm.command_line import changes_back
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
+    from legroom.planning.search_space import Wish
     from legroom.planning.sizing import ModelFit
-    from legroom.planning.wish import Wish
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def size(
     vLLM's engine arguments as in `plan`.
     """
     from legroom.deployments.described import deployment_from_arguments
+    from legroom.planning.search_space import Wish, counts_up_to
     from legroom.planning.sizing import named_gpus, size_models
-    from legroom.planning.wish import Wish, counts_up_to
 
     tokens = parse_length(context, "context") if isinstance(context, str) else context
     if tokens < 1 or concurrency < 1 or max_gpus < 1:

@@ -10,7 +10,7 @@ from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
-    from legroom.live.view import ServerView
+    from legroom.live.server_view import ServerView
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class WatchReport:
     def text(self, style: Style | None = None) -> str:
         """The state, as the terminal shows it."""
         from legroom.drawing.terminal import PLAIN
-        from legroom.render.watch_text import look_text
+        from legroom.render.watch_text import servers_text
 
-        return look_text([self.view], style or PLAIN)
+        return servers_text([self.view], style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The object that `legroom watch --json` prints for it."""
@@ -44,13 +44,13 @@ def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterato
 
     Nothing is written and nothing is acted on. Close the iterator to stop.
     """
-    from legroom.sidecar.config import simple_config, with_interval
-    from legroom.sidecar.watch import WatchSession, look_once, watching
+    from legroom.sidecar.watch_config import simple_config, with_interval
+    from legroom.sidecar.watch_session import WatchSession, check_once, watching
 
     if not servers:
         raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
     config, session = with_interval(simple_config(servers), interval_s), WatchSession()
     if once:
-        look_once(config, session, min(1.0, interval_s))
+        check_once(config, session, min(1.0, interval_s))
         return iter([WatchReport(view) for view in session.views.values()])
     return (WatchReport(view) for view in watching(config, session))

@@ -43,7 +43,7 @@ _PACKAGES = {
     "prometheus_client": ("prometheus_client", "watch"),
     "psutil": ("psutil", "run"),
     "pynvml": ("nvidia-ml-py", "watch"),
-    "re2": ("google-re2", "scan"),
+    "re2": ("google-re2", ""),
     "shtab": ("shtab", "completion"),
     "starlette": ("starlette", "ui"),
     "uvicorn": ("uvicorn", "ui"),

@@ -14,12 +14,12 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.exports.request import ExportedFile
+    from legroom.exports.export_request import ExportedFile
     from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.gpu_packing import PackRequest, PackResult
     from legroom.planning.packing.needs import OtherProgram, PackedServer
-    from legroom.planning.packing.pack import PackRequest, PackResult
     from legroom.planning.packing.placement import Card, Shift
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -117,16 +117,15 @@ def _groups(words: Sequence[str]) -> list[list[str]]:
 
 def run(args: argparse.Namespace) -> int:
     """Pack, print, and answer with 0 where everything fits."""
-    from legroom.planning.packing.changes import changes_that_fit
-    from legroom.planning.packing.pack import pack
-    from legroom.planning.packing.wishes import grant_wishes
+    from legroom.planning.packing.gpu_packing import pack
+    from legroom.planning.packing.pack_changes import changes_that_fit, grant_wishes
 
     request = _request(args)
     result = grant_wishes(pack(request))
     changes = changes_that_fit(result)
     files = _files(args, result)
     if args.json:
-        from legroom.planning.packing.document import pack_json
+        from legroom.planning.packing.gpu_packing import pack_json
 
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
         print_json(pack_json(result, changes) | named)
@@ -143,7 +142,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
     if not args.format or result.verdict == "does_not_fit":
         return ()
     from legroom.cli.export import deliver
-    from legroom.exports.deploy.pack import pack_files
+    from legroom.exports.deploy.pack_files import pack_files
 
     files = pack_files(result, args.format)
     if args.output not in (None, "-") or not args.json:
@@ -152,7 +151,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
 
 
 def _request(args: argparse.Namespace) -> PackRequest:
-    from legroom.planning.packing.pack import PackRequest
+    from legroom.planning.packing.gpu_packing import PackRequest
 
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
@@ -259,7 +258,7 @@ def _server_parser() -> argparse.ArgumentParser:
 
 
 def _wish(options: argparse.Namespace, deployment: Deployment, policy: Any) -> Wish | None:
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
     from legroom.units import parse_count, parse_length
     from legroom.vllm.resolve import served_model
 

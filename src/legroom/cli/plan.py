@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
     from legroom.memory.server_states import ServerState
+    from legroom.planning.capacity_search import WishResult
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.search import WishResult
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
     from legroom.vllm.args import ServeArgs
 
 __all__ = ["add_parser", "parse", "run"]
@@ -160,13 +160,13 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
 def _states_json(states: Sequence[ServerState]) -> dict[str, Any]:
     if not states:
         return {}
-    from legroom.planning.sleep_states import states_json
+    from legroom.planning.plan_json import states_json
 
     return {"states": states_json(states)}
 
 
 def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
-    from legroom.planning.sleep_states import plan_states
+    from legroom.planning.plan_json import plan_states
     from legroom.units import parse_speed
 
     return plan_states(made, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
@@ -174,9 +174,9 @@ def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
 
 def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
     """Search, print, and answer with 0 where something holds the wish."""
+    from legroom.planning.capacity_search import find
     from legroom.planning.machine import make_target
-    from legroom.planning.search import find
-    from legroom.planning.wish import counts_up_to
+    from legroom.planning.search_space import counts_up_to
 
     most = _most_gpus(args, serve_args, where)
     target = make_target(serve_args, release, replace(where, gpus=most))
@@ -208,7 +208,7 @@ def _asked_gpus(args: argparse.Namespace, where: Machine) -> int | None:
 
 
 def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
-    from legroom.planning.wish import Wish, counts_up_to
+    from legroom.planning.search_space import Wish, counts_up_to
     from legroom.units import parse_count, parse_length
 
     usual = serve_args.max_model_len or target.model.max_position_embeddings

@@ -94,7 +94,7 @@ def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
 
     from legroom.deployments.deployment import deployment_from_command
     from legroom.facts.releases import release
-    from legroom.planning.probed_start import keep_observation, probed_observation
+    from legroom.planning.calibration_store import keep_observation, probed_observation
 
     deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
     profile = outcome.profile or {}

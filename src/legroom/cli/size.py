@@ -16,7 +16,7 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.planning.wish import Wish, counts_up_to
+    from legroom.planning.search_space import Wish, counts_up_to
     from legroom.units import parse_count, parse_length
 
     context = parse_length(args.context or "4k", "--context")
@@ -173,7 +173,7 @@ def _run_rate(
 ) -> int:
     """Size, print, and answer with 0 where any card holds the load."""
     from legroom.facts.gpus import list_prices
-    from legroom.planning.price_file import read_price_file
+    from legroom.planning.sizing import read_price_file
     from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
     from legroom.units import parse_length
     from legroom.vllm.resolve import served_model

@@ -144,7 +144,7 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
         hint = "pip install 'legroom[ui,watch]'"
         raise LegroomError(f"legroom ui --watch needs the Python package {missing}", hint, UNREACHABLE)
     from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.config import simple_config, with_interval
+    from legroom.sidecar.watch_config import simple_config, with_interval
     from legroom.web.live import LiveFeed
 
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None

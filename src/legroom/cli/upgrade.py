@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
-    from legroom.planning.upgrades.upgrade import Upgrade
+    from legroom.planning.upgrades.release_upgrade import Upgrade
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
 _POOL_OFF = 0.05
@@ -127,7 +127,7 @@ class RunningServer:
 
 
 def _upgrade(server: RunningServer, target: Release, args: argparse.Namespace) -> Upgrade:
-    from legroom.planning.upgrades.upgrade import upgrade
+    from legroom.planning.upgrades.release_upgrade import upgrade
 
     deployment = server.deployment
     for remark in deployment.notes:
@@ -175,7 +175,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
     from legroom.deployments.deployment import Deployment
     from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release
-    from legroom.live.metrics.address import is_loopback
+    from legroom.live.metrics.endpoint import is_loopback
     from legroom.live.running_server import running_server
     from legroom.planning.machine import make_target
     from legroom.vllm.args import ServeArgs
@@ -197,7 +197,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
 
 
 def _alerts(made: Upgrade) -> tuple[str, ...]:
-    from legroom.exports.prometheus.alert_changes import silenced_alerts
+    from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})
 

@@ -134,7 +134,7 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
 
 def _key_around(url: str) -> str | None:
     """The key of the environment, unless the address itself says who asks."""
-    from legroom.live.metrics.address import endpoint
+    from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:
         return None

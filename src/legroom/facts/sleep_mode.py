@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts import read_data
 from legroom.facts.fit import by_release
+from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
 
 FLAG = "--enable-sleep-mode"
 ENDPOINTS_SWITCH = "VLLM_SERVER_DEV_MODE"
@@ -41,7 +39,9 @@ def sleep_rules(version: str) -> SleepRules | None:
     if release.before(first_release_with_sleep()):
         return None
     row = {name: value for name, value in by_release(data["releases"], version).items() if name in _SWITCHES}
-    flags = {name: data[name]["name"] if release.at_least(data[name]["since"]) else None for name in _FLAGS}
+    flags: dict[str, Any] = {
+        name: data[name]["name"] if release.at_least(data[name]["since"]) else None for name in _FLAGS
+    }
     return SleepRules(**row, **flags)
 
 

@@ -34,7 +34,7 @@ def compare(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) ->
     tokens = planned_tokens(plan)
     if tokens is None:
         return ()
-    off = tolerated(plan, levels)
+    off = tolerated_deviation(plan, levels)
     engine = furthest_engine(sample, tokens)
     rows = [
         _row("num_blocks", plan.kv.num_blocks, engine.num_blocks if engine else None, off),
@@ -76,7 +76,7 @@ def planned_tokens(plan: PlanDocument) -> float | None:
     return float(max(plan.kv.num_blocks, 0) * max(plan.kv.block_size, 0)) or None
 
 
-def tolerated(plan: PlanDocument, levels: Thresholds) -> tuple[float, float]:
+def tolerated_deviation(plan: PlanDocument, levels: Thresholds) -> tuple[float, float]:
     """How far off, as shares of the planned pool, still counts as planned: what the plan itself says, or a little."""
     middle, band = plan.layout.kv_cache_bytes, plan.confidence.get("kv_cache_bytes")
     low, high = (band.low or 0, band.high or 0) if band else (0, 0)

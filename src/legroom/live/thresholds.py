@@ -1,6 +1,6 @@
 """Every level and duration that a detector or an alert uses, each with its reason. The one home of these numbers.
 
-Times of a detector come in samples and in seconds, and both must have passed: three looks and ten seconds are the
+Times of a detector come in samples and in seconds, and both must have passed: three scrapes and ten seconds are the
 same at the usual interval of five, and neither a fast nor a slow watcher is hasty. An alert rule has no samples, and
 people are woken by it, so its times (`alert_*`) are longer.
 """
@@ -14,7 +14,7 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 LONGEST_INTERVAL_S = 300.0
-"""Between two looks. What Prometheus itself calls stale: more than that shows nothing in time."""
+"""Between two scrapes. What Prometheus itself calls stale: more than that shows nothing in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Thresholds:
     """The levels. Names end in their unit; `*_ratio` is 0..1."""
 
     interval_s: float = 5.0
-    """Between two looks: a third of Prometheus' usual fifteen seconds, and 1 % of a core for a dozen servers."""
+    """Between two scrapes: a third of Prometheus' usual fifteen seconds, and 1 % of a core for a dozen servers."""
     hold: Hold = Hold()
     """For what hurts requests now."""
     calm: Hold = Hold(6, 30.0)
@@ -55,7 +55,7 @@ class Thresholds:
     preemptions_per_request: float = 0.2
     """Where tokens cannot be told: one preemption to five finished requests."""
     preemption_over_s: float = 60.0
-    """The counter lags until the victim runs again, so it is looked at over a minute, not between two samples."""
+    """The counter lags until the victim runs again, so it is scraped over a minute, not between two samples."""
     alert_preemptions_per_s: float = 0.2
     """Twelve a minute: each throws away a whole context."""
     alert_preemption_for_s: float = 120.0
@@ -64,7 +64,7 @@ class Thresholds:
     """Time that a new request would wait at the present service rate. Ten seconds is where people give up on a page,
     and longer than any burst the batch takes in its stride."""
     queue_ahead_s: float = 15.0
-    """How far ahead a growing queue is judged: three looks, the time it takes to be sure of it."""
+    """How far ahead a growing queue is judged: three scrapes, the time it takes to be sure of it."""
     queue_calm_s: float = 3.0
     queue_per_running_ratio: float = 1.0
     """Waiting against running: at one the whole batch must turn over before the last of them starts."""
@@ -73,7 +73,7 @@ class Thresholds:
     alert_queue_for_s: float = 120.0
 
     hit_rate_low_ratio: float = 0.05
-    """Below one token in twenty the prefix cache saves less than the hashing and the look-ups cost."""
+    """Below one token in twenty the prefix cache saves less than the hashing and the scrape-ups cost."""
     hit_rate_calm_ratio: float = 0.1
     hit_rate_pool_ratio: float = 0.9
     """A cache of unused blocks is worth having while the pool has room; it is worth nothing when requests need it."""
@@ -107,7 +107,7 @@ class Thresholds:
     memory_burst_over_s: float = 60.0
     """A burst is of a moment; what came of it is told for a minute, and so is the next one as the same."""
     memory_burst_growth_bytes: int = 1 << 30
-    """Above what was in use at the first look: from here on something keeps memory, and no step explains that."""
+    """Above what was in use at the first scrape: from here on something keeps memory, and no step explains that."""
 
     long_prompt_pool_ratio: float = 0.1
     """Ten such prompts fill the pool."""
@@ -117,7 +117,7 @@ class Thresholds:
     """Times the mean prompt of the time before: a server that always gets long prompts is not bursting."""
     long_prompt_over_s: float = 30.0
     long_prompt_before_s: float = 60.0
-    """Time before the burst that must have been seen: what is usual is not known at the first look."""
+    """Time before the burst that must have been seen: what is usual is not known at the first scrape."""
 
     stuck_hold: Hold = Hold(3, 10.0)
     """A step is a batch of a few thousand tokens, far from ten seconds, and even one long prompt moves the pool's use
@@ -128,7 +128,7 @@ class Thresholds:
     alert_stuck_for_s: float = 60.0
 
     unreachable_hold: Hold = Hold(3, 10.0)
-    """A lost packet and a slow answer under load cost one look each."""
+    """A lost packet and a slow answer under load cost one scrape each."""
     alert_unreachable_for_s: float = 60.0
 
     crash_restarts: int = 3
@@ -145,7 +145,7 @@ class Thresholds:
     drift_pool_ratio: float = 0.05
     """Pool against plan, where the plan gives no band of its own. More is another GPU, another flag or a neighbour."""
     drift_hold: Hold = Hold(2, 0.0)
-    """The pool is of one size from start to end: a second look only confirms the first."""
+    """The pool is of one size from start to end: a second scrape only confirms the first."""
 
     forecast_over_s: float = 300.0
     forecast_least_steps: int = 12

@@ -165,8 +165,8 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
         limits it, its layout, and the command to run.
         """
+        from legroom.planning.search_space import Wish, counts_up_to
         from legroom.planning.sizing import named_gpus, size_json, size_models
-        from legroom.planning.wish import Wish, counts_up_to
 
         what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
         wish = Wish(context, float(concurrency), counts_up_to(max_gpus))
@@ -234,7 +234,7 @@ def explain(
 
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog_entries import entry
     from legroom.explain.entry import entry_json
 
     return entry_json(entry(id), lang)
@@ -254,9 +254,9 @@ def search_catalog(
     lang: Language = "en",
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog import entries
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
     from legroom.explain.entry import summary_json
-    from legroom.explain.search import search
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
     return {"query": query, "hits": hits}

@@ -1,52 +1,44 @@
-"""CUDA graphs: what the release subtracts for them, and what capturing them takes.
+"""CUDA graphs: the estimate that the release subtracts from the budget, and the memory of capturing them.
 
-A captured graph costs the driver a piece for every kernel it holds, so layers x sizes (all-reduces of several ranks
-among them: `all_reduce`), and torch a private pool as large as the largest captures need: the activations of that many
-tokens and the buffers of FlashAttention 3's splits.
+A captured graph needs driver memory per kernel node, so layers x capture sizes, and a private torch pool for the
+activations and split-KV buffers of the largest capture. All-reduces of tensor parallelism are nodes too: two per layer
+and graph, by FlashInfer's fused kernel, vLLM's custom kernel over peer access, or NCCL, whose nodes are far larger.
 The constants are fitted (`facts/data/fit.json`).
 
-The V2 runner of 0.29+ samples the free memory between the warm-up pass before a full graph and its capture. The capture
-first gives back the blocks that torch cached in that pass, so the sample is below zero and the estimate of all graphs
-grows by it (`warm_up_cache`).
+The V2 runner of 0.29+ samples free memory between the warm-up pass of a full graph and its capture. The capture first
+releases the blocks that torch cached in that pass, so the sample is negative and the estimate grows by it
+(`warm_up_cache`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.fit import by_release, constants
-from legroom.facts.gpus import HOPPER
-from legroom.facts.model import Attention, Dense, Experts, LatentAttention, latent
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, Model, latent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, exact
 from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
 from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
 from legroom.memory.attention_workspace import flashinfer_workspace, largest_split_buffers, split_buffers
-from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, CachingAllocator
-from legroom.memory.figure_cache import cached, cached_by_model
+from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
 from legroom.units import MIB, cdiv
-from legroom.vllm.args import is_given
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import FeedForward, Mixer, Model
-    from legroom.memory.caching_allocator import Block
-    from legroom.vllm.args import EngineSettings
-
+from legroom.vllm.args import EngineSettings, is_given
 
 _CUSTOM_RANKS = (2, 4, 6, 8)
-"""World sizes that vLLM's own kernel is compiled for."""
-_CUSTOM_BELOW_BYTES = 8 * MIB
+"""World sizes of vLLM's custom all-reduce kernel."""
 
 
 def is_nvlink_server(gpu: Gpu) -> bool:
-    """Hopper and Blackwell servers; Blackwell's workstation and desktop cards (12.x) are like the cards before them."""
+    """Whether the card is a Hopper or data-centre Blackwell GPU; workstation and desktop Blackwell is 12.x."""
     return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
 
 
 def is_fused(settings: EngineSettings, gpu: Gpu) -> bool:
-    """0.17+ fuses it with the norm on capability 9.0 and the 10.x family; at first not beside other parallel ranks."""
+    """Whether FlashInfer fuses the all-reduce with the norm (0.17+; at first not with data or pipeline parallelism)."""
     rows = constants()["graphs"]["all_reduce"]["fused_beside"]
     if settings.engine == "V0" or known_release(settings.release).before(rows[0]["since"]):
         return False
@@ -59,14 +51,14 @@ def is_fused(settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int]) -> int:
-    """Bytes that graphs of these many tokens hold for their all-reduces."""
+    """Bytes of the all-reduce nodes in graphs of these sizes (tokens)."""
     if settings.tensor_parallel_size == 1 or gpu.vendor != "nvidia":
         return 0
     fit = constants()["graphs"]["all_reduce"]
     fused_mib, nccl_mib = fit["fused_mib"], fit["nccl_mib"]
     custom_mib = by_release(fit["custom"][settings.engine], settings.release)["mib"]
     largest_fused = _largest_fused_bytes(settings, gpu) if is_fused(settings, gpu) else 0
-    custom_below = _CUSTOM_BELOW_BYTES if _has_own_kernel(settings, gpu) else 0
+    custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
     token = model.hidden_size * element_bytes(settings)
     layer_mib = 0.0
     for size in sizes:
@@ -83,8 +75,8 @@ def _largest_fused_bytes(settings: EngineSettings, gpu: Gpu) -> int:
     return int(by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB)
 
 
-def _has_own_kernel(settings: EngineSettings, gpu: Gpu) -> bool:
-    """Over NVLink, or between two cards on PCIe that may read each other's memory."""
+def _has_custom_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether vLLM's custom kernel runs: over NVLink, or between two PCIe cards with peer access."""
     ranks = settings.tensor_parallel_size
     if ranks not in _CUSTOM_RANKS or is_given(settings.given, "--disable-custom-all-reduce"):
         return False
@@ -95,22 +87,12 @@ def _has_own_kernel(settings: EngineSettings, gpu: Gpu) -> bool:
 
 
 _SAMPLES = 2
-"""Sizes that the trial capture of the release captures."""
-_USUAL_LARGEST = 512
-"""The largest captured size that `pool_mib_experts` is for."""
+"""The number of sizes in the release's trial capture."""
 
 
-def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """What the release subtracts from the budget for CUDA graphs."""
-    return cached(_estimate, model, settings, gpu, 0)
-
-
-def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu) -> Figure:
-    """What the graphs hold of the card once all are captured."""
-    return cached(_taken, model, settings, gpu, 0)
-
-
-def _estimate(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
+@cached(ALL_PARTS)
+def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The CUDA graph memory that the release subtracts from the budget."""
     if not settings.graph_estimate_applied or settings.cudagraph_mode == "NONE":
         return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
     if settings.runner != "V2":
@@ -125,8 +107,8 @@ def _estimate(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figur
 
 
 def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """0.18+, V1 runner: the two largest sizes of each kind are captured, the second counts for the rest, 1 MiB at
-    least."""
+    """V1 runner, 0.18+: the two largest sizes of each kind are captured; the second counts for the rest, at least
+    1 MiB each."""
     fit = constants()["graphs"]["estimate"]
     pieces, full = captures(settings)
     each = layer_nodes(model)
@@ -144,10 +126,10 @@ def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Te
 
 
 def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """0.29+, V2 runner: every piecewise graph and the two largest full ones are captured, then thrown away.
+    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded.
 
-    What the second full capture takes counts for each of the others, 1 MiB at least. It is measured from before torch
-    returns the blocks of the warm-up pass, so it is less than nothing, and what was returned is added to the estimate.
+    The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
+    the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
     """
     pieces, full = captures(settings)
     sampled = _full_sizes(settings)[-_SAMPLES:]
@@ -169,7 +151,9 @@ def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term
     )
 
 
-def _taken(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Figure:
+@cached(ALL_PARTS)
+def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The memory of all captured CUDA graphs."""
     if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
         return exact(0, "CUDA graphs", "none are captured")
     pieces, full = captures(settings)
@@ -201,7 +185,7 @@ def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: l
 
 
 def _counted_sizes(settings: EngineSettings) -> list[int]:
-    """What the sampled estimate takes all sizes of a kind but the first for: as many as its second."""
+    """The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first."""
     kinds = (_piecewise_sizes(settings), _full_sizes(settings))
     return [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
 
@@ -211,12 +195,13 @@ def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -
     pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
     pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
     if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
-        pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / _USUAL_LARGEST
+        # pool_mib_experts is for a largest capture size of 512.
+        pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / 512
     return int(pool)
 
 
 def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """What the greediest moment of the largest captured batch allocates."""
+    """The forward peak of the largest captured batch."""
     largest = max(settings.cudagraph_capture_sizes, default=0)
     return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
 
@@ -227,7 +212,7 @@ def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
-    """What the trial capture counts with the graphs, though it is not theirs."""
+    """Memory that the trial capture counts as graph memory: FlashInfer's workspace, and host memory where shared."""
     workspace = flashinfer_workspace(model, settings, gpu)
     term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
     return (*((term,) if workspace else ()), *_host_terms(gpu))
@@ -246,7 +231,7 @@ def _era(settings: EngineSettings) -> dict[str, Any]:
 
 
 def captures(settings: EngineSettings) -> tuple[int, int]:
-    """How many piecewise and full graphs are captured: full ones are of decode batches, one token a sequence."""
+    """The number of piecewise and of full graphs."""
     return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
 
 
@@ -264,7 +249,7 @@ def _full_sizes(settings: EngineSettings) -> list[int]:
 
 
 def layer_nodes(model: Model) -> float:
-    """Layers of this model, counted in those of a plain transformer: MLA launches more kernels."""
+    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels."""
     heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
     return len(model.layers) + heavier * cached_by_model(_latent_layers, model)
 
@@ -273,12 +258,8 @@ def _latent_layers(model: Model) -> int:
     return len(latent(layer.mixer for layer in model.layers))
 
 
-_LAYERS = 6
-"""The blocks of the first layers are there for all later ones."""
-
-
 def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
-    """Bytes of the segments that a pass of `sequences` decode tokens leaves behind."""
+    """Bytes of the allocator segments that a pass of `sequences` decode tokens leaves cached."""
     token = sequences * element_bytes(settings)
     split = split_buffers(model, settings, gpu, sequences)
     passing = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
@@ -286,11 +267,11 @@ def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: i
 
 
 def _segments(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
-    """`token`: bytes of one value of each sequence; `split`, `passing`: what attention and experts ask for."""
+    """`token`: bytes of one element for all sequences; `split`, `passing`: buffers of attention and experts."""
     allocator = CachingAllocator(ascending_addresses=True)
     hidden = model.hidden_size * token
     residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
-    for layer in model.layers[:_LAYERS]:
+    for layer in model.layers[:6]:  # later layers reuse the blocks of the first ones
         heads, out = _mixer_widths(layer.mixer, model.hidden_size, ranks)
         projected = allocator.allocate(heads * token)
         allocator.free(normed)
@@ -330,7 +311,7 @@ def _output_width(mixer: Attention | LatentAttention) -> int:
 
 
 def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
-    """Elements a token of what goes into the mixer and of what it returns."""
+    """Elements per token of a mixer's input projections and of its output."""
     if isinstance(mixer, Attention):
         heads = cdiv(mixer.heads, ranks)
         return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim
@@ -341,7 +322,7 @@ def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, in
 
 
 def _feedforward_widths(block: FeedForward | None, passing: int, ranks: int) -> tuple[int, int]:
-    """Elements a token of the first product and of what the activation leaves of it."""
+    """Elements per token of the first product and of the activation's output."""
     if isinstance(block, Dense):
         inner = cdiv(block.intermediate_size, ranks)
         return (2 * inner if block.gated else inner), inner

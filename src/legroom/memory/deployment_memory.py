@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
 from legroom.figures import Certainty, Figure, Term, exact, measured
 from legroom.memory.activation.profile_run import activation, activation_cold
@@ -26,13 +27,9 @@ from legroom.memory.overhead import (
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
 from legroom.units import GIB, gib
+from legroom.vllm.args import EngineSettings
+from legroom.vllm.setting_checks import Unsupported
 from legroom.vllm.unsupported import unsupported
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
-    from legroom.vllm.setting_checks import Unsupported
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,67 +1,66 @@
-"""Figures kept for as long as what they are computed from stays the same: a search asks for them thousands of times.
+"""A cache for figures: a search computes the same figure for thousands of settings that differ in other flags.
 
-A rule is handed no more than its key holds: a setting that is left out of the key is taken out of the settings too.
-So a new setting is part of every key by itself, and a rule that reads what its key lacks fails at once.
+A setting that is not part of the cache key is removed from the settings that the cached function receives. A new
+setting is part of every key by default, and a function that reads a removed setting raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.memo import Memo
 from legroom.vllm.args import EngineSettings, ServeArgs
 
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-
 _Result = TypeVar("_Result")
+_Result_co = TypeVar("_Result_co", covariant=True)
 _Record = TypeVar("_Record", EngineSettings, ServeArgs)
-_of_models: Memo[Any] = Memo()
-_ASKED_IN_A_ROW = 64
+_model_results: Memo[Any] = Memo()
 
 
-class _LeftOut:
-    """Stands where a setting was that is no part of the key. Whatever is done with it raises."""
+class _Removed:
+    """The value of a setting that is not part of the cache key; using it raises."""
 
     def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("this setting is no part of what the figure is cached by (memory/figure_cache.py)")
+        raise TypeError("this setting is not part of the cache key of the figure (memory/figure_cache.py)")
 
     __bool__ = __eq__ = __len__ = __iter__ = __str__ = __format__ = _refuse
     __hash__ = object.__hash__
 
 
-_LEFT_OUT = _LeftOut()
+_REMOVED = _Removed()
 
 
 class Inputs:
-    """What some figures may depend on: every setting, as resolved and as given, but those that are named here."""
+    """The settings that a group of figures depends on: all of EngineSettings and ServeArgs except `left_out`."""
 
     def __init__(self, *left_out: str) -> None:
         settings, given = EngineSettings.__dataclass_fields__, ServeArgs.__dataclass_fields__
         if unknown := set(left_out) - settings.keys() - given.keys():
             raise ValueError(f"there are no such settings: {unknown}")
-        self._left_out = dict.fromkeys((name for name in settings if name in left_out), _LEFT_OUT)
-        self._given_left_out = dict.fromkeys((name for name in given if name in left_out), _LEFT_OUT)
+        self._left_out = dict.fromkeys((name for name in settings if name in left_out), _REMOVED)
+        self._given_left_out = dict.fromkeys((name for name in given if name in left_out), _REMOVED)
         kept = {name: str(field.type) for name, field in given.items() if name not in left_out}
         self._settings = attrgetter(*(name for name in settings if name not in left_out and name != "given"))
         self._given = attrgetter(*(name for name, kind in kept.items() if "Mapping" not in kind))
         self._given_mappings = attrgetter(*(name for name, kind in kept.items() if "Mapping" in kind))
-        self._asked: dict[int, tuple[EngineSettings, EngineSettings]] = {}
+        self._recent: dict[int, tuple[EngineSettings, EngineSettings]] = {}
+        """The narrowed settings of the last few settings: a plan computes all figures of one before the next."""
         self._narrowed: Memo[EngineSettings] = Memo()
         self.results: Memo[Any] = Memo()
 
     def of(self, settings: EngineSettings) -> EngineSettings:
-        """The settings with everything else taken out: one object for all settings that agree in the rest."""
-        # Several figures of the same settings are asked for in a row, some for the sake of others.
-        asked = self._asked.get(id(settings))
-        if asked is None:
-            if len(self._asked) >= _ASKED_IN_A_ROW:
-                self._asked.clear()
-            asked = self._asked[id(settings)] = (settings, self._narrow(settings))
-        return asked[1]
+        """The settings without `left_out`: one object for all settings that agree in the rest."""
+        recent = self._recent.get(id(settings))
+        if recent is None:
+            if len(self._recent) >= 64:
+                self._recent.clear()
+            recent = self._recent[id(settings)] = (settings, self._narrow(settings))
+        return recent[1]
 
     def _narrow(self, settings: EngineSettings) -> EngineSettings:
         given = settings.given
@@ -72,14 +71,14 @@ class Inputs:
 
 
 def _copy(record: _Record, **changes: Any) -> _Record:
-    """`dataclasses.replace` without its care, which takes longer than most rules."""
+    """`dataclasses.replace` without its checks, which take longer than most figures."""
     copy = object.__new__(record.__class__)
     copy.__dict__.update(record.__dict__, **changes)
     return copy
 
 
 BUDGET = ("notes", "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override")
-"""What divides the card and changes none of the parts."""
+"""Settings that divide the card and change none of the parts."""
 GRAPHS = (
     "cudagraph_mode",
     "cudagraph_capture_sizes",
@@ -87,29 +86,34 @@ GRAPHS = (
     "max_seq_len_to_capture",
     "graph_estimate_applied",
 )
-"""What is captured and how: no part of the weights, the KV cache or the profile run."""
+"""Settings of CUDA graph capture, which weights, KV cache and profile run do not depend on."""
 PROFILE_RUN = Inputs(*BUDGET, *GRAPHS)
-"""The profile run captures nothing. Its KV cache is empty, but decides which kernel expands a latent."""
-_EVERYTHING_ELSE = Inputs(*BUDGET, "max_cudagraph_capture_size")  # the capture sizes say what became of it
+"""The profile run captures no graph. Its KV cache dtype decides which kernel expands an MLA latent."""
+ALL_PARTS = Inputs(*BUDGET, "max_cudagraph_capture_size")  # cudagraph_capture_sizes holds its effect
 
 
-def cached(
-    rule: Callable[[Model, EngineSettings, Gpu, int], _Result],
-    model: Model,
-    settings: EngineSettings,
-    gpu: Gpu,
-    pp_rank: int = 0,
-    inputs: Inputs = _EVERYTHING_ELSE,
-) -> _Result:
-    """`rule(model, settings, gpu, pp_rank)`, computed once for each of its inputs."""
-    narrowed = inputs.of(settings)
-    result: _Result = inputs.results.get(
-        (model, gpu, narrowed), (rule, pp_rank), lambda: rule(model, narrowed, gpu, pp_rank)
-    )
-    return result
+class _Figure(Protocol[_Result_co]):
+    def __call__(self, model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> _Result_co: ...
 
 
-def cached_by_model(rule: Callable[..., _Result], model: Model, *rest: object) -> _Result:
-    """`rule(model, *rest)`, computed once: for what depends on the model's structure and a few small values alone."""
-    result: _Result = _of_models.get((model,), (rule, *rest), lambda: rule(model, *rest))
+def cached(inputs: Inputs) -> Callable[[_Figure[_Result]], _Figure[_Result]]:
+    """Cache a function of (model, settings, gpu, pp_rank) by the settings in `inputs`."""
+
+    def decorate(figure: _Figure[_Result]) -> _Figure[_Result]:
+        @wraps(figure)
+        def lookup(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> _Result:
+            narrowed = inputs.of(settings)
+            result: _Result = inputs.results.get(
+                (model, gpu, narrowed), (figure, pp_rank), lambda: figure(model, narrowed, gpu, pp_rank)
+            )
+            return result
+
+        return lookup
+
+    return decorate
+
+
+def cached_by_model(function: Callable[..., _Result], model: Model, *rest: object) -> _Result:
+    """`function(model, *rest)`, computed once for a model and a few hashable values."""
+    result: _Result = _model_results.get((model,), (function, *rest), lambda: function(model, *rest))
     return result

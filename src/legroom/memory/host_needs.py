@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memory.layout import Failure
+from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one_card, weight_segments, weights
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib
-from legroom.vllm.args import ServeArgs, env_flag, is_given, other_value
+from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, other_value
 from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
     from legroom.memory.deployment_memory import DeploymentMemory
-    from legroom.vllm.args import EngineSettings
+
 
 API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES = 2 * GIB, 2 * GIB, 5 * GIB
 """Allowances a process, not measured on a GPU. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the
 driver's host side, compiled code, staging buffers and NCCL."""
 LEAST_PROCESS_BYTES, LEAST_WORKER_BYTES = 600 * MIB, 2 * GIB
 """What they hold at the very least: the imports alone, and a CUDA context's host side."""
-SHARD_BYTES = 5 * 10**9
-"""The largest file of a checkpoint that was saved with the Hub's defaults; each rank reads through its own."""
 BROADCAST_QUEUE_BYTES = 10 * 16 * MIB
 RESPONSE_QUEUE_BYTES = 10 * 24 * MIB
 """Ring buffers of the multiprocess executor, ten chunks each: one queue to the workers, one back from every worker."""
@@ -125,16 +122,12 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
-        from legroom.memory.weights.loaded import on_one_card, weights  # few servers share experts
-
         return weights(model, on_one_card(settings), gpu).bytes
     return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
 
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
     """What one node of a deployment takes; more than eight GPUs are several nodes."""
-    from legroom.memory.weights.loaded import offloaded_tensors, weight_segments  # few plans offload
-
     ranks = settings.given.engine_ranks
     gpus = min(ranks * settings.data_parallel_size, max(NODE_GPUS, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)

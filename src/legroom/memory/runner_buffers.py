@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from legroom.facts.fit import constants
-from legroom.facts.model import Experts, latent
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Experts, Model, latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
@@ -15,12 +14,8 @@ from legroom.memory.kv.groups import CacheGroup
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
 
 _LARGEST_PREFILL_TOKENS = 64 * 1024
 _KERNEL_BLOCK = 16

@@ -1,9 +1,9 @@
-"""A server's memory by its state: serving, asleep at level 1 or 2, and while its weights are replaced.
+"""A server's memory by state: serving, asleep at level 1 or 2, and during a weight update.
 
-Sleep mode loads the weights and the KV cache into a pool whose pages can be given back to the driver while their
-addresses stay. Whatever lies outside that pool stays on the card: the CUDA context, modules and library handles,
-communication buffers, CUDA graphs and, before 0.24, the tables of the model runner. Level 1 copies the weights to
-page-locked host memory, a segment of torch's pool at a time, each rounded up to a power of two; level 2 drops them.
+Sleep mode allocates weights and KV cache in a pool whose pages can be unmapped while their addresses stay. Everything
+outside that pool stays on the card: the CUDA context, modules and library handles, communication buffers, CUDA graphs
+and, before 0.24, the buffers of the model runner. Level 1 copies the weights to pinned host memory, one allocator
+segment at a time, each rounded up to a power of two; level 2 discards them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.sleep_mode import first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.sleep_mode import SleepRules, first_release_with_sleep, host_bandwidth_bytes_s, sleep_rules
 from legroom.figures import Figure, Term, exact
 from legroom.memory.activation.layer_peaks import expert_scratch
 from legroom.memory.activation.profile_run import cublas_workspace, element_bytes, sampling
@@ -20,26 +22,23 @@ from legroom.memory.attention_workspace import flashinfer_workspace
 from legroom.memory.caching_allocator import CachingAllocator
 from legroom.memory.dtypes import INT32_BYTES
 from legroom.memory.host_needs import pinned_bytes
+from legroom.memory.layout import Layout
 from legroom.memory.overhead import (
     charges_device_wide,
     communication_bytes,
     counts_runner_buffers,
     held_at_start,
+    nccl_before_snapshot,
     non_torch,
-    wire_before_snapshot,
 )
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables
 from legroom.memory.weights.loaded import buffer_bytes, weight_segments
 from legroom.records import dataclass
-from legroom.vllm.args import is_given
+from legroom.vllm.args import EngineSettings, is_given
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.facts.sleep_mode import SleepRules
     from legroom.memory.deployment_memory import DeploymentMemory
-    from legroom.memory.layout import Layout
-    from legroom.vllm.args import EngineSettings
+
 
 StateName = Literal["serving", "asleep_1", "asleep_2", "updating_weights"]
 SleepLevel = Literal[1, 2]
@@ -47,21 +46,21 @@ SleepLevel = Literal[1, 2]
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a server takes in one state: of each card, and of the host beside what its processes hold anyway."""
+    """A server's memory in one state, on the card and on the host (beyond its processes)."""
 
     name: StateName
     device: Figure
-    """Of the fullest card, with the working: what stays there and why."""
+    """On the fullest card."""
     host: Figure
-    """Of all ranks on one host."""
+    """For all ranks on one host."""
     wake_s: float | None = None
-    """From here to serving; None where nothing has to be brought back, or where it must be read from files."""
+    """Seconds to wake up; None where nothing is copied back or the weights are read from files."""
 
 
 def server_states(
     model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory, host_bytes_s: float | None = None
 ) -> tuple[ServerState, ...]:
-    """Every state of a server that is started with sleep mode; LegroomError where its release has none."""
+    """Every state of a server with --enable-sleep-mode; LegroomError where the release has no sleep mode."""
     rules = sleep_rules(settings.release)
     if rules is None:
         raise LegroomError(
@@ -105,8 +104,7 @@ def _pinned(segments: Sequence[int]) -> int:
 
 
 def serving(rank: Layout) -> Figure:
-    """What a server holds of a card at its peak; the pool is as large as it was when it started, so its band is that
-    of everything else."""
+    """A server's peak memory on a card; the KV cache has a fixed size, so the band is that of the rest."""
     own = rank.peak_used_bytes - rank.held_by_others_bytes
     return Figure(
         own,
@@ -122,7 +120,7 @@ def serving(rank: Layout) -> Figure:
 
 
 def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, stage: int = 0) -> Figure:
-    """What a sleeping server keeps of a card; `graphs`: what was captured."""
+    """The memory of a sleeping server on a card; `graphs`: its captured CUDA graphs."""
     rules = sleep_rules(settings.release)
     charged = non_torch(model, settings, gpu, stage)
     context = held_at_start(settings, gpu)
@@ -138,17 +136,17 @@ def residue(model: Model, gpu: Gpu, settings: EngineSettings, graphs: Figure, st
     if not (rules and rules.graphs_flag and is_given(settings.given, rules.graphs_flag)):
         terms.append(Term("CUDA graphs", graphs.bytes, "they stay, and are valid when it wakes"))
     if rules and rules.communication_flag and is_given(settings.given, rules.communication_flag):
-        suspended = communication_bytes(settings, gpu) + wire_before_snapshot(settings, gpu)
+        suspended = communication_bytes(settings, gpu) + nccl_before_snapshot(settings, gpu)
         terms.append(Term("suspended communication", -suspended, rules.communication_flag))
     size = sum(term.bytes for term in terms)
-    # The tables are known to the byte: they have no part in the doubt about what is charged.
-    doubt = (charged.high - charged.bytes) * (charged.bytes - tables) // max(charged.bytes, 1)
-    spread = doubt + (context.high - context.bytes) + (graphs.high - graphs.bytes)
+    # The sampler tables are exact, so they do not count to the error of the charged part.
+    charged_spread = (charged.high - charged.bytes) * (charged.bytes - tables) // max(charged.bytes, 1)
+    spread = charged_spread + (context.high - context.bytes) + (graphs.high - graphs.bytes)
     return Figure(size, "estimated", max(0, size - spread), size + spread, tuple(term for term in terms if term.bytes))
 
 
 def _tables(rules: SleepRules | None, model: Model, gpu: Gpu, settings: EngineSettings) -> int:
-    """What the model runner keeps outside every pool that sleep empties."""
+    """Buffers of the model runner outside the pools that sleep mode empties."""
     stays = runner_buffers(model, settings, gpu)
     if rules and rules.runtime_offloaded:
         stays = sampler_tables(model, settings)
@@ -164,7 +162,7 @@ def _workspaces(rules: SleepRules | None, model: Model, gpu: Gpu, settings: Engi
 
 
 def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSettings) -> tuple[int, ...]:
-    """The tables of the sampler that lie in the pool of the weights: a count for every token, and the rest."""
+    """Bytes of the sampler tables in the pool of the weights: token counts, and the rest."""
     every = sampler_tables(model, settings)
     if not (rules and rules.sampler_pooled and settings.runner == "V2" and every):
         return ()
@@ -175,7 +173,7 @@ def _sampler_sizes(rules: SleepRules | None, model: Model, settings: EngineSetti
 def _offloaded(
     rules: SleepRules, model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory
 ) -> Iterator[int]:
-    """The segments beside the weights that go to the host at both levels."""
+    """Bytes of the segments other than weights that both sleep levels copy to the host."""
     if rules.runtime_offloaded:
         blocks = runner_buffers(model, settings, gpu) - sampler_tables(model, settings)
         yield from _segments((blocks, flashinfer_workspace(model, settings, gpu)))
@@ -184,7 +182,7 @@ def _offloaded(
 
 
 def _segments(sizes: Sequence[int]) -> list[int]:
-    """The segments that torch takes for tensors of these sizes."""
+    """Bytes of the allocator segments for tensors of these sizes."""
     allocator = CachingAllocator(ascending_addresses=True)
     for size in sizes:
         if size > 0:

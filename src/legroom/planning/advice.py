@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from legroom.facts.known_bugs import KnownBug
+    from legroom.planning.capacity_search import WishResult
     from legroom.planning.plan import Target
-    from legroom.planning.search import WishResult
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
     from legroom.vllm.args import ServeArgs
 
 MOST_ADVICE = 5
@@ -249,8 +249,8 @@ def _by_context(
 ) -> Iterator[Advice]:
     """The longest context that holds with nothing but the parallel sizes and the share of the card changed; where that
     would never do, the longest that any setting holds."""
-    from legroom.planning.search import find  # a plan that fits needs none
-    from legroom.planning.wish import Wish
+    from legroom.planning.capacity_search import find  # a plan that fits needs none
+    from legroom.planning.search_space import Wish
 
     squeezed: Advice | None = None
     for context in _contexts(start, kept):

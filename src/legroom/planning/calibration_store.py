@@ -7,18 +7,25 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.releases import release
 from legroom.home import store_path
-from legroom.planning.calibration import Observation, from_json, observe, remember, to_json
+from legroom.planning.calibration import Observation, from_json, observe, remember, settings_key, shape_of, to_json
+from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan, Target, plan
 from legroom.records import dataclass
 from legroom.vllm_logs.printed_flags import load_logged_model
 from legroom.vllm_logs.startup_log import Startup, read_startups
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import ServeArgs
+
 
 __all__ = ["StoredCalibration", "locked", "open_for_change", "read_store", "store_path", "write_store"]
 
@@ -211,3 +218,41 @@ def _predictions(planned: Plan | None) -> dict[str, int]:
         "graph_bytes": planned.memory.graphs.bytes,
         "kv_cache_bytes": layout.kv_cache.bytes,
     }
+
+
+SOURCE = "legroom probe"
+
+
+def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Mapping[str, int]) -> Observation:
+    """`profile`: the engine's own accounting, to the byte, where a log rounds to hundredths of a GiB."""
+    planned = make_plan(args, release, Machine(gpu), advice=False)
+    return Observation(
+        planned.target.gpu.name,
+        profile["total_bytes"],
+        args.model,
+        release.version,
+        settings_key(planned.settings),
+        profiled_terms(profile),
+        SOURCE,
+        datetime.date.today().isoformat(),
+        shape_of(planned.target.model),
+    )
+
+
+def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
+    """The terms that leave exactly the KV bytes that the engine had left."""
+    weights, activation = profile["weights_bytes"], profile["torch_peak_bytes"]
+    graphs = profile.get("graph_estimate_bytes", 0)
+    terms = {"weights_bytes": weights, "activation_bytes": activation, "graph_estimate_bytes": graphs}
+    if requested := profile.get("requested_bytes"):
+        terms["profiled_non_torch_bytes"] = requested - profile["available_kv_bytes"] - weights - activation - graphs
+    return {name: size for name, size in terms.items() if size >= 0}
+
+
+def keep_observation(observation: Observation) -> str:
+    """Into the calibration store; a note on the store where there is one."""
+    path = store_path()
+    with locked(path):
+        observations, note = open_for_change(path)
+        write_store(remember(observations, observation), path)
+    return note

@@ -9,8 +9,8 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.gpus import with_total
 from legroom.home import cards_path, store_path
-from legroom.planning.notes import bug_notes, remarks
 from legroom.planning.plan import Plan, Target, plan_on_named_card
+from legroom.planning.plan_notes import bug_notes, remarks
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
 from legroom.vllm.resolve import served_model

@@ -234,7 +234,7 @@ def _spared_by_bugs(made: Plan) -> Plan:
     """A plan that fits, unless starts like it are known to end by a bug of the release."""
     if made.verdict != "fits" or not _may_have_start_bugs(made):
         return made
-    from legroom.planning.release_bugs import start_risk  # most plans are of one GPU
+    from legroom.planning.plan_notes import start_risk  # most plans are of one GPU
 
     target = made.target
     bug = start_risk(target.model, target.gpu, target.release, made.settings, made.memory)

@@ -10,6 +10,7 @@ from legroom.facts.fit import bands
 from legroom.facts.gpus import gpu, with_total
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
+from legroom.memory.server_states import ServerState, server_states
 from legroom.planning.plan import Target, cold_start, plan, ready_command, shared_contexts
 from legroom.planning.plan_document import (
     HOW_TO_WRITE_ONE,
@@ -32,6 +33,7 @@ from legroom.vllm.traits import is_moe
 if TYPE_CHECKING:
     from legroom.figures import Figure, Term
     from legroom.planning.plan import Advice, Plan
+
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -165,3 +167,29 @@ def _every_term(plan: Plan) -> dict[str, Any]:
 
 def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
+
+
+def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
+    """What the planned server holds in each state; `host_bytes_s`: how fast the host's memory reaches a card."""
+    target = plan.target
+    return server_states(target.model, target.gpu, plan.settings, plan.memory, host_bytes_s)
+
+
+def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
+    """The `states` of `legroom plan --sleep --json`."""
+    return [
+        {
+            "state": state.name,
+            "device_bytes": state.device.bytes,
+            "device": _figure(state.device),
+            "host_bytes": state.host.bytes,
+            "host": _figure(state.host),
+            "wake_s": state.wake_s,
+        }
+        for state in states
+    ]
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    terms = [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in figure.terms]
+    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": terms}

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from legroom.errors import LegroomError
 from legroom.facts.flags import choices
+from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
+from legroom.memory.kv.kv_plan import plan_of_shape
+from legroom.memory.kv.shape import KvShape, kv_shape
+from legroom.planning.plan import Policy, headroom_left
+from legroom.records import dataclass
+from legroom.units import human_bytes
+from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legroom.memory.layout import Layout
     from legroom.planning.plan import Target
-    from legroom.planning.wish import Wish
     from legroom.vllm.args import EngineSettings, ServeArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the server must hold: this many requests of this length at once, on one of these numbers of GPUs."""
+
+    context: int
+    concurrency: float = 1.0
+    gpus: tuple[int, ...] = (1,)
+    policy: Policy = "balanced"
+
+
+def counts_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most` itself."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if most == 1 else (*counts, most)
+
 
 Flags = dict[str, Any]
 
@@ -91,3 +121,110 @@ def by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
         for run_as in (captured, eager):
             if run_as:
                 yield [[kept_in], *lighter, run_as, axes.get("block_size", unchanged)]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """Everything about a deployment that does not depend on utilization."""
+
+    target: Target
+    settings: EngineSettings
+    flags: Mapping[str, Any]
+    stages: tuple[Layout, ...]
+    kv: KvShape
+    needed_bytes: tuple[int, ...]
+    """One request of full length on every stage, as the release's check counts it."""
+    request_blocks: float
+    """Blocks of one request of full length, as the release counts concurrency."""
+    room_bytes: int
+    """What is left of the card beside the CUDA context and other processes."""
+
+    def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
+        """The pool of every stage, with a share of its error band held back."""
+        if self.settings.kv_cache_memory_bytes is not None:
+            return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
+        shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)
+        return tuple(
+            stage.kv_cache.bytes + shift - int((stage.kv_cache.bytes - stage.kv_cache.low) * band_kept)
+            for stage in self.stages
+        )
+
+    def concurrency(self, utilization: float, band_kept: float) -> float:
+        """Requests of full length that the pools of all engines hold; 0 where not even one fits."""
+        blocks = 1 << 62
+        for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
+            if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
+                return 0.0
+            width = self.kv.stages[number].bytes_per_block
+            blocks = min(blocks, pool // width if width else blocks)
+        return blocks / self.request_blocks * self.settings.data_parallel_size
+
+    def headroom_bytes(self, utilization: float, band_kept: float) -> int:
+        """What is left of the fullest card at its peak."""
+        pools = self.kv_bytes(utilization, 0.0)
+        return min(
+            headroom_left(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
+            for stage, pool in zip(self.stages, pools, strict=True)
+        )
+
+    def runs_over(self, utilization: float, band_kept: float) -> bool:
+        """Whether the card has no room for this much: at its peak, or for the budget when vLLM starts."""
+        budget = utilization * self.target.gpu.total_bytes
+        return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
+
+    def shortfall_bytes(self, wish: Wish) -> int:
+        """How many bytes the fullest card lacks for the wish, at the best."""
+        return max(self._needed(stage, wish) for stage in self.stages) - self.target.gpu.total_bytes
+
+    def why_short(self, wish: Wish) -> str:
+        """The closest miss, in words."""
+        stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
+        needed, pool = self._needed(stage, wish), self._pool(wish)
+        settings = self.settings
+        gpus = settings.gpus_used
+        where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
+        return (
+            f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
+            f"KV cache {human_bytes(pool)} for {wish.concurrency:g} x {wish.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, wish)}"
+        )
+
+    def _what_fits(self, stage: Layout, wish: Wish) -> str:
+        pool = self._pool(wish)
+        requests = int((stage.total_bytes - self._needed(stage, wish) + pool) * wish.concurrency / pool) if pool else 0
+        if not 1 <= requests < wish.concurrency:
+            return ""
+        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
+
+    def _pool(self, wish: Wish) -> int:
+        blocks = math.ceil(wish.concurrency * self.request_blocks / self.settings.data_parallel_size)
+        return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
+
+    def _needed(self, stage: Layout, wish: Wish) -> int:
+        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(wish)
+
+
+def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Structure | None:
+    """The structure of one combination of flags; None where the release refuses it or the weights cannot be loaded."""
+    try:
+        settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
+    except LegroomError:
+        return None
+    seen = target.seen or Measurements()
+    # A wish is granted by the first start too, which profiles with a cold compile cache.
+    stages = tuple(
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    shape = kv_shape(target.model, settings, target.gpu)
+    plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
+    return Structure(
+        target,
+        settings,
+        flags,
+        stages,
+        shape,
+        tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
+        plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
+        free_at_start(settings, target.gpu, target.held_by_others_bytes),
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from legroom.live.journal.records import JournalUnavailable
+from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.process_table import started
 from legroom.records import dataclass
 from legroom.recover.holders import Holdings, ProcessFact, born, look

@@ -29,8 +29,8 @@ from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
+    from legroom.planning.capacity_search import WishResult
     from legroom.planning.plan import Advice, Plan
-    from legroom.planning.search import WishResult
 
 _MARGIN = "  "
 _FIRST_START_DIFFERS = 0.01

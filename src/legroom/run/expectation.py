@@ -159,8 +159,8 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
     if startup.tokens == expected.tokens:
         return f"{printed}; exactly as planned"
     off = startup.tokens / expected.tokens - 1 if expected.tokens else 0.0
-    judged = "as planned" if abs(off) <= POOL_TOLERANCE else f"the plan said {expected.tokens:,} ({off:+.1%})"
-    return f"{printed}; {judged}"
+    comparison = "as planned" if abs(off) <= POOL_TOLERANCE else f"the plan said {expected.tokens:,} ({off:+.1%})"
+    return f"{printed}; {comparison}"
 
 
 def store_calibration(log: Path, gpus: Gpus) -> str:

@@ -18,9 +18,9 @@ from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
-from legroom.explain.catalog import entry
+from legroom.explain.catalog_entries import entry
 from legroom.facts.flags import flag_name, flags_of
-from legroom.live.host_memory import KernelKill
+from legroom.live.kernel_memory import KernelKill
 from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass

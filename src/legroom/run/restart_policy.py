@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from legroom.errors import LegroomError
 from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
 from legroom.records import dataclass
 from legroom.run.run_options import RunOptions
@@ -107,30 +106,6 @@ class IncidentRecorder:
                 self._say(f"{error.message}; going on without")
             self._silent = True
             return None
-
-
-class TriedFix:
-    """The fix that is being tried, until the server is up or fails again: `legroom run` sees for itself whether it
-    worked. Recording that never stops a server."""
-
-    def __init__(self, release: str, say: Callable[[str], None]) -> None:
-        self._release, self._say = release, say
-        self._remedy: Mapping[str, Any] | None = None
-
-    def begin(self, remedy: Mapping[str, Any]) -> None:
-        self._remedy = remedy if remedy.get("cause") and remedy.get("fix") else None
-
-    def end(self, worked: bool) -> None:
-        remedy, self._remedy = self._remedy, None
-        if remedy is None:
-            return
-        from legroom.explain.outcomes import Outcome, record_outcome  # only after a fix
-
-        outcome = Outcome(remedy["cause"], remedy["entry"], remedy["fix"], self._release, worked, "run")
-        try:
-            record_outcome(outcome)
-        except LegroomError as error:
-            self._say(f"{error.message}; going on without")
 
 
 BUDGET_WINDOW_S = 3600.0
@@ -238,7 +213,6 @@ class RestartPolicy:
     def __init__(
         self,
         options: RunOptions,
-        release: str,
         setups: Setups,
         incidents: IncidentRecorder,
         find_fix: FindFix,
@@ -249,14 +223,12 @@ class RestartPolicy:
         """What failed and what was done about it, in order."""
         self._options, self._setups, self._incidents = options, setups, incidents
         self._find_fix, self._last_lines, self._say = find_fix, last_lines, say
-        self._tried_fix = TriedFix(release, say)
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._tries = 0
 
     def served(self) -> None:
         """The server is up: what was tried has worked."""
         self._incidents.close_done("it serves again")
-        self._tried_fix.end(worked=True)
         self._tries = 0
         self._setups.mark_served()
 
@@ -270,7 +242,6 @@ class RestartPolicy:
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
         self._incidents.fail_action()
-        self._tried_fix.end(worked=False)
         remedy = self._find_fix()
         if remedy is None:
             return None
@@ -291,7 +262,6 @@ class RestartPolicy:
             f"try {self._tries} of {self._options.tries}: {head} Changed: {remedy['changed']}. Expected now: {expected}"
         )
         self._use_remedy(remedy)
-        self._tried_fix.begin(remedy)
         change = {"changed": remedy["changed"], "command": self._setups.current.line}
         self._incidents.begin_action("relaunch", change)
 

@@ -59,9 +59,7 @@ class Supervisor:
         self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
-        self._restarts = RestartPolicy(
-            options, prepared["vllm"], self._setups, self.incidents, self._find_fix, self._last_lines, say
-        )
+        self._restarts = RestartPolicy(options, self._setups, self.incidents, self._find_fix, self._last_lines, say)
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(

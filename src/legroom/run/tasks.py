@@ -27,7 +27,7 @@ from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import startup_lines
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
-from legroom.live.host_memory import kernel_kill
+from legroom.live.kernel_memory import kernel_kill
 from legroom.run.expectation import Expectation, Gpus, expect, pool_comparison, store_calibration, visible_gpus
 from legroom.run.healing import Bounds, find_remedy
 from legroom.run.run_file import kernel_account_from

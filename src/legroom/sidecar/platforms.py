@@ -15,7 +15,7 @@ from legroom.actions.server_drain import CommandDrain, DrainMethod, GuardDrain, 
 from legroom.actions.supervisord_platform import SupervisordProgram
 from legroom.actions.systemd_platform import SystemdUnit
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.endpoint import Endpoint
 from legroom.toml_tables import TomlTable
 
 DRAINS_BY_ITSELF = (Workload, RunChild)

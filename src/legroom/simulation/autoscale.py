@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.planning.scaling import SYNC_S, TOLERANCE, ScalingPolicy
+from legroom.planning.autoscaling_policy import SYNC_S, TOLERANCE, ScalingPolicy
 from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.fast_replay import Progress
 from legroom.simulation.fast.rows import StepCost

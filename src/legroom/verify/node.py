@@ -10,7 +10,7 @@ import subprocess
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
 from legroom.live.gpu_memory import GpuMemory, devices, visible
-from legroom.live.host_memory import Cgroup
+from legroom.live.kernel_memory import Cgroup
 from legroom.records import dataclass
 from legroom.units import GIB, MIB
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from legroom.live.gpu_memory import devices, server_processes, used_by
-from legroom.live.metrics.address import port_of
+from legroom.live.metrics.endpoint import port_of
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass

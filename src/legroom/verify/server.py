@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.endpoint import endpoint
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from legroom.live.metrics.address import Endpoint
+    from legroom.live.metrics.endpoint import Endpoint
 
 
 _ERROR_LENGTH = 300

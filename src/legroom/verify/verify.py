@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import endpoint, is_loopback
+from legroom.live.metrics.endpoint import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
@@ -130,8 +130,8 @@ class _VerificationRun:
 
     def _against_plan(self, served: ServedModel) -> None:
         planned = self.request.planned
-        judged = (pool_as_planned(self.pool, planned), context_as_planned(served.max_model_len, planned))
-        self.checks += (check for check in judged if check is not None)
+        evaluated = (pool_as_planned(self.pool, planned), context_as_planned(served.max_model_len, planned))
+        self.checks += (check for check in evaluated if check is not None)
         # Not judged: --served-model-name gives a model any name.
         if planned and planned.model and not _same_name(planned.model, served.model):
             self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")

@@ -7,9 +7,10 @@ dtype.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model, Quantization
 from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
@@ -18,19 +19,11 @@ from legroom.facts.release_support import (
     quantization_methods,
     scheme_capability,
 )
-from legroom.facts.releases import first_release, latest
+from legroom.facts.releases import Release, first_release, latest
 from legroom.facts.releases import release as known_release
-from legroom.vllm.args import is_given
+from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.setting_checks import Unsupported
 from legroom.vllm.traits import is_hybrid, is_moe, uses_mla
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model, Quantization
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import EngineSettings
 
 _TRANSFORMERS_BACKEND = "0.7.1"
 """From here on an architecture that vLLM lacks may run on its Transformers backend."""

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from legroom.sidecar.watch import IncidentChange, WatchSession, stream
+from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
     from legroom.live.plan_comparison import ComparedFigure
-    from legroom.live.view import ServerView
+    from legroom.live.server_view import ServerView
     from legroom.planning.plan_document import PlanDocument
-    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch_config import SidecarConfig
 
 _MAX_UNREAD_EVENTS = 1_000
 """Per reader; then its oldest events are dropped."""

@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from legroom.explain.catalog_files import problems
-
 REQUESTS = {
     "plan": "PlanRequest",
     "math": "PlanRequest",
@@ -44,8 +42,19 @@ def check_request(endpoint: str, request: Any) -> str:
     """The first violation of the endpoint's schema; empty where there is none."""
     if _depth(request) > _MAX_DEPTH:
         return f"it is nested more than {_MAX_DEPTH} deep"
-    wrong = problems(request, {"$ref": f"#/components/schemas/{REQUESTS[endpoint]}", "$defs": schemas()})
-    return wrong[0].removeprefix("$: ").removeprefix("$.") if wrong else ""
+    validator = _validator(endpoint)
+    error = next(validator.iter_errors(request), None) if validator else None
+    return f"{error.json_path.removeprefix('$.')}: {error.message}".removeprefix("$: ") if error else ""
+
+
+@cache
+def _validator(endpoint: str) -> Any:
+    try:
+        import jsonschema
+    except ImportError:  # in the browser, where only the page itself sends requests
+        return None
+    schema = {"$ref": f"#/components/schemas/{REQUESTS[endpoint]}", "components": {"schemas": schemas()}}
+    return jsonschema.Draft202012Validator(schema)
 
 
 def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import legroom.live.detectors as room
 from legroom.diagnosis.causes import causes
-from legroom.explain.catalog import bundled
+from legroom.explain.catalog_entries import bundled
 from legroom.live.detectors import DETECTORS, Watcher
 from legroom.live.forecast import forecast
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure

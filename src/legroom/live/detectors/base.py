@@ -16,16 +16,16 @@ Situation = Literal["start-up", "burst", "chronic", "prefix-cache", ""]
 """The four situations of a server in memory trouble; empty for what is none of them."""
 
 _JITTER = 0.9
-"""Of a duration that is enough: looks come a little early or late."""
+"""Of a duration that is enough: scrapes come a little early or late."""
 _SETTLED_S = 60.0
 """After this long of watching, rates over a minute are known."""
-_MOST_UNKNOWN = 2
-"""Looks in a row that say nothing before what was bad until then is forgotten: one lost look changes nothing."""
+_MAX_UNKNOWN = 2
+"""Scrapes in a row that say nothing before what was bad until then is forgotten: one lost scrape changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a detector measured at one look."""
+    """What a detector measured at one scrape."""
 
     is_bad: bool
     is_calm: bool
@@ -39,7 +39,7 @@ class Condition:
     title: str | None = None
     """Where it is not the detector's own."""
     is_certain: bool = False
-    """Whether a single look is enough for who does not stay for a second one."""
+    """Whether a single scrape is enough for who does not stay for a second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class DetectorFinding:
     situation: Situation = ""
     restart_helps: bool = False
     is_seen_now: bool = True
-    """False while it is merely not over yet: the last look no longer showed it."""
+    """False while it is merely not over yet: the last scrape no longer showed it."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"numbers": dict(self.numbers)}
 
 
 class Detector(ABC):
-    """Watches one server for one kind of trouble. Feed it the window after every look."""
+    """Watches one server for one kind of trouble. Feed it the window after every scrape."""
 
     kind: ClassVar[str]
     title: ClassVar[str]
@@ -89,16 +89,16 @@ class Detector(ABC):
         self.plan = plan
         """The JSON document of `legroom plan`, where one is known."""
         self._bad_since_s: float | None = None
-        self._bad_looks = 0
+        self._bad_scrapes = 0
         self._calm_since_s: float | None = None
-        self._calm_looks = 0
-        self._unknown_looks = 0
+        self._calm_scrapes = 0
+        self._unknown_scrapes = 0
         self._last_s: float | None = None
         self.is_active = False
 
     @abstractmethod
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The condition at this look; None where nothing can be said."""
+        """The condition at this scrape; None where nothing can be said."""
 
     @property
     def hold(self) -> Hold:
@@ -111,53 +111,53 @@ class Detector(ABC):
         return self.levels.calm
 
     @property
-    def sees_after_s(self) -> float:
+    def warm_up_s(self) -> float:
         """How long it must have watched a server before its silence means that nothing is wrong."""
         return _SETTLED_S + self.hold.seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """The finding while it lasts, with the numbers of this look; None otherwise."""
+        """The finding while it lasts, with the numbers of this scrape; None otherwise."""
         if self._last_s is not None and now_s < self._last_s:
             self._forget_times()
         self._last_s = now_s
-        seen = self.measure(window, now_s)
-        if seen is None:
-            self._unknown_looks += 1
-            if self.is_active or self._unknown_looks >= _MOST_UNKNOWN:
+        condition = self.measure(window, now_s)
+        if condition is None:
+            self._unknown_scrapes += 1
+            if self.is_active or self._unknown_scrapes >= _MAX_UNKNOWN:
                 self._note_calm(now_s)
         else:
-            self._unknown_looks = 0
-            self._note(seen, now_s)
-        return self._finding(window, now_s, seen) if self.is_active else None
+            self._unknown_scrapes = 0
+            self._note(condition, now_s)
+        return self._finding(window, now_s, condition) if self.is_active else None
 
-    def _note(self, seen: Condition, now_s: float) -> None:
-        if seen.is_bad:
-            self._calm_since_s, self._calm_looks = None, 0
+    def _note(self, condition: Condition, now_s: float) -> None:
+        if condition.is_bad:
+            self._calm_since_s, self._calm_scrapes = None, 0
             self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
-            self._bad_looks += 1
-            self.is_active = self.is_active or _passed(self.hold, self._bad_looks, now_s - self._bad_since_s)
-        elif seen.is_calm or not self.is_active:
+            self._bad_scrapes += 1
+            self.is_active = self.is_active or _passed(self.hold, self._bad_scrapes, now_s - self._bad_since_s)
+        elif condition.is_calm or not self.is_active:
             self._note_calm(now_s)
         else:
-            self._calm_since_s, self._calm_looks = None, 0
+            self._calm_since_s, self._calm_scrapes = None, 0
 
     def _note_calm(self, now_s: float) -> None:
         if not self.is_active:
-            self._bad_since_s, self._bad_looks = None, 0
+            self._bad_since_s, self._bad_scrapes = None, 0
             return
         self._calm_since_s = now_s if self._calm_since_s is None else self._calm_since_s
-        self._calm_looks += 1
-        if _passed(self.calm, self._calm_looks, now_s - self._calm_since_s):
+        self._calm_scrapes += 1
+        if _passed(self.calm, self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
             self._forget_times()
 
     def _forget_times(self) -> None:
         """After a jump of the clock, or at the end: durations are counted anew."""
         self._bad_since_s = self._calm_since_s = None
-        self._bad_looks = self._calm_looks = 0
+        self._bad_scrapes = self._calm_scrapes = 0
 
-    def _finding(self, window: Window, now_s: float, seen: Condition | None) -> DetectorFinding:
-        shown = self._shown = seen if seen is not None and seen.is_bad else self._shown
+    def _finding(self, window: Window, now_s: float, condition: Condition | None) -> DetectorFinding:
+        shown = self._last_bad = condition if condition is not None and condition.is_bad else self._last_bad
         return DetectorFinding(
             kind=self.kind,
             server=window.server,
@@ -172,17 +172,17 @@ class Detector(ABC):
             entry=self.entry,
             situation=self.situation,
             restart_helps=self.restart_helps if shown.restart_helps is None else shown.restart_helps,
-            is_seen_now=shown is seen,
+            is_seen_now=shown is condition,
         )
 
-    _shown: Condition = Condition(False, True)
+    _last_bad: Condition = Condition(False, True)
 
 
 def _passed(hold: Hold, looks: int, seconds: float) -> bool:
     return looks >= hold.samples and seconds >= hold.seconds * _JITTER
 
 
-def of_all_engines(conditions: Sequence[Condition]) -> Condition | None:
+def worst_condition(conditions: Sequence[Condition]) -> Condition | None:
     """A server's condition: that of its first engine in trouble, and calm only where all are. None without any."""
     if not conditions:
         return None
@@ -190,7 +190,7 @@ def of_all_engines(conditions: Sequence[Condition]) -> Condition | None:
     return next((condition for condition in conditions if condition.is_bad), calm)
 
 
-def named(engine: tuple[str, str], window: Window) -> str:
+def engine_label(engine: tuple[str, str], window: Window) -> str:
     """How to call an engine; nothing where the server has but one."""
     if window.latest is None or len(window.latest.engines) < 2:
         return ""

@@ -22,7 +22,7 @@ class CrashLoop(Detector):
         return Hold(1, 0.0)
 
     @property
-    def sees_after_s(self) -> float:
+    def warm_up_s(self) -> float:
         """Starts that lie before the watching are not known."""
         return self.levels.crash_over_s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector, counted
 from legroom.live.metrics.window import Window, WindowStep
 
-_LEAST_BEFORE = 5.0
+_MIN_PROMPTS_BEFORE = 5.0
 """Requests before the burst that make a mean worth comparing with."""
 
 
@@ -35,7 +35,7 @@ class LongPromptBurst(Detector):
         if prompts < levels.long_prompt_least or not is_long:
             return Condition(False, True)
         old_tokens, old_prompts = _prompts([step for step in window.steps if step.time_s < recent[0].time_s])
-        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _LEAST_BEFORE else None
+        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _MIN_PROMPTS_BEFORE else None
         if usual is not None and mean < levels.long_prompt_times * usual:
             return Condition(False, True)
         of_one = " of an engine" if len(window.steps[-1].engines) > 1 else ""
@@ -51,7 +51,7 @@ class LongPromptBurst(Detector):
 def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
     """Whether steps before `first` cover so many seconds."""
     covered_s = 0.0
-    for step in window.backwards():
+    for step in window.newest_first():
         if step.time_s < first.time_s:
             covered_s += step.seconds
         if covered_s >= seconds:

@@ -30,7 +30,7 @@ class MemoryBurst(Detector):
         return Hold(1, 0.0)
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Retries since the look before; one is remembered for as long as a burst counts as recent."""
+        """Retries since the scrape before; one is remembered for as long as a burst counts as recent."""
         sample, last = window.latest, self._last
         if not window.is_answering or sample is None or sample.alloc_retries is None or not sample.reserved_bytes:
             return None

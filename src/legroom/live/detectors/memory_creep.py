@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.live.detectors.base import Condition, Detector, of_all_engines
+from legroom.live.detectors.base import Condition, Detector, worst_condition
 from legroom.live.forecast import Trend, trend
 from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
 _HOUR_S = 3600.0
-_LEAST_POINTS = 12
+_MIN_POINTS = 12
 """An hour of them: fewer are no line, however far apart they lie."""
 _GAP_S = 1800.0
 """What lies before half an hour without a point, or before a clock that was set forward, is another story."""
@@ -41,7 +41,7 @@ class MemoryCreep(Detector):
         return Hold(1, 0.0)
 
     @property
-    def sees_after_s(self) -> float:
+    def warm_up_s(self) -> float:
         """A slope needs its hours."""
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
@@ -54,7 +54,7 @@ class MemoryCreep(Detector):
         state = len(points), points[-1].time_s
         if state != self._seen:
             conditions = [self._slope(series, of) for series, of in self.series(points)]
-            self._seen, self._last = state, of_all_engines([condition for condition in conditions if condition])
+            self._seen, self._last = state, worst_condition([condition for condition in conditions if condition])
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
@@ -67,7 +67,7 @@ class MemoryCreep(Detector):
     def _slope(self, series: Sequence[tuple[float, float]], what: str) -> Condition | None:
         levels = self.levels
         hours = (series[-1][0] - series[0][0]) / _HOUR_S if series else 0.0
-        if hours < levels.creep_least_hours or len(series) < _LEAST_POINTS:
+        if hours < levels.creep_least_hours or len(series) < _MIN_POINTS:
             return None
         line = trend(series)
         if line is None:

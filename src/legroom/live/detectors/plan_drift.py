@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, named
+from legroom.live.detectors.base import Condition, Detector, engine_label
 from legroom.live.metrics.sample import EngineSample
 from legroom.live.metrics.window import Window
-from legroom.live.plan_comparison import block_tokens, furthest_engine, planned_tokens, tolerated
+from legroom.live.plan_comparison import block_tokens, furthest_engine, planned_tokens, tolerated_deviation
 from legroom.live.thresholds import Hold
 from legroom.planning.plan_document import PlanDocument
 
@@ -35,10 +35,10 @@ class PlanDrift(Detector):
     def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
         tokens = block_tokens(engine) or 0
         off = tokens / planned - 1
-        low, high = tolerated(plan, self.levels)
+        low, high = tolerated_deviation(plan, self.levels)
         if low <= off <= high:
             return Condition(False, True)
-        which = named(engine.key, window)
+        which = engine_label(engine.key, window)
         more = ""
         if engine.max_concurrency and plan.kv.max_concurrency > 0:
             more = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named, of_all_engines
+from legroom.live.detectors.base import Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 
 
@@ -19,16 +19,16 @@ class PoolPressure(Detector):
         if not window.is_answering or not window.steps:
             return None
         conditions = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
-        return of_all_engines(conditions)
+        return worst_condition(conditions)
 
     def _engine(self, engine: EngineStep, window: Window) -> Condition:
-        use = engine.most_kv_use
+        use = engine.peak_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0
         has_no_room = engine.has_no_room(self.levels.pool_full_ratio)
         if not has_no_room or not suffers:
             return Condition(False, use < self.levels.pool_calm_ratio or not suffers)
-        which = named(engine.key, window)
+        which = engine_label(engine.key, window)
         of = f" of {which}" if which else ""
         blocks = f" ({use * engine.num_blocks:,.0f} of {engine.num_blocks:,} blocks)" if engine.num_blocks else ""
         pains = [f"{counted(engine.queued, 'request')} wait"] if engine.queued else []

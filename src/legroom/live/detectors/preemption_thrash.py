@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named, of_all_engines
+from legroom.live.detectors.base import Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 
 
@@ -26,7 +26,7 @@ class PreemptionThrash(Detector):
                 if engine.preemptions is not None:
                     by_engine.setdefault(engine.key, []).append(engine)
         conditions = [self._engine(engine_steps, window) for engine_steps in by_engine.values()]
-        return of_all_engines(conditions)
+        return worst_condition(conditions)
 
     def _engine(self, steps: list[EngineStep], window: Window) -> Condition:
         levels = self.levels
@@ -44,7 +44,7 @@ class PreemptionThrash(Detector):
             work = f"{share:.0%} of the computed tokens {how} computed before"
         if not is_bad:
             return Condition(False, share is not None and share < levels.preemption_calm_ratio)
-        which = named(steps[-1].key, window)
+        which = engine_label(steps[-1].key, window)
         reason = f"{counted(preempted, 'preemption')}{f' on {which}' if which else ''} in {seconds:.0f} s; {work}"
         numbers = {"preempted": preempted, "preemptions_per_s": preempted / seconds, "finished": finished}
         if share is not None:

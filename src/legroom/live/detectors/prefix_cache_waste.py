@@ -5,7 +5,7 @@ from __future__ import annotations
 from legroom.live.detectors.base import Condition, Detector
 from legroom.live.metrics.window import Window
 
-_LEAST_TOKENS = 20_000
+_MIN_TOKENS = 20_000
 """Looked-up tokens before a rate means something, where the pool's size is not known."""
 
 
@@ -34,7 +34,7 @@ class PrefixCacheWaste(Detector):
         if asked is None or rate is None or use is None:
             return None
         pool = sum(engine.pool_tokens or 0 for engine in last.engines)
-        if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else _LEAST_TOKENS):
+        if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else _MIN_TOKENS):
             return Condition(False, True)
         has_no_room = any(engine.has_no_room(levels.hit_rate_pool_ratio) for engine in last.engines)
         if rate >= levels.hit_rate_low_ratio or not has_no_room:

@@ -31,14 +31,14 @@ class QueueBacklog(Detector):
         rate = window.rate("finished", _RATE_OVER_S)
         grows = max(waiting - sum(engine.queued_before for engine in last.engines), 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
-        # A queue that grows is as long as it will be in a few looks: its wait is known before it is suffered.
+        # A queue that grows is as long as it will be in a few scrapes: its wait is known before it is suffered.
         ahead_s = (waiting + grows * levels.queue_ahead_s) / rate if rate else None
         is_long = ahead_s is None or ahead_s >= levels.queue_wait_s
         if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
             return Condition(
                 False, waiting < levels.queue_least or (wait_s is not None and wait_s < levels.queue_calm_s)
             )
-        use = max((engine.most_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
+        use = max((engine.peak_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
         served = (
             f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if rate and wait_s else "none finished"
         )

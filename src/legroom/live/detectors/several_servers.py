@@ -8,7 +8,7 @@ from legroom.live.thresholds import Hold
 
 
 class SeveralServers(Detector):
-    """Looks in turn show processes that started at different times and all go on."""
+    """Scrapes in turn show processes that started at different times and all go on."""
 
     kind = "several_servers"
     title = "Several servers answer behind one address"
@@ -20,7 +20,7 @@ class SeveralServers(Detector):
         return Hold(1, 0.0)
 
     @property
-    def sees_after_s(self) -> float:
+    def warm_up_s(self) -> float:
         """Switches that lie before the watching are not known."""
         return self.levels.switch_over_s
 

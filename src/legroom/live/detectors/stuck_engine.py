@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named
+from legroom.live.detectors.base import Condition, Detector, counted, engine_label
 from legroom.live.metrics.window import EngineStep, Window
 from legroom.live.thresholds import Hold
 
@@ -43,7 +43,7 @@ class StuckEngine(Detector):
         return min(stuck, key=lambda condition: condition.severity == "warning", default=Condition(False, True))
 
     def _stuck(self, engine: EngineStep, window: Window) -> Condition:
-        which, running, still_s = named(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
+        which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
         reason = (
             f"{counted(running, 'request')} run{f' on {which}' if which else ''}, and for {still_s:.0f} s no token "
             "came and no other figure moved"
@@ -70,7 +70,7 @@ def _has_computed(window: Window, key: tuple[str, str]) -> bool:
 
 def _still_s(window: Window, key: tuple[str, str]) -> float:
     total = 0.0
-    for step in window.backwards():
+    for step in window.newest_first():
         engine = next((candidate for candidate in step.engines if candidate.key == key), None)
         if engine is None or engine.has_progress:
             break

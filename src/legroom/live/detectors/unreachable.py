@@ -22,7 +22,7 @@ class Unreachable(Detector):
 
     @property
     def hold(self) -> Hold:
-        """Its own: a lost look is nothing."""
+        """Its own: a lost scrape is nothing."""
         return self.levels.unreachable_hold
 
     @property

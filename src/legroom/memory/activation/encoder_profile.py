@@ -1,50 +1,47 @@
-"""What profiling an encoder allocates: the peak inside its tower, and the outputs that wait for the text pass.
+"""The memory of profiling a multimodal encoder: its peak, and the outputs that live during the text pass.
 
-vLLM runs one batch of its largest items through the tower before it runs the language model. The tower's layers run
-one after another, so its peak is that of the greediest moment of one block (`LiveTensors`, a family's row in
-data/towers.json), beside the pixels and what the blocks before it handed out. Which item is profiled, and how many of
-it, is what the release's multimodal budget computes.
+vLLM runs one batch of the largest items through the encoder before the language model. Its layers run one after
+another, so the peak is the widest point of one block (`LiveTensors`, a row of data/towers.json) with the pixels and
+the DeepStack features. The release's multimodal budget decides which item is profiled and how many of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from legroom.facts.model import LiveTensors, MediaItem
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import LiveTensors, MediaItem, Modality, Model
 from legroom.facts.releases import release as known_release
 from legroom.memory.attention_workspace import split_key_bytes
-from legroom.memory.dtypes import dtype_bytes
+from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
 from legroom.memory.figure_cache import PROFILE_RUN, cached
 from legroom.records import dataclass
 from legroom.units import MIB, cdiv
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import builds_encoders, replicates_encoders
 
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Modality, Model
-    from legroom.vllm.args import EngineSettings
-
 UNLIMITED = 999
-"""Items a prompt where the user sets no limit, in V1."""
+"""V1's default of --limit-mm-per-prompt (vLLM's MultiModalConfig)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledItem:
-    """One item, with the sizes it has at these settings."""
+    """One dummy item of the profile run."""
 
     kind: str
     tokens: int
-    """Placeholder tokens that the budget counts."""
+    """Placeholder tokens."""
     patches: int
     outputs: int
-    """Rows the encoder hands to the language model."""
+    """Encoder output rows."""
     tower: Modality
 
 
 def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tuple[ProfiledItem, ...]:
-    """Every kind of item that the limits allow, at its largest."""
+    """The largest item of every kind that --limit-mm-per-prompt allows."""
     allowed = {item.kind for tower in towers for item in _current(tower, settings) if limit(settings, item.kind)}
     return tuple(
         _sized(item, tower, settings, allowed)
@@ -55,12 +52,12 @@ def profiled_items(towers: tuple[Modality, ...], settings: EngineSettings) -> tu
 
 
 def encoder_budget(items: tuple[ProfiledItem, ...], settings: EngineSettings) -> int:
-    """Tokens that one step may encode, and that the encoder cache holds."""
+    """The encoder compute budget of one step, in tokens."""
     return max(settings.max_num_batched_tokens, *(item.tokens for item in items))
 
 
 def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """How often the profile run repeats the item."""
+    """Items of this kind in the encoder batch of the profile run."""
     per_prompt = limit(settings, item.kind)
     if known_release(settings.release).before("0.10.0"):
         return max(1, min(cdiv(budget, item.tokens), settings.max_num_seqs * per_prompt))
@@ -72,7 +69,7 @@ def items_per_batch(item: ProfiledItem, budget: int, settings: EngineSettings) -
 
 
 def limit(settings: EngineSettings, kind: str) -> int:
-    """Items of a kind that one prompt may have."""
+    """--limit-mm-per-prompt of a kind of item."""
     given = (settings.given.limit_mm_per_prompt or {}).get(kind)
     if isinstance(given, Mapping):
         given = given.get("count")
@@ -121,13 +118,13 @@ def _shares_length(item: MediaItem, settings: EngineSettings) -> bool:
 
 
 def _steps(item: MediaItem, length: int) -> int:
-    """Steps of frames that a request of this length holds; a video has one at least."""
+    """Frame steps of a video that fit into `length` tokens, at least 1."""
     whole = max(length, 0) // item.tokens
     return max(1, min(whole, cdiv(item.max_frames, item.frames_per_step)))
 
 
 def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
-    """Until 0.9 the made-up video was cut for one batch, not for the longest request."""
+    """The token length for which the dummy video is built: max_num_batched_tokens before 0.10, then max_model_len."""
     release = known_release(settings.release)
     if release.before("0.10.0"):
         return settings.max_num_batched_tokens
@@ -135,11 +132,11 @@ def _dummy_length(settings: EngineSettings, item: MediaItem, steps: int) -> int:
 
 
 def _with_processor_limits(item: MediaItem, settings: EngineSettings) -> MediaItem:
-    """--mm-processor-kwargs {"max_pixels": ...} makes pictures smaller."""
-    asked = _max_pixels(settings.given.mm_processor_kwargs or {}, item.kind)
-    if not asked or not item.pixels_per_token:
+    """The item with max_pixels of --mm-processor-kwargs applied."""
+    max_pixels = _max_pixels(settings.given.mm_processor_kwargs or {}, item.kind)
+    if not max_pixels or not item.pixels_per_token:
         return item
-    share = max(asked // item.pixels_per_token, 1) / item.tokens
+    share = max(max_pixels // item.pixels_per_token, 1) / item.tokens
     return replace(item, tokens=int(item.tokens * share), patches=int(item.patches * share))
 
 
@@ -155,7 +152,7 @@ def _max_pixels(kwargs: Mapping[str, Any], kind: str) -> int:
 
 
 def _smaller(item: MediaItem, patches: int, options: Mapping[str, Any]) -> float:
-    """The share of the largest item that --limit-mm-per-prompt's sizes leave: they shrink what is made up."""
+    """The dummy item's size as a share of the largest item, by the sizes in --limit-mm-per-prompt."""
     share = 1.0
     frames = options.get("num_frames")
     if isinstance(frames, int) and item.max_frames:
@@ -167,51 +164,46 @@ def _smaller(item: MediaItem, patches: int, options: Mapping[str, Any]) -> float
 
 
 _PLAIN = (LiveTensors("feed-forward", hidden=4, inner=2), LiveTensors("attention", hidden=3, heads=5))
-_UNSPLIT_BLOCK_BYTES = 20 * MIB
-"""0.32 profiles with blocks above this size left whole: a freed one that is a little larger is handed out as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderProfile:
-    """What profiling the encoder allocates."""
+    """The memory of profiling the encoder."""
 
     peak_bytes: int
     peak_how: str
     kept_bytes: int
+    """Outputs and inputs that live during the text pass."""
     how: str
     spread_bytes: int = 0
-    """How far the peak may be off."""
+    """Half the error band of the peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderBatch:
-    """One batch of items as it runs through the tower of one rank."""
+    """One batch of items in the encoder of one rank."""
 
     item: ProfiledItem
     count: int
     ranks: int
-    """Tensor-parallel ranks that share the blocks' heads."""
+    """Tensor-parallel ranks that share the attention heads."""
 
     @property
     def patches(self) -> int:
-        """Rows inside the tower."""
         return self.count * self.item.patches
 
 
-def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu) -> EncoderProfile | None:
-    """The modality with the most tokens an item, as often as the encoder's budget holds it; None: not profiled."""
-    return cached(_profile, model, settings, gpu, inputs=PROFILE_RUN) if model.modalities else None
-
-
-def _profile(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> EncoderProfile | None:
-    if not _is_profiled(model, settings):
+@cached(PROFILE_RUN)
+def encoder_profile(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> EncoderProfile | None:
+    """The encoder run with the largest items that fit the encoder budget; None where vLLM profiles no encoder."""
+    if not model.modalities or not _is_profiled(model, settings):
         return None
     items = profiled_items(model.modalities, settings)
     if not items:
         return None
     width = dtype_bytes(settings.dtype)
     if settings.engine == "V0":
-        return _inside_the_text_pass(items, model, settings, width)
+        return _v0_profile(items, model, settings, width)
     largest = max(items, key=lambda item: (item.tokens, item.kind))
     budget = encoder_budget(items, settings)
     count = items_per_batch(largest, budget, settings)
@@ -224,7 +216,7 @@ def _profile(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> Encode
     kept = (count * rows + (largest.outputs if padded else 0)) * handed * width + largest.tower.table_bytes
     how = f"{count} {largest.kind} items x {rows} tokens x {handed} x {width} bytes"
     if settings.runner != "V2":
-        # Local variables of the V1 runner's profile run keep its inputs, and the last output that was padded.
+        # Local variables of the V1 runner's profile run reference its inputs and the last padded output.
         pixels = batch.patches * _pixel_bytes(largest.tower, settings, width)
         kept += pixels
         how += f" + {pixels / MIB:.0f} MiB of pixels"
@@ -242,12 +234,12 @@ def _is_profiled(model: Model, settings: EngineSettings) -> bool:
     given, release = settings.given, known_release(settings.release)
     if given.skip_mm_profiling or not builds_encoders(given, model, release):
         return False
-    # The V2 runner profiled no encoder at first.
+    # The V2 runner profiles no encoder before 0.27.
     return not (settings.engine == "V1" and settings.runner == "V2" and release.before("0.27.0"))
 
 
 def _kept_rows(item: ProfiledItem, budget: int, settings: EngineSettings) -> int:
-    """0.11 padded every output to the whole budget, 0.12 to the item's placeholders; others keep what came out."""
+    """Rows of one kept output: 0.11 pads it to the whole budget, 0.12 to the item's placeholders, others not."""
     release = known_release(settings.release)
     if release.before("0.11.0") or release.at_least("0.13.0"):
         return item.outputs
@@ -270,7 +262,7 @@ def _tower_peak(
 
 
 def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
-    """For every patch, where the tower's attention kernel cuts its keys into parts."""
+    """Bytes per patch of the split-KV buffers of the encoder's attention kernel."""
     tower = batch.item.tower
     if not tower.attending_patches:
         return 0
@@ -280,17 +272,15 @@ def _partial_sum_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) 
 
 
 _FLASH_ON_RDNA = "0.15.0"
-"""From here on Radeon cards run the towers' attention on Triton's flash kernel; torch's own keeps all scores."""
-_RDNA = (10, 0)
-_SCORE_BYTES = 4
+"""The first release with Triton's flash kernel for encoders on Radeon cards; torch's own kernel keeps all scores."""
 
 
 def _score_matrix_bytes(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu) -> int:
-    """What attention takes inside one item where no flash kernel runs: a score for every pair of patches and head."""
-    radeon = gpu.vendor == "amd" and gpu.compute_capability >= _RDNA
+    """The float32 attention scores of one item where no flash kernel runs."""
+    radeon = gpu.vendor == "amd" and gpu.compute_capability >= (10, 0)
     if not radeon or known_release(settings.release).at_least(_FLASH_ON_RDNA):
         return 0
-    return batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * _SCORE_BYTES
+    return batch.item.patches**2 * cdiv(batch.item.tower.heads, batch.ranks) * FLOAT32_BYTES
 
 
 def _pixel_bytes(tower: Modality, settings: EngineSettings, width: int) -> int:
@@ -314,47 +304,38 @@ def _live_bytes(moment: LiveTensors, tower: Modality, ranks: int, width: int, te
 
 
 def _chunk_patches(batch: EncoderBatch, settings: EngineSettings, gpu: Gpu | None) -> int:
-    """Gemma 4 encodes as many frames at once as its look-up of positions may take of the card."""
+    """Patches that Gemma 4 encodes at once: its position lookup is limited to a tenth of the card."""
     tower, release = batch.item.tower, known_release(settings.release)
     if not tower.chunk_bytes_per_patch or gpu is None:
         return batch.patches
-    frame = _FRAME_PATCHES if batch.item.kind == "video" else batch.item.patches
+    frame = 630 if batch.item.kind == "video" else batch.item.patches  # a video frame has 70 tokens of 3 x 3 patches
     if release.before(tower.chunked_since):
         return frame
     return max(1, gpu.total_bytes // 10 // (frame * tower.chunk_bytes_per_patch)) * frame
 
 
-_FRAME_PATCHES = 630
-"""Patches of one frame of Gemma 4's videos: 70 tokens of 3 x 3."""
-
-
 def _tapped_bytes(batch: EncoderBatch, model: Model, settings: EngineSettings, width: int) -> int:
-    """DeepStack's features of earlier blocks wait while the last blocks run."""
+    """DeepStack's features of earlier blocks, which live while the last blocks run."""
     tower = batch.item.tower
     if tower.feature_levels < 2:
         return 0
     size = batch.count * batch.item.outputs * model.hidden_size * width
     freed = batch.patches * tower.hidden_size * width
-    if known_release(settings.release).at_least("0.27.0") and size < freed < size + _UNSPLIT_BLOCK_BYTES:
+    # 0.27+ profiles with max_split_size_mb:20, so a freed block that is a little larger is reused whole.
+    if known_release(settings.release).at_least("0.27.0") and size < freed < size + LARGE_SEGMENT_BYTES:
         size = freed
     return (tower.feature_levels - 1) * size
 
 
-_TILES, _MASKS = 4, 3
-"""Llama 3.2 Vision: an image is up to four tiles (max_num_tiles), whose patches attend to each other; the mask of every
-pair of them is there three times while it is made (vLLM's mllama.py; 19.63 GiB each in a report of 256 sequences)."""
-
-
-def _inside_the_text_pass(
-    items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int
-) -> EncoderProfile:
-    """V0 sends one sequence with every kind of item through the whole model: pixels and outputs stay until its end."""
+def _v0_profile(items: tuple[ProfiledItem, ...], model: Model, settings: EngineSettings, width: int) -> EncoderProfile:
+    """V0 profiles sequences with every kind of item through the whole model; pixels and outputs live until its end."""
     sequences = max(1, min(settings.max_num_seqs, settings.max_num_batched_tokens // sum(i.tokens for i in items)))
     masks = 0
     if "cross_attention_layers" in model.config:
-        # No token of the prompt stands for an image, so every sequence of the batch has one.
+        # Llama 3.2 Vision has no placeholder tokens, so every sequence has an image of up to four tiles. Their
+        # attention mask exists three times while it is built (mllama.py; 19.63 GiB each in a report of 256 sequences).
         sequences = settings.max_num_seqs
-        masks = sequences * (_TILES * max(item.patches for item in items)) ** 2 * _MASKS * width
+        masks = sequences * (4 * max(item.patches for item in items)) ** 2 * 3 * width
     elements = sum(
         item.outputs * model.hidden_size * item.tower.feature_levels + item.patches * item.tower.pixels_per_patch
         for item in items

@@ -1,83 +1,75 @@
-"""What one decoder layer keeps alive for every token of the profile run.
+"""The live tensors of one decoder layer in the profile run, in elements of the model's dtype per token.
 
-The profile run pushes `max_num_batched_tokens` tokens through the model. Layers run one after another, so the peak is
-that of the greediest moment, not a sum over layers. Widths are in elements of the model's dtype, a token.
+Layers run one after another, so the peak of the forward pass is that of one layer, not a sum over layers.
 
-The live sets were read off torch's allocation history of vLLM 0.26 on an H200 (see `bench/fit.py`). Two things decide
-them: with torch.compile, the graph is cut at every mixer and whatever a mixer read or wrote stays alive until the next
-cut; without it, Python's local variables keep a few hidden states that the compiled graph frees.
+The live sets come from torch's allocation history of vLLM 0.26 on an H200 (see `bench/fit.py`). With torch.compile the
+graph is split at every mixer, and the inputs and outputs of a mixer live until the next split; in eager mode Python's
+local variables keep a few hidden states that the compiled graph frees.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import singledispatch
-from typing import TYPE_CHECKING
 
 from legroom.facts.fit import constants
-from legroom.facts.gpus import HOPPER
-from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Mixer, StateSpace, recurrent
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Mixer, Model, StateSpace, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.memory.figure_cache import cached_by_model
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Layer, Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPeak:
-    """Elements alive at one moment, for each token, and how they add up."""
+    """Live elements per token at one point of a layer, and their terms in words."""
 
     where: str
     elements: int
     how: str
     after_experts: bool = False
-    """The experts' workspace exists by then: it is first asked for in the first layer that has experts."""
+    """Experts ran before, so their workspace is allocated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How the model runs: what decides the live sets beside its widths."""
+    """How the model runs: compiled or eager, and the precision of activations."""
 
     ranks: int
     compiled: bool
     quantized_activations: bool = False
-    """8-bit activations with one scale a token or tensor."""
+    """8-bit activations with one scale per token or tensor."""
     blockwise_activations: bool = False
-    """8-bit activations with a scale for every 128 values."""
+    """8-bit activations with a scale per 128 values."""
     fused_product: bool = False
-    """Without torch.compile too, the feed-forward product is written in 8 bits at once."""
+    """In eager mode too, the feed-forward product is written in 8 bits by a fused kernel."""
     float32_rotary: bool = False
-    """Without torch.compile, queries and keys are rotated in float32."""
+    """In eager mode, queries and keys are rotated in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """What one moment is computed from."""
+    """The inputs of one LayerPeak."""
 
     hidden: int
     model_type: str
     execution: Execution
     held: int
-    """Elements that the mixer before this point still keeps alive."""
+    """Live elements of the previous mixer."""
 
     @property
     def ranks(self) -> int:
-        """Tensor-parallel ranks."""
         return self.execution.ranks
 
     @property
     def compiled(self) -> bool:
-        """Whether torch.compile runs the model."""
         return self.execution.compiled
 
 
 def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
-    """Every kind of layer, and whether experts ran before it: the greediest sets the peak, however many there are."""
+    """The distinct layers of a range, each with whether experts ran before it."""
     kinds: dict[tuple[Layer, bool], None] = {}
     after_experts = False
     for layer in model.layers[start:stop]:
@@ -87,7 +79,7 @@ def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[
 
 
 def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[LayerPeak, ...]:
-    """Every moment that may be the peak of a forward pass: one a kind of layer, block and side of the first experts."""
+    """Every candidate for the peak of a forward pass: mixer and feed-forward of each distinct layer."""
     kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
     mixers = [layer.mixer for layer, _ in kinds]
     kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
@@ -106,7 +98,7 @@ def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[La
 
 @singledispatch
 def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """What stays alive of a mixer while the compiled piece behind it runs."""
+    """Elements of a mixer that live while the compiled piece behind it runs."""
     return 0
 
 
@@ -126,7 +118,7 @@ def _held_by_state_space(mixer: StateSpace, model_type: str, ranks: int) -> int:
 
 
 def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
-    """What is left of it when the next mixer starts: a gated delta net's normed output is gone by then."""
+    """Elements of a mixer that live when the next mixer starts: without a gated delta net's normed output."""
     kept = held_by_mixer(mixer, model_type, ranks)
     for gated in recurrent([mixer]):
         if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
@@ -153,7 +145,7 @@ def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
 
 @singledispatch
 def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
-    """The projections of a mixer and its output, beside the residual."""
+    """Projections, output and residual at the widest point of a mixer."""
     return None
 
 
@@ -213,7 +205,7 @@ def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
 
 
 def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
-    """A feed-forward block at its widest: gate and up, and their product."""
+    """Gate, up and their product at the widest point of a feed-forward block."""
     block = layer.feedforward
     if isinstance(block, Experts):
         return _experts(block, at)
@@ -226,12 +218,12 @@ def _dense(block: Dense, at: Widths) -> LayerPeak:
         fit = constants()["eager"]
         hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"]) * at.hidden
         times = fit["intermediates"].get(at.model_type, 3 if block.gated else 2)
-        # Block-wise fp8 quantizes the product before the gate is freed: a byte a value and a scale every 128.
+        # Block-wise fp8 quantizes the product before the gate is freed: one byte per value and a scale per 128.
         quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
         fused = inner - inner // 2 if at.execution.fused_product and block.gated else 0
         elements = int(times * inner) - fused + hidden + quantized
         return LayerPeak("feed-forward", elements, f"{times} x intermediate + hidden states")
-    # Compiled, an 8-bit product is written at once: half an element a value.
+    # Compiled, the product is written in 8 bits: half an element per value.
     product = inner // 2 if at.execution.quantized_activations and block.gated else inner
     before = 2 * inner if block.gated else inner
     return LayerPeak(
@@ -246,7 +238,7 @@ def _experts(block: Experts, at: Widths) -> LayerPeak:
     beside = block.parallel_dense
     if beside is not None:
         shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.ranks))
-    # Either the shared experts are at their widest, or their output waits beside that of the routed ones.
+    # Either the shared experts are at their widest, or their output lives beside that of the routed ones.
     waiting = 7 * at.hidden + at.held if at.compiled else 6 * at.hidden
     kept = at.held if at.compiled else 0
     elements = max(kept + 4 * at.hidden + shared, waiting if shared else 0) + 2 * block.num_experts
@@ -258,16 +250,16 @@ _DEEP_GEMM_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class ExpertScratch:
-    """Elements of the experts' buffers over all tokens of the profile run."""
+    """Elements of the fused-experts buffers for all tokens of the profile run."""
 
     kept_elements: int = 0
-    """Kept for good: alive in every other moment, and while sampling."""
+    """Persistent workspace: live in all later layers and while sampling."""
     passing_elements: int = 0
-    """Alive inside the experts alone."""
+    """Live inside the experts only."""
 
 
 def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
-    """The largest buffers that any expert layer asks for."""
+    """The largest buffers of any expert layer, by release and kernel."""
     kinds = cached_by_model(layer_kinds, model)
     blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
     if not blocks:
@@ -277,7 +269,7 @@ def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertSc
 
 
 def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
-    """Block-wise fp8 experts on Hopper and Blackwell servers pad each expert's rows (in the wheel since 0.20)."""
+    """Whether DeepGEMM runs block-wise fp8 experts and pads their rows (Hopper, data-centre Blackwell; 0.20+)."""
     scheme = model.quantization
     if scheme is None or scheme.block is None or scheme.weight_bits != 8 or gpu.compute_capability[0] not in (9, 10):
         return False
@@ -298,7 +290,7 @@ def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) 
         # Triton kernels: a gathered product and a scattered output, freed after each layer.
         return ExpertScratch(passing_elements=tokens * top_k * (inner + width) + gathered)
     if release.at_least("0.13.0"):
-        # One workspace that only grows: two buffers, each wide enough for both products.
+        # One persistent workspace of two buffers, each wide enough for both products.
         chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
         rows = chunk * top_k
         first = max(inner, width)

@@ -1,12 +1,10 @@
-"""The activation peak: what the profile run allocates above the weights, as the release charges it."""
+"""The activation peak of vLLM's profile_run: forward pass, encoder, logits and sampler."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from legroom.facts.fit import constants
-from legroom.facts.gpus import BLACKWELL, HOPPER
-from legroom.facts.model import Experts, latent, recurrent
+from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
+from legroom.facts.model import Experts, Model, latent, recurrent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated
 from legroom.memory.activation.encoder_profile import encoder_profile
@@ -18,26 +16,13 @@ from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import EAGLE3_STATES
 from legroom.records import dataclass
 from legroom.units import KIB, MIB, cdiv
-from legroom.vllm.args import draft_method
+from legroom.vllm.args import EngineSettings, draft_method
 from legroom.vllm.traits import is_pooling
 
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
 
-
-def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Peak of the profile run above the weights, with a warm compile cache."""
-    return cached(_activation, model, settings, gpu, pp_rank, PROFILE_RUN)
-
-
+@cached(PROFILE_RUN)
 def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """The same on a first start: torch.compile then times kernels on a copy of the embedding (seen in 0.26)."""
-    return cached(_activation_cold, model, settings, gpu, pp_rank, PROFILE_RUN)
-
-
-def _activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26)."""
     warm = activation(model, settings, gpu, pp_rank)
     if not is_compiled(settings) or pp_rank:
         return warm
@@ -49,19 +34,16 @@ def _activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: 
     return estimated(cold, cold - _spread(cold), cold + _spread(cold), (Term("first start", cold, how),))
 
 
+@cached(PROFILE_RUN)
 def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """What the greediest moment of a full batch allocates and frees again, without workspaces that stay."""
-    return cached(_forward_bytes, model, settings, gpu, pp_rank, PROFILE_RUN)
-
-
-def _forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> int:
+    """The peak of temporary tensors in the forward pass of a full batch, without persistent workspaces."""
     passing = expert_scratch(model, settings, gpu).passing_elements
     peaks = (_peak_bytes(m, model, settings, gpu, passing) for m in _stage_peaks(model, settings, pp_rank))
     return max(peaks, default=0)
 
 
 def is_compiled(settings: EngineSettings) -> bool:
-    """Whether torch.compile runs the model: V1 without --enforce-eager, unless the user turned compilation off."""
+    """Whether torch.compile runs the model: V1 without --enforce-eager or compilation mode 0."""
     config = settings.given.compilation_config or {}
     level = config.get("mode", config.get("level", 3))
     return settings.engine == "V1" and not settings.enforce_eager and str(level).lower() not in ("0", "none")
@@ -73,11 +55,13 @@ def element_bytes(settings: EngineSettings) -> int:
 
 
 def cublas_workspace(gpu: Gpu) -> int:
-    """The workspace torch gives cuBLAS: eight pieces of 4 MiB on Hopper and later, two and some crumbs before."""
+    """Torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
     return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
 
 
-def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+@cached(PROFILE_RUN)
+def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """Peak of the profile run above the weights, with a warm compile cache."""
     scratch = expert_scratch(model, settings, gpu)
     encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
     images = encoder.kept_bytes if encoder else 0
@@ -116,9 +100,9 @@ def _activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
 
 
 def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
-    """Gated delta nets with NVFP4 weights on Blackwell: a report of an RTX 5090 (2.21 GiB at 2,048 tokens, 2.84 at
-    8,192) has the tower's peak and that of a batch together, where the larger of the two sets it on every card that
-    was measured. The source does not explain it, so it is what the figure may be, not what it is expected to be."""
+    """Whether encoder and forward peak may both count: gated delta nets with NVFP4 weights on Blackwell. A report of an
+    RTX 5090 shows their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
+    The source does not explain it, so it widens the upper bound only."""
     scheme = model.quantization
     if scheme is None or gpu.compute_capability[0] < BLACKWELL[0]:
         return False
@@ -128,20 +112,20 @@ def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
 
 
 def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """What the profile run samples less where the installation turns out to have FlashInfer's sampler."""
+    """Bytes that the profile run needs less where FlashInfer's sampler is installed."""
     sample = sampling(model, settings, gpu)
     return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
 
 
 def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
-    """A multimodal model reads its embeddings from a buffer; eager, a text model's are one more tensor."""
+    """Embeddings of the batch: a multimodal model reads them from a persistent buffer, a text model allocates them."""
     if is_compiled(settings) or settings.engine == "V0":
         return 0
     return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)
 
 
 def _reserved_slack(peak: int, settings: EngineSettings) -> int:
-    """Until 0.6.3 free memory was read before torch gave its cached blocks back, so fragmentation counted."""
+    """Fragmentation that counts as activation up to 0.6.3, which reads free memory before emptying torch's cache."""
     if known_release(settings.release).at_least("0.6.4"):
         return 0
     fit = constants()["reserved_slack"]
@@ -149,7 +133,7 @@ def _reserved_slack(peak: int, settings: EngineSettings) -> int:
 
 
 def _fuses_product(model: Model, settings: EngineSettings) -> bool:
-    """Whether the activation function and the quantization behind it are one kernel."""
+    """Whether one kernel fuses the activation function with static FP8 quantization."""
     scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
     static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
     in_release = known_release(settings.release).at_least(fused["since"])
@@ -157,7 +141,7 @@ def _fuses_product(model: Model, settings: EngineSettings) -> bool:
 
 
 def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
-    """Whether the family runs on code of the Transformers library that rotates queries and keys in float32."""
+    """Whether the family runs on Transformers code that rotates queries and keys in float32."""
     since = constants()["eager"]["float32_rotary"].get(model.model_type)
     return bool(since) and known_release(settings.release).at_least(since)
 
@@ -176,7 +160,7 @@ def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[
 
 
 def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
-    """The greediest moment of this stage's layers."""
+    """The peak of the forward pass over this stage's layers."""
     width, tokens = element_bytes(settings), settings.max_num_batched_tokens
     scratch = expert_scratch(model, settings, gpu)
     best = 0
@@ -201,7 +185,7 @@ def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) 
 
 
 def _states_for_draft(settings: EngineSettings) -> int:
-    """Hidden states of the model that an EAGLE head reads. Compiled runs were not measured: what it must read, then."""
+    """Hidden states that the model keeps for an EAGLE head: measured in eager mode, the minimum where compiled."""
     method = draft_method(settings.given.speculative_config)
     states: int = constants()["eager"]["draft_states"].get(method, 0)
     return min(states, EAGLE3_STATES) if is_compiled(settings) else states
@@ -217,7 +201,7 @@ def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: 
 
 
 def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Keys and values that chunked prefill expands from the latent; the profile run allocates the worst case (0.8+)."""
+    """Elements of keys and values that chunked prefill expands from the MLA latent in the profile run (0.8+)."""
     if known_release(settings.release).before("0.8.0"):
         return 0
     tokens = latent_workspace_tokens(model, settings, gpu)
@@ -228,7 +212,7 @@ def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
-    """Hidden states and the sampler, on the stage that samples."""
+    """Bytes of hidden states, logits and sampler on the last pipeline stage, and their terms in words."""
     if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
         return 0, ""
     sample = sampling(model, settings, gpu)
@@ -239,7 +223,7 @@ def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int)
 
 
 def _quantizes_activations(model: Model) -> bool:
-    """8-bit activations with one scale a token or a tensor: compiled, they are written by the kernel before them."""
+    """Whether activations are quantized to 8 bits with one scale per token or tensor."""
     scheme = model.quantization
     if scheme is None or scheme.block is not None or scheme.weight_bits != 8:
         return False
@@ -253,7 +237,7 @@ def _never_calls_cublas(model: Model) -> bool:
 
 
 def _spread(peak: int) -> int:
-    """Half the error band, from the residuals of the fit."""
+    """Half the error band of the activation peak, from the residuals of the fit."""
     band = constants()["activation_band"]
     return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)
 
@@ -269,18 +253,18 @@ _AMPERE = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Bytes alive while the profile run samples, beside the hidden states."""
+    """Logits and sampler buffers of the profile run."""
 
     bytes: int
     kept_bytes: int
-    """The part that stays for the next call: a scratch row a running program."""
+    """The persistent top-k scratch buffer."""
     how: str
     least_bytes: int = -1
-    """What it is where the installation has FlashInfer's sampler; -1: that makes no difference."""
+    """`bytes` with FlashInfer's sampler installed; -1: the same."""
 
 
 def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
-    """The logits of every sequence, and what the release's sampler needs to draw from them."""
+    """Logits of max_num_seqs sequences and the buffers of the release's sampler."""
     release = known_release(settings.release)
     sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
     width = dtype_bytes(settings.dtype)
@@ -303,14 +287,14 @@ def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
     takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
     if takes_flashinfer and wish == "1":
         return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
-    # Until 0.11.0 FlashInfer's sampler ran wherever FlashInfer was installed: in the images, not with pip.
+    # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.
     maybe = takes_flashinfer and wish is None and release.before("0.11.1")
     how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
     return Sampling(logits * each, 0, how, masking if maybe else -1)
 
 
 def scratch_rows(gpu: Gpu, sequences: int) -> int:
-    """Rows of the top-k kernel's buffer: one a running program, at most one a multiprocessor."""
+    """Rows of the top-k kernel's scratch buffer: one per program, at most one per multiprocessor."""
     known = constants()["multiprocessors"]
     by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
     capability = ".".join(str(part) for part in gpu.compute_capability)

@@ -1,38 +1,33 @@
-"""How many tokens a block holds: the attention backend's choice, and the alignment of hybrid models."""
+"""The attention backend and the KV block size: the backend's preference, and the alignment of hybrid models."""
 
 from __future__ import annotations
 
 from math import lcm
-from typing import TYPE_CHECKING
 
-from legroom.facts.model import LatentAttention, latent, recurrent, with_kv_heads
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import LatentAttention, Model, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.units import cdiv
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 DEFAULT_BLOCK_SIZE = 16
-_COMPRESSED_BLOCK_SIZE = 256
-"""DeepSeek-V4's sparse sliding-window backend asks for this."""
+"""vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the attention backend says about blocks."""
+    """An attention backend and its block sizes."""
 
     name: str
     smallest_block: int
-    """The smallest kernel block; a block is a multiple of it."""
+    """The kernel block size; block_size is a multiple of it."""
     preferred_block: int
 
 
 def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
-    """The backend that serves the attention layers, as far as block sizes go."""
+    """The backend that vLLM selects for the attention layers."""
     release = known_release(settings.release)
     mixers = [layer.mixer for layer in model.layers]
     if latents := latent(mixers):
@@ -47,7 +42,7 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
     quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4"))
     named = (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
     if mixer.compress_ratio or mixer.window is not None:
-        return Backend("DEEPSEEK_SPARSE_SWA", 32, _COMPRESSED_BLOCK_SIZE)
+        return Backend("DEEPSEEK_SPARSE_SWA", 32, 256)
     if mixer.index_heads or mixer.index_head_dim:
         return Backend("FLASHMLA_SPARSE", 64, 64)
     if release.before("0.8.0") or settings.given.env.get("VLLM_MLA_DISABLE") == "1":
@@ -57,7 +52,7 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
     if major == 10:
         return _latent_backend_blackwell(mixer, release, named)
     if major == 9 and release.at_least("0.8.0"):
-        # FlashMLA was the first choice on Hopper until FlashAttention's MLA kernel, which takes no fp8 cache.
+        # Hopper prefers FlashMLA before 0.18, then FlashAttention's MLA kernel, which has no fp8 cache.
         flash_attention = named == "FLASH_ATTN_MLA" or (release.at_least("0.18.0") and not quantized)
         if named != "FLASHMLA" and flash_attention:
             return Backend("FLASH_ATTN_MLA", 16, DEFAULT_BLOCK_SIZE)
@@ -66,7 +61,7 @@ def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, 
 
 
 def _latent_backend_blackwell(latent: LatentAttention, release: Release, named: str) -> Backend:
-    """CUTLASS first, then FlashInfer for DeepSeek's own head width."""
+    """Data-centre Blackwell: CUTLASS MLA, and FlashInfer for DeepSeek's head size from 0.15 on."""
     if release.before("0.10.2") and named != "CUTLASS_MLA":
         return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
     flashinfer = named == "FLASHINFER_MLA" or (release.at_least("0.15.0") and latent.qk_nope_head_dim == 128)
@@ -76,7 +71,7 @@ def _latent_backend_blackwell(latent: LatentAttention, release: Release, named: 
 
 
 def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """What the user gave, else what the backend prefers; MLA backends overruled the user until 0.17."""
+    """--block-size, or the backend's preference; MLA backends override the flag up to 0.17."""
     backend = attention_backend(model, settings, gpu)
     release = known_release(settings.release)
     given = settings.block_size
@@ -88,7 +83,7 @@ def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu
 
 
 def state_cache_mode(model: Model, settings: EngineSettings) -> str:
-    """`none`, `align` or `all`: how prefix caching keeps recurrent states (0.11.1+)."""
+    """mamba_cache_mode (`none`, `align`, `all`): how prefix caching keeps recurrent states (0.11.1+)."""
     release = known_release(settings.release)
     if release.before("0.11.1") or not settings.enable_prefix_caching:
         return "none"
@@ -107,7 +102,7 @@ def state_cache_mode(model: Model, settings: EngineSettings) -> str:
 def aligned_block_size(
     model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
 ) -> int:
-    """Hybrid models (0.10+): the block grows until an attention page holds a whole recurrent state."""
+    """The block size of hybrid models (0.10+), at which an attention page holds a whole recurrent state."""
     release = known_release(settings.release)
     if release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
         return block_size

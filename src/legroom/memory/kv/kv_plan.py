@@ -1,4 +1,4 @@
-"""How many blocks the KV bytes make, what the release reports of them, and whether its checks pass."""
+"""num_gpu_blocks, the KV cache size and concurrency that the release logs, and its length checks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.figures import Term
 from legroom.memory.kv.layer_specs import WHOLE_REQUEST
 from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
@@ -15,16 +16,12 @@ from legroom.memory.kv.specs import CacheSpec
 from legroom.memory.layout import Failure, check_text, too_long_text
 from legroom.records import dataclass, field
 from legroom.units import cdiv
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers that share a block table, for people to read."""
+    """One KV cache group as users read it."""
 
     kind: str
     layers: int
@@ -34,30 +31,30 @@ class KvGroup:
 
 @dataclass(frozen=True, slots=True)
 class KvPlan:
-    """The KV pool of one deployment. Tokens and concurrency are what the release prints, however it counts them."""
+    """The KV cache of one deployment. Tokens and concurrency are those that the release logs."""
 
     num_blocks: int
     block_size: int
     tokens: int
     max_concurrency: float
     bytes_per_block: int
-    """One block id on the tightest stage."""
+    """Bytes of one block id on the tightest stage."""
     bytes_per_token: int
-    """Bytes of a full-length request over its length: what one more token costs in practice."""
+    """Bytes of a full-length request over its length."""
     max_model_len: int
-    """As asked, or as fitted to the memory."""
+    """As given, or fitted to the memory."""
     needed_bytes: int
-    """One request of max_model_len, as the release's check counts it."""
+    """Bytes of one request of max_model_len in the release's length check."""
     state_blocks: int | None
-    """Blocks for recurrent states, where max_num_seqs must not exceed them (hybrid models with full CUDA graphs)."""
+    """Blocks for recurrent states, the upper limit of max_num_seqs in hybrid models with full CUDA graphs."""
     failure: Failure | None
     shape: KvShape = field(repr=False, compare=False)
     checked_bytes: tuple[int, ...] = field(repr=False)
-    """What the length check of each stage plans with."""
+    """The bytes that the length check of each stage uses."""
 
     @property
     def longest_len(self) -> int:
-        """The longest max_model_len that passes the check, whatever the model or the flags allow."""
+        """The longest max_model_len that passes the length check, beyond the model's own limit."""
         if self.shape.is_empty:
             return LONGEST_LEN
         if self.shape.unsupported is not None:
@@ -66,10 +63,10 @@ class KvPlan:
 
     @property
     def token_terms(self) -> tuple[Term, ...]:
-        """How the bytes of a token come about: layers of one kind a term, on one GPU. Empty with V0."""
+        """The terms of the bytes per token on one GPU, one per kind of layer; empty with V0."""
         counts: Counter[CacheSpec] = Counter()
         for group in self.shape.groups:
-            # A group names its one spec once, or each layer's own where they differ.
+            # A group has one spec for all layers, or one per layer.
             counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
         return tuple(
             Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
@@ -77,17 +74,17 @@ class KvPlan:
         )
 
     def longest_for(self, requests: int) -> int:
-        """The context that each of so many running requests can grow to at once; at most max_model_len."""
+        """The context length at which this many running requests fit; at most max_model_len."""
         if self.shape.is_empty or self.num_blocks <= 0:
             return 0
         holds = partial(_concurrency, self.shape, self.num_blocks)
         lengths = range(1, self.max_model_len + 1)
-        # Concurrency falls as requests grow, so the lengths that are held are a run from the first on.
+        # Concurrency falls as requests grow, so the lengths can be bisected.
         return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
 
     @property
     def groups(self) -> tuple[KvGroup, ...]:
-        """The groups of the whole model; empty with V0, which has none."""
+        """The KV cache groups of the whole model; empty with V0."""
         return tuple(
             KvGroup(group.spec.kind, len(group.layers), group.block_size, group.spec.page_bytes)
             for group in self.shape.groups
@@ -95,12 +92,12 @@ class KvPlan:
 
 
 def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: Sequence[int]) -> KvPlan:
-    """Divide the KV bytes of every pipeline stage into blocks, then run the release's checks in its order."""
+    """Divide the KV bytes of every pipeline stage into blocks, and run the release's checks in its order."""
     return plan_of_shape(kv_shape(model, settings, gpu), settings, available_bytes)
 
 
 def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
-    """The cheap half: arithmetic on a shape."""
+    """Divide the KV bytes of every pipeline stage into blocks of a known shape."""
     if shape.is_empty:
         return _without_cache(shape, settings)
     if shape.unsupported is not None:
@@ -133,7 +130,7 @@ def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Seq
 
 
 def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
-    """0.20.1+: an override of the block count also replaces the memory that the checks look at."""
+    """The bytes that the checks use: those of num_gpu_blocks_override from 0.20.1 on."""
     override = settings.num_gpu_blocks_override
     if override is None or not shape.era.override_replaces_memory:
         return available_bytes
@@ -160,7 +157,7 @@ def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
 
 
 def _tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
-    """The "KV cache size" line: plain slots, then slots over groups, then what full-length requests can use."""
+    """The tokens of the "GPU KV cache size" log line."""
     if shape.era.tokens_line == "slots":
         return blocks * shape.block_size
     if shape.era.tokens_line == "full-length requests":
@@ -224,7 +221,7 @@ def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[in
 
 
 def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
-    """0.20+: full CUDA graphs of a hybrid model need a state block for every sequence."""
+    """The check of hybrid models from 0.20 on: full CUDA graphs need a state block per sequence."""
     full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
     if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:
         return None

@@ -5,17 +5,14 @@ weights."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from legroom.facts.model import latent
+from legroom.facts.model import Model, Quantization, latent
 from legroom.facts.releases import release as known_release
 from legroom.memory.weights.module import Module, share
+from legroom.memory.weights.storage import StorageContext
 from legroom.units import MIB, round_up
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model, Quantization
-    from legroom.memory.weights.storage import StorageContext
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 
 def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:

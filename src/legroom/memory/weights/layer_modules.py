@@ -1,7 +1,7 @@
-"""The modules of a layer as one rank holds them: shapes after tensor and expert parallelism, not how they are stored.
+"""The modules of a layer on one rank: shapes after tensor and expert parallelism.
 
-Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank always keeps
-at least one KV head; norms, routers and the down-projections of latent attention are whole on every rank.
+Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank keeps at
+least one KV head; norms, routers and the down-projections of latent attention are replicated.
 """
 
 from __future__ import annotations
@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import singledispatch
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, StateSpace
+from legroom.facts.model import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Linear,
+    Mixer,
+    Modality,
+    Model,
+    StateSpace,
+)
 from legroom.facts.releases import release as known_release
-from legroom.memory.weights.module import Module, Ranks, share
+from legroom.memory.weights.module import Module, Ranks, projection, share
 from legroom.memory.weights.state_spaces import STATE_SPACES
 from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import built_encoders, replicates_encoders
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Linear, Modality, Model
-    from legroom.vllm.args import EngineSettings
 
 
 def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
-    """One norm over `size`, with what the family's norm holds."""
+    """The parameters of one norm; none for families with parameter-free norms."""
     if anatomy.norm == "none":
         return []
     return [Module(part, name, size, bias=anatomy.norm == "layer")]
@@ -34,7 +41,7 @@ def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
 
 @singledispatch
 def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """What one mixer holds on one rank."""
+    """The modules of one mixer on one rank."""
     raise TypeError(type(mixer))
 
 
@@ -46,34 +53,20 @@ def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) ->
     keys, values = kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
     index = mixer.index_head_dim
     if index:
-        # MiniMax-M3 appends its indexer's queries (one head a KV head) and its single key to the same matrix.
+        # MiniMax-M3 appends its indexer's queries (one head per KV head) and its single key to the same matrix.
         keys += kv_heads * index + index
     if mixer.shares_kv:
         keys = values = 0
-    out = [
-        Module(
-            "attention",
-            "self_attn.q_proj" if mixer.shares_kv else "self_attn.qkv_proj",
-            queries + keys + values,
-            hidden,
-            mixer.qkv_bias,
-            shards=() if mixer.shares_kv else ("q_proj", "k_proj", "v_proj"),
-            quantizable=True,
-            slices=() if mixer.shares_kv else (queries, keys, values),
-        ),
-        Module(
-            "attention",
-            "self_attn.o_proj",
-            hidden,
-            heads * mixer.v_head_dim,
-            mixer.o_bias,
-            quantizable=True,
-            whole_inputs=mixer.heads * mixer.v_head_dim,
-        ),
-    ]
+    outputs, whole_outputs = heads * mixer.v_head_dim, mixer.heads * mixer.v_head_dim
+    if mixer.shares_kv:
+        inward = projection("self_attn.q_proj", queries, hidden, mixer.qkv_bias)
+    else:
+        parts = {"shards": ("q_proj", "k_proj", "v_proj"), "slices": (queries, keys, values)}
+        inward = projection("self_attn.qkv_proj", queries + keys + values, hidden, mixer.qkv_bias, **parts)
+    out = [inward, projection("self_attn.o_proj", hidden, outputs, mixer.o_bias, whole_inputs=whole_outputs)]
     if anatomy.attention_gate:
         gates = heads * (mixer.v_head_dim if anatomy.attention_gate == "width" else 1)
-        out.append(Module("attention", "self_attn.gate_proj", gates, hidden, quantizable=True))
+        out.append(projection("self_attn.gate_proj", gates, hidden))
     if mixer.sinks:
         out.append(Module("attention", "self_attn.sinks", heads))
     out += _qk_norms(mixer, anatomy, heads, kv_heads, ranks)
@@ -106,78 +99,59 @@ def _latent(mixer: LatentAttention, hidden: int, anatomy: Anatomy, ranks: Ranks)
     latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
     out: list[Module] = []
     if mixer.q_lora_rank:
+        fused = ("q_a_proj", "kv_a_proj_with_mqa")
         out += [
-            Module(
-                "attention",
-                "self_attn.fused_qkv_a_proj",
-                mixer.q_lora_rank + latent,
-                hidden,
-                shards=("q_a_proj", "kv_a_proj_with_mqa"),
-                quantizable=True,
-            ),
+            projection("self_attn.fused_qkv_a_proj", mixer.q_lora_rank + latent, hidden, shards=fused),
             Module("norms", "self_attn.q_a_layernorm", mixer.q_lora_rank),
-            Module("attention", "self_attn.q_b_proj", query_dim, mixer.q_lora_rank, quantizable=True),
+            projection("self_attn.q_b_proj", query_dim, mixer.q_lora_rank),
         ]
     else:
         out += [
-            Module("attention", "self_attn.kv_a_proj_with_mqa", latent, hidden, quantizable=True),
-            Module("attention", "self_attn.q_proj", query_dim, hidden, quantizable=True),
+            projection("self_attn.kv_a_proj_with_mqa", latent, hidden),
+            projection("self_attn.q_proj", query_dim, hidden),
         ]
-    expanded = heads * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+    outputs, whole_outputs = heads * mixer.v_head_dim, mixer.heads * mixer.v_head_dim
     out += [
         Module("norms", "self_attn.kv_a_layernorm", mixer.kv_lora_rank),
-        Module("attention", "self_attn.kv_b_proj", expanded, mixer.kv_lora_rank, quantizable=True),
-        Module(
-            "attention",
-            "self_attn.o_proj",
-            hidden,
-            heads * mixer.v_head_dim,
-            quantizable=True,
-            whole_inputs=mixer.heads * mixer.v_head_dim,
-        ),
+        projection("self_attn.kv_b_proj", heads * mixer.qk_nope_head_dim + outputs, mixer.kv_lora_rank),
+        projection("self_attn.o_proj", hidden, outputs, whole_inputs=whole_outputs),
     ]
     if mixer.output_gate:
-        out.append(Module("attention", "self_attn.g_proj", heads * mixer.v_head_dim, hidden, quantizable=True))
+        out.append(projection("self_attn.g_proj", outputs, hidden))
     return out + _indexer(mixer, hidden)
 
 
 def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
-    """DeepSeek sparse attention: the indexer is whole on every rank."""
+    """The indexer of DeepSeek sparse attention, replicated on every rank."""
     if not mixer.index_head_dim:
         return []
-    query_inputs = mixer.q_lora_rank or hidden
+    queries = mixer.index_heads * mixer.index_head_dim
     return [
-        Module(
-            "attention",
-            "self_attn.indexer.wq_b",
-            mixer.index_heads * mixer.index_head_dim,
-            query_inputs,
-            quantizable=True,
-        ),
+        projection("self_attn.indexer.wq_b", queries, mixer.q_lora_rank or hidden),
         Module("attention", "self_attn.indexer.wk_weights_proj", mixer.index_head_dim + mixer.index_heads, hidden),
         Module("norms", "self_attn.indexer.k_norm", mixer.index_head_dim, bias=True, dtype="float32"),
     ]
 
 
 def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
-    """DeepSeek-V4: one latent head, low-rank queries and outputs, and the compressor of the layers that have one."""
+    """DeepSeek-V4: one latent head, low-rank queries and outputs, and a compressor in some layers."""
     heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
     width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
     rank = mixer.q_lora_rank or hidden
     outputs = share(mixer.o_groups * mixer.o_lora_rank, ranks.tensor, "the low-rank output width")
     into = mixer.heads * width // mixer.o_groups
     out = [
-        Module("attention", "attn.attn_sink", max(heads, _SINK_HEADS), dtype="float32"),
-        Module("attention", "attn.fused_wqa_wkv", rank + width, hidden, quantizable=True, shards=("wq_a", "wkv")),
+        Module("attention", "attn.attn_sink", max(heads, 64), dtype="float32"),  # the kernel pads to 64 heads
+        projection("attn.fused_wqa_wkv", rank + width, hidden, shards=("wq_a", "wkv")),
         Module("norms", "attn.q_norm", rank),
-        Module("attention", "attn.wq_b", heads * width, rank, quantizable=True),
+        projection("attn.wq_b", heads * width, rank),
         Module("norms", "attn.kv_norm", width),
-        Module("attention", "attn.wo_a", outputs, into, quantizable=True),
-        Module("attention", "attn.wo_b", hidden, outputs, quantizable=True),
+        projection("attn.wo_a", outputs, into),
+        projection("attn.wo_b", hidden, outputs),
     ]
     if mixer.index_head_dim:
         queries = mixer.index_heads * mixer.index_head_dim
-        out.append(Module("attention", "attn.indexer.wq_b", queries, rank, quantizable=True))
+        out.append(projection("attn.indexer.wq_b", queries, rank))
         out.append(Module("attention", "attn.indexer.weights_proj", mixer.index_heads, hidden))
         out += _compressor("attn.indexer.compressor", mixer.compress_ratio, mixer.index_head_dim, hidden)
     if mixer.compress_ratio:
@@ -185,12 +159,8 @@ def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> lis
     return out
 
 
-_SINK_HEADS = 64
-"""The kernel pads the sinks of a rank to this many heads."""
-
-
 def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
-    """Folds `ratio` tokens into one state; short ratios overlap, and so hold two of everything."""
+    """The compressor of `ratio` tokens into one state; at ratio 4 the windows overlap and its matrices are doubled."""
     states = 2 * width if ratio == 4 else width
     return [
         Module("attention", f"{name}.ape", ratio, states, dtype="float32"),
@@ -209,62 +179,36 @@ def _state_space(mixer: StateSpace, hidden: int, anatomy: Anatomy, ranks: Ranks)
 
 @singledispatch
 def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
-    """What one feed-forward block holds on one rank."""
+    """The modules of one feed-forward block on one rank."""
     raise TypeError(type(block))
 
 
 @feedforward_modules.register
 def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
     width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
-    names = ("gate_proj", "up_proj") if block.gated else ()
-    up = "gate_up_proj" if block.gated else "up_proj"
-    return [
-        Module(
-            part,
-            f"{path}.{up}",
-            width * (2 if block.gated else 1),
-            block.hidden_size,
-            block.bias,
-            shards=names,
-            quantizable=True,
-            slices=(width, width) if block.gated else (),
-        ),
-        Module(
-            part,
-            f"{path}.down_proj",
-            block.hidden_size,
-            width,
-            block.bias,
-            quantizable=True,
-            whole_inputs=block.intermediate_size,
-        ),
-    ]
+    hidden, bias = block.hidden_size, block.bias
+    if block.gated:
+        parts = {"shards": ("gate_proj", "up_proj"), "slices": (width, width)}
+        up = projection(f"{path}.gate_up_proj", 2 * width, hidden, bias, **parts)
+    else:
+        up = projection(f"{path}.up_proj", width, hidden, bias)
+    down = projection(f"{path}.down_proj", hidden, width, bias, whole_inputs=block.intermediate_size)
+    return [replace(up, part=part), replace(down, part=part)]
 
 
 @feedforward_modules.register
 def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
     hidden, work = block.hidden_size, block.latent_size or block.hidden_size
-    out = [
-        Module(
-            "router",
-            "mlp.gate",
-            block.num_experts,
-            hidden,
-            block.router_bias,
-            dtype="float32" if block.router_fp32 else "",
-        )
-    ]
+    router_dtype = "float32" if block.router_fp32 else ""
+    out = [Module("router", "mlp.gate", block.num_experts, hidden, block.router_bias, dtype=router_dtype)]
     if block.correction_bias:
         out.append(Module("router", "mlp.gate.e_score_correction_bias", block.num_experts, dtype="float32"))
     if block.hash_vocabulary:
-        out.append(
-            Module("router", "mlp.gate.tid2eid", block.hash_vocabulary, block.experts_per_token, dtype="float32")
-        )
+        table = (block.hash_vocabulary, block.experts_per_token)
+        out.append(Module("router", "mlp.gate.tid2eid", *table, dtype="float32"))
     if anatomy.per_expert_scale:
-        out += [
-            Module("router", "router.scale", hidden),
-            Module("router", "router.per_expert_scale", block.num_experts),
-        ]
+        out.append(Module("router", "router.scale", hidden))
+        out.append(Module("router", "router.per_expert_scale", block.num_experts))
     if block.shared_intermediate_size:
         shared = Dense(hidden, block.shared_intermediate_size, block.gated)
         out += _dense(shared, anatomy, ranks, "mlp.shared_experts", "shared experts")
@@ -279,7 +223,7 @@ def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
 
 
 def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
-    """With expert parallelism a rank holds whole experts (the first ranks one more), else a slice of every one."""
+    """Routed experts: whole ones with expert parallelism (the first ranks hold one more), else a slice of each."""
     spread = ranks.expert > 1
     experts = cdiv(block.num_experts, ranks.expert) if spread else block.num_experts
     width = block.intermediate_size
@@ -296,20 +240,12 @@ def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
         True,
         slices=(width, width) if block.gated else (),
     )
-    down = replace(
-        up,
-        name="mlp.experts.w2",
-        outputs=work,
-        inputs=width,
-        shards=("down_proj",),
-        slices=(),
-        whole_inputs=block.intermediate_size,
-    )
-    return [up, down]
+    down = replace(up, name="mlp.experts.w2", outputs=work, inputs=width, shards=("down_proj",), slices=())
+    return [up, replace(down, whole_inputs=block.intermediate_size)]
 
 
 def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
-    """vLLM builds encoders on every stage, split like a decoder's unless each rank has them whole."""
+    """Vision and audio encoders, which every pipeline stage holds; tensor-parallel unless --mm-encoder-tp-mode data."""
     ranks = 1 if replicates_encoders(settings.given) else tensor_ranks
     for encoder in built_encoders(settings.given, model, known_release(settings.release)):
         modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
@@ -326,7 +262,7 @@ def _encoder_module(weight: Linear, ranks: int) -> Module:
 
 
 def _by_block(encoder: Modality) -> Iterator[Linear]:
-    """Every weight once, those of the blocks in the order of the blocks: it decides how the allocator packs them."""
+    """Every weight in creation order, block by block: the order decides how the allocator packs them."""
     repeated: list[Linear] = []
 
     def blocks() -> Iterator[Linear]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
 from legroom.facts.config.quantization import online_quantization
-from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, attending, with_kv_heads
+from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Quantization, attending, with_kv_heads
 from legroom.facts.releases import release as known_release
 from legroom.memory.stages import stage_range
 from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
@@ -20,12 +19,8 @@ from legroom.memory.weights.rope_cache import RopeCache, rope_caches
 from legroom.memory.weights.storage import Storage, StorageContext, storage
 from legroom.records import dataclass
 from legroom.units import round_up
-from legroom.vllm.args import draft_method, head_kind, predicts_itself
+from legroom.vllm.args import EngineSettings, draft_method, head_kind, predicts_itself
 from legroom.vllm.traits import is_pooling
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Quantization
-    from legroom.vllm.args import EngineSettings
 
 
 def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:

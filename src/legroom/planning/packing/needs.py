@@ -21,7 +21,7 @@ from legroom.vllm.resolve import resolve
 if TYPE_CHECKING:
     from legroom.memory.kv.shape import KvShape
     from legroom.planning.plan import Target
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import Wish
     from legroom.vllm.args import EngineSettings, ServeArgs
 
 _PLENTY_BYTES = 1 << 50

@@ -86,9 +86,9 @@ def flags(request: dict[str, Any]) -> dict[str, Any]:
 
 def catalog(request: dict[str, Any]) -> dict[str, Any]:
     """All entries in short, or those that match a query, the best first."""
-    from legroom.explain.catalog import entries
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
     from legroom.explain.entry import summary_json
-    from legroom.explain.search import search
 
     language, query, known = request.get("language", "en"), request.get("query", "").strip(), entries()
     chosen = [hit.entry for hit in search(query, known, limit=len(known))] if query else list(known)
@@ -97,11 +97,10 @@ def catalog(request: dict[str, Any]) -> dict[str, Any]:
 
 def entry(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom explain ID --json`."""
-    from legroom.explain.catalog import entry as known_entry
-    from legroom.explain.catalog import with_outcomes
+    from legroom.explain.catalog_entries import entry as known_entry
     from legroom.explain.entry import entry_json
 
-    return entry_json(with_outcomes(known_entry(request["id"])), request.get("language", "en"))
+    return entry_json(known_entry(request["id"]), request.get("language", "en"))
 
 
 def hub(request: dict[str, Any]) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def _line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
+    from legroom.planning.search_space import Wish, counts_up_to
     from legroom.planning.sizing import named_gpus, size_json, size_models
-    from legroom.planning.wish import Wish, counts_up_to
 
     with deployment_of_request(request) as deployment:
         context = request.get("context") or deployment.args.max_model_len or 4096
