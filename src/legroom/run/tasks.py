@@ -155,7 +155,7 @@ def compare_pool(question: Question) -> Answer:
 
 def verify_and_calibrate(question: Question) -> Answer:
     """The server is up: send it a few requests, and keep what it measured for later plans."""
-    from legroom.verify.smoke_test import smoke_test  # an HTTP client, for this task alone
+    from legroom.verify.openai_client import smoke_test  # an HTTP client, for this task alone
 
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
