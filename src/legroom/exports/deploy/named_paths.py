@@ -1,21 +1,24 @@
-"""The files and folders that a server's flags name: which of them a container is given, and which it still needs."""
+"""The files and folders that a server's flags name, and how containers and pods mount them."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
+from legroom.exports.deploy.yaml_text import Commented
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import ExportedServer
-    from legroom.exports.deploy.words import Phrase
+    from legroom.exports.deploy.exported_server import ExportedServer
+    from legroom.exports.deploy.serve_command import Phrase
 
 _NO_PATHS = frozenset({"--root-path", "--served-model-name", "--uds"})
-"""Flags whose value begins with a slash and is no file that a container needs."""
+"""Flags whose value may begin with a slash without being a file."""
 _FROM_HERE = frozenset(
     {
         "--chat-template",
@@ -37,12 +40,12 @@ _FROM_HERE = frozenset(
         "--download-dir",
     }
 )
-"""Flags that vLLM looks up from where it was started."""
+"""Flags whose relative paths depend on the working directory."""
 _DOWNLOADS = "--download-dir"
 _WRITTEN = frozenset(
     {_DOWNLOADS, "--kv-transfer-config", "--ec-transfer-config", "--compilation-config", "--profiler-config"}
 )
-"""Flags whose folders vLLM writes to."""
+"""Flags that name folders which vLLM writes to."""
 _OF_THE_IMAGE = frozenset(
     f"/{name}".rstrip("/")
     for name in (
@@ -69,12 +72,12 @@ _OF_THE_IMAGE = frozenset(
         "usr/bin",
     )
 )
-"""Folders that an image has itself: what is mounted over them hides the server's own."""
+"""Folders of the image, over which nothing is mounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPath:
-    """A path of this machine that a flag names."""
+    """A path of this machine in the value of a flag."""
 
     flag: str
     path: str
@@ -83,12 +86,12 @@ class NamedPath:
 
     @property
     def private(self) -> bool:
-        """Whether others must not read it: a key or a certificate."""
+        """Whether it is a key or a certificate."""
         return self.flag.startswith("--ssl-")
 
 
 def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
-    """Refuse a path that would be another one, or none, where the server starts."""
+    """Refuse relative paths, and paths with a colon where they are mounted."""
     models = [server.model] if server.local_model else []
     relative = [("the model", path) for path in models if not path.startswith("/")]
     for phrase in _phrases(server):
@@ -104,7 +107,7 @@ def check_paths(server: ExportedServer, *, mounted: bool = True) -> None:
 
 
 def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
-    """What is on this machine and must be mounted, by its own path; the model itself is not among it."""
+    """The existing paths of flags that a container must mount, without the model."""
     by_path: dict[str, NamedPath] = {}
     for phrase in _phrases(server):
         for path in _absolute(phrase, server):
@@ -116,8 +119,8 @@ def named_paths(server: ExportedServer) -> tuple[NamedPath, ...]:
     return tuple(named for named in by_path.values() if not any(_inside(named, other) for other in by_path.values()))
 
 
-def not_mounted(server: ExportedServer) -> Iterator[str]:
-    """A sentence about what flags name and no volume brings into the container."""
+def unmounted_paths_remark(server: ExportedServer) -> Iterator[str]:
+    """A sentence about paths in flags that no volume provides."""
     mounted = named_paths(server)
     paths = [path for phrase in _phrases(server) for path in _absolute(phrase, server)]
     left = [path for path in dict.fromkeys(paths) if not any(_under(path, mount.path) for mount in mounted)]
@@ -133,14 +136,14 @@ def _phrases(server: ExportedServer) -> list[Phrase]:
 
 
 def _absolute(phrase: Phrase, server: ExportedServer) -> Iterator[str]:
-    """The whole paths that a flag names outside the model's own folder."""
+    """The absolute paths of a flag outside the model's folder."""
     for path in _possible_paths(phrase):
         if path.startswith("/") and not (server.local_model and _under(path, server.model)):
             yield path.rstrip("/")
 
 
 def _possible_paths(phrase: Phrase) -> Iterator[str]:
-    """What may be a path: a value (/a), what stands after a name (x=/a), a text in JSON ("path": "/a")."""
+    """Possible paths in a value: `/a`, `x=/a`, or a text in JSON."""
     for value in phrase.values:
         if value.startswith(("{{", "{%")) or "\n" in value:
             continue  # a template, written out
@@ -187,3 +190,77 @@ def _under(path: str, folder: str) -> bool:
 
 def _inside(named: NamedPath, other: NamedPath) -> bool:
     return named.path != other.path and _under(named.path, other.path) and other.writable >= named.writable
+
+
+_MOST_BYTES = 900_000
+"""A ConfigMap holds at most 1 MiB; larger files are mounted from the node."""
+_OBJECTS = (("configmap", "files", False), ("secret generic", "certificates", True))
+"""The kubectl type, the name suffix and the privacy of the objects that hold files."""
+
+
+def _small(server: ExportedServer, *, private: bool) -> dict[str, NamedPath]:
+    """The files for a ConfigMap or Secret, by key."""
+    by_key: dict[str, NamedPath] = {}
+    for named in named_paths(server):
+        if named.folder or named.private != private or Path(named.path).stat().st_size > _MOST_BYTES:
+            continue
+        key = re.sub(r"[^A-Za-z0-9._-]", "-", Path(named.path).name).lstrip(".") or "file"
+        while key in by_key:
+            key = f"other-{key}"
+        by_key[key] = named
+    return by_key
+
+
+def _node_paths(server: ExportedServer) -> list[NamedPath]:
+    small = {named.path for private in (False, True) for named in _small(server, private=private).values()}
+    return [named for named in named_paths(server) if named.path not in small]
+
+
+def creating(server: ExportedServer, namespace: str | None) -> Iterator[str]:
+    """The kubectl commands that create the ConfigMap and Secret of the files."""
+    where = f" --namespace {namespace}" if namespace else ""
+    for what, name, private in _OBJECTS:
+        if files := _small(server, private=private):
+            words = " ".join(f"--from-file={shlex.quote(f'{key}={named.path}')}" for key, named in files.items())
+            yield f"Its {name}: kubectl create {what} {server.name}-{name}{where} {words}"
+
+
+def file_mounts(server: ExportedServer) -> list[dict[str, Any]]:
+    """The volume mounts of the files."""
+    mounts: list[dict[str, Any]] = []
+    for _, name, private in _OBJECTS:
+        for key, named in _small(server, private=private).items():
+            mounts.append({"name": name, "mountPath": named.path, "subPath": key, "readOnly": True})
+    for number, named in enumerate(_node_paths(server)):
+        mounts.append({"name": f"node-{number}", "mountPath": named.path, "readOnly": not named.writable})
+    return mounts
+
+
+def file_volumes(server: ExportedServer) -> list[Any]:
+    """The volumes of the files."""
+    volumes: list[Any] = []
+    if _small(server, private=False):
+        volumes.append({"name": "files", "configMap": {"name": f"{server.name}-files"}})
+    if _small(server, private=True):
+        volumes.append({"name": "certificates", "secret": {"secretName": f"{server.name}-certificates"}})
+    for number, named in enumerate(_node_paths(server)):
+        kind = "File" if not named.folder else "DirectoryOrCreate" if named.writable else "Directory"
+        volume = {"name": f"node-{number}", "hostPath": {"path": named.path, "type": kind}}
+        volumes.append(Commented(f"{named.flag} names it, so it must exist on the node.", volume))
+    return volumes
+
+
+def model_mounts(server: ExportedServer) -> list[dict[str, Any]]:
+    """The volume mount of a model that is a folder."""
+    return [{"name": "model", "mountPath": server.model, "readOnly": True}]
+
+
+def model_volumes(server: ExportedServer) -> list[Any]:
+    """The volume of a model that is a folder."""
+    return [Commented("The model is a folder of the node.", {"name": "model", "hostPath": {"path": server.model}})]
+
+
+def on_the_node(server: ExportedServer) -> tuple[str, ...]:
+    """The paths that a pod mounts from the node it runs on."""
+    model = (server.model,) if server.local_model else ()
+    return (*model, *(named.path for named in _node_paths(server)))

@@ -1,4 +1,4 @@
-"""A certificate authority of one's own, and the certificate of the gate that it signs."""
+"""A self-signed certificate authority, and the gate's certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from legroom.records import dataclass
 _AUTHORITY_DAYS, _CERTIFICATE_DAYS = 3650, 365
 _CLOCK_SKEW = datetime.timedelta(minutes=10)
 _RENEW_BEFORE = datetime.timedelta(days=400)
-"""An authority with less left could end before the certificate that it signs."""
+"""An authority must outlive the certificates that it signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTI
 
 
 def kept_authority(path: str) -> KeyPair:
-    """The authority in a file, made and kept there the first time: with the same one a new certificate is trusted by
-    what is already applied."""
+    """The authority in a file, created the first time. With the same authority, an applied webhook trusts a new
+    certificate."""
     file = Path(path)
     try:
         if file.exists():

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import compose, systemd
-from legroom.exports.deploy.address import check_inside, check_probes
-from legroom.exports.deploy.comments import WRITTEN, comment_lines
-from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.server import ExportedServer, ServerOptions, planned_server
+from legroom.exports.deploy.exported_server import ExportedServer, ServerOptions, planned_server
+from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines
+from legroom.exports.deploy.named_paths import check_paths
+from legroom.exports.deploy.serve_command import check_probes, check_reachable
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 from legroom.facts.sleep_mode import FLAG
 from legroom.planning.plan_json import plan_document
 from legroom.units import gib
@@ -27,7 +27,7 @@ _USER, _BIN = "vllm", "/opt/vllm/bin"
 
 
 def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
-    """Everything that the format needs to start the pack; with shifts, a script for each that changes to it."""
+    """The files of a format; with shifts, a script for each."""
     servers = tuple(
         planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
         for packed in result.packed
@@ -49,8 +49,8 @@ def _head(result: PackResult) -> Iterator[str]:
 
 
 def _at_first(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
-    """Those of the first shift: one after the other, because a start that profiles sees what another one allocates
-    meanwhile. Those of later shifts start when their shift begins: a server has to be awake to start."""
+    """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
+    meanwhile. The other servers start with their shift."""
     shifts = result.request.shifts
     return [server for server in servers if not shifts or _name(server) in shifts[0].awake]
 
@@ -65,7 +65,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
     before: ExportedServer | None = None
     first = _at_first(result, servers)
     for server in servers:
-        check_inside(server.words)
+        check_reachable(server.words)
         check_paths(server)
         document = compose.document(server)
         service = document["services"][server.name]
@@ -84,7 +84,7 @@ def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[Exp
 
 
 def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """A unit a server, each after the one before, all part of a target: starting it starts them, stopping stops."""
+    """A unit for each server, in order, all part of one target."""
     files = []
     before: tuple[str, ...] = ()
     first = _at_first(result, servers)
@@ -107,9 +107,9 @@ def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
 
 
 def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
-    """llama-swap starts a server at its first request; members of a group that does not swap stay together."""
+    """A llama-swap file: a server starts at its first request, and the members of a group stay together."""
     models = {_name(server): _swapped_model(server) for server in servers}
-    longest = max((server.times.limit_s for server in servers if server.times), default=600)
+    longest = max(server.times.limit_s for server in servers)
     document: dict[str, Any] = {
         "healthCheckTimeout": Commented("The longest that one of them may take to start, in seconds.", longest),
         "models": models,
@@ -132,7 +132,7 @@ def _swapped_model(server: ExportedServer) -> dict[str, Any]:
 
 
 def _groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Groups cannot overlap: who is awake in every shift has one that no other group unloads."""
+    """One group for each shift, and a persistent one for servers of every shift."""
     shifts = result.request.shifts
     names = [packed.name for packed in result.packed]
     if not shifts:
@@ -160,7 +160,7 @@ def _shift_scripts(
 
 
 def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
-    """Sleep first, then start or wake: both at once do not fit the card."""
+    """A script that first puts the other servers to sleep and then starts or wakes those of the shift."""
     awake = [server for server in servers if _name(server) in shift.awake]
     lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {', '.join(map(_name, awake))}.", f"# {WRITTEN}", "set -eu"]
     for server in servers:

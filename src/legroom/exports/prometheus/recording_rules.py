@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from legroom.exports.prometheus.promql import Measures, either, grouped
-from legroom.records import dataclass
+from legroom.exports.prometheus.measures import Measures, either, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.exports.prometheus.alert_levels import AlertLevels
 
 KV_USE = "engine:legroom_vllm_kv_use:ratio"
 RUNNING = "engine:legroom_vllm_running:count"
@@ -36,72 +35,65 @@ MODEL_LEVEL = {
     "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
     "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
 }
-"""What a fleet is looked at by, computed once instead of by every panel and every person."""
+"""Aggregates over the servers of a model."""
 LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
 BY_INSTANCE = "by (cluster, namespace, job, instance)"
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def latency(role: str, share: str) -> str:
-    """The record of a latency's percentile."""
+    """The recorded series of a latency's percentile."""
     return f"engine:legroom_vllm_{LATENCIES[role]}_seconds:{share}"
 
 
 def observed(role: str) -> str:
-    """The record of how many observations are behind a latency's percentiles."""
+    """The recorded series of a latency's number of observations."""
     return f"engine:legroom_vllm_{LATENCIES[role]}:count"
 
 
-@dataclass(frozen=True)
-class Recording:
-    record: str
-    expr: str
-
-
-def recordings(measures: Measures, levels: AlertLevels, job: str) -> tuple[Recording, ...]:
-    """Every rule that the release has the metrics for."""
+def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
+    """The expressions of all recorded series that the release has metrics for, by name."""
     window = levels.time(levels.rate_window_s)
-    records = [Recording(KV_USE, measures.value("kv_use", "max"))]
-    records += [Recording(RUNNING, measures.value("running")), Recording(WAITING, measures.value("waiting"))]
-    records.append(Recording(QUEUED, measures.queued()))
-    records += _rates(measures, levels, window)
+    records = {
+        KV_USE: measures.value("kv_use", "max"),
+        RUNNING: measures.value("running"),
+        WAITING: measures.value("waiting"),
+        QUEUED: measures.queued(),
+        **_rates(measures, levels, window),
+    }
     if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
-        records.append(Recording(PREFIX_HITS, measures.prefix_hit_ratio(window)))
-    records += _latencies(measures, levels)
-    records.append(Recording(RESTARTS, restarts(measures, levels.time(levels.crash_window_s), job)))
-    records.append(Recording(SERVER_ERRORS, server_errors(window, job)))
-    records += [Recording(name, expr) for name, expr in MODEL_LEVEL.items()]
-    return tuple(records)
+        records[PREFIX_HITS] = measures.prefix_hit_ratio(window)
+    records |= _latencies(measures, levels)
+    records[RESTARTS] = restarts(measures, levels.time(levels.crash_window_s), job)
+    records[SERVER_ERRORS] = server_errors(window, job)
+    return records | MODEL_LEVEL
 
 
-def _rates(measures: Measures, levels: AlertLevels, window: str) -> list[Recording]:
-    records = []
+def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
+    records = {}
     if measures.has("preemptions"):
-        records.append(Recording(PREEMPTIONS, measures.rate("preemptions", window)))
-    records += [
-        Recording(FINISHED, measures.finished_rate(window)),
-        *([Recording(FAILED, measures.failed_rate(window))] if measures.has("request_success") else []),
-        Recording(FINISHED_COUNT, measures.finished_count(levels.time(levels.detect.no_traffic_s))),
-        Recording(PROMPT_TOKENS, measures.rate("prompt_tokens", window)),
-        Recording(GENERATION_TOKENS, measures.rate("generation_tokens", window)),
-    ]
-    both = (grouped(measures.rate(role, window)) for role in ("prompt_tokens", "generation_tokens"))
-    records.append(Recording(PROGRESS, "\n+\n".join(both)))
+        records[PREEMPTIONS] = measures.rate("preemptions", window)
+    records[FINISHED] = measures.finished_rate(window)
+    if measures.has("request_success"):
+        records[FAILED] = measures.failed_rate(window)
+    prompts, outputs = (measures.rate(role, window) for role in ("prompt_tokens", "generation_tokens"))
+    records[FINISHED_COUNT] = measures.finished_count(levels.time(levels.detect.no_traffic_s))
+    records[PROMPT_TOKENS] = prompts
+    records[GENERATION_TOKENS] = outputs
+    records[PROGRESS] = f"{grouped(prompts)}\n+\n{grouped(outputs)}"
     if measures.has("prompt_tokens_recomputed"):
-        again, all_ = measures.rate("prompt_tokens_recomputed", window), measures.rate("prompt_tokens", window)
-        records.append(Recording(RECOMPUTED, f"{grouped(again)}\n/\n({grouped(all_)} > 0)"))
+        again = measures.rate("prompt_tokens_recomputed", window)
+        records[RECOMPUTED] = f"{grouped(again)}\n/\n({grouped(prompts)} > 0)"
     return records
 
 
-def _latencies(measures: Measures, levels: AlertLevels) -> list[Recording]:
+def _latencies(measures: Measures, levels: AlertLevels) -> dict[str, str]:
     window = levels.time(levels.latency_window_s)
-    records = []
-    for role in LATENCIES:
-        if measures.has(role):
-            records += [
-                Recording(latency(role, name), measures.quantile(role, share, window)) for name, share in SHARES.items()
-            ]
-            records.append(Recording(observed(role), measures.observed(role, window)))
+    records = {}
+    for role in filter(measures.has, LATENCIES):
+        for name, share in SHARES.items():
+            records[latency(role, name)] = measures.quantile(role, share, window)
+        records[observed(role)] = measures.observed(role, window)
     return records
 
 
@@ -128,5 +120,5 @@ def _replaced(window: str, job: str) -> str:
 
 
 def server_errors(window: str, job: str) -> str:
-    """Answers of 500 and above: vLLM's web server counts them even when its engine is dead and all gauges are 0."""
+    """The rate of HTTP 5xx, which vLLM counts even when its engine is dead."""
     return f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

@@ -21,46 +21,46 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
 
 IDENTITY = ("model_name", "engine", "le")
-"""Labels that tell servers, engines and buckets apart; any other that vLLM adds splits one measure into parts."""
+"""Labels of servers, engines and buckets; every other label splits one measure into parts."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """The measures of one release (None: of any), as expressions."""
+    """PromQL expressions of the measures of one release, or of any release (None)."""
 
     release: Release | None
     selector: str = ""
-    """What every series must match, without braces: `job="vllm"`."""
+    """Label matchers of every series, without braces: `job="vllm"`."""
     keep: str = ""
     """The aggregation's labels (`by (instance)`); empty: all but those that split a measure into parts."""
 
     def has(self, role: str) -> bool:
-        """Whether the release measures it at all."""
+        """Whether the release has a series for it."""
         return bool(self.series(role))
 
     def series(self, role: str) -> tuple[str, ...]:
-        """The names of a measure, the one to prefer first."""
+        """The series names of a measure, the preferred one first."""
         if self.release is None:
             return names_of(role)
         names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
         return tuple(dict.fromkeys(name for name in names if name))
 
     def value(self, role: str, how: str = "sum") -> str:
-        """A gauge as it stands."""
+        """The current value of a gauge."""
         return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
 
     def peak(self, role: str, window: str, how: str = "sum") -> str:
-        """A gauge at its highest within a window: one look may fall into the gap between two requests."""
+        """The maximum of a gauge within a window."""
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
 
     def mean(self, role: str, window: str, how: str = "sum") -> str:
-        """A gauge on average over a window."""
+        """The average of a gauge over a window."""
         inner = f"{self._matching()}[{window}]"
         return self._each(role, lambda name: f"{how} {self._labels(role)} (avg_over_time({name}{inner}))")
 
     def queued(self) -> str:
-        """Requests that wait for blocks or a place in the batch; 0.20.0 on tells them from those that wait for more."""
+        """Requests that wait for capacity; from 0.20.0 on without those that wait for other reasons."""
         ways = []
         if self.has("waiting_by_reason"):
             chosen = replace(self, selector=", ".join(filter(None, (self.selector, 'reason="capacity"'))))
@@ -68,17 +68,17 @@ class Measures:
         return either(*ways, self.value("waiting"))
 
     def rate(self, role: str, window: str) -> str:
-        """A counter's growth per second; `rate` sees to restarts."""
+        """The rate of a counter per second."""
         return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{self._matching()}[{window}]))")
 
     def increase(self, role: str, window: str, offset: str = "") -> str:
-        """A counter's growth over a window."""
+        """The increase of a counter over a window."""
         back = f" offset {offset}" if offset else ""
         inner = f"{self._matching()}[{window}]{back}"
         return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
 
     def resets(self, role: str, window: str) -> str:
-        """How often a counter began again."""
+        """The number of resets of a counter."""
         return self._each(role, lambda name: f"max {self._labels(role)} (resets({name}{self._matching()}[{window}]))")
 
     def quantile(self, role: str, share: float, window: str) -> str:
@@ -92,12 +92,12 @@ class Measures:
         )
 
     def observed(self, role: str, window: str) -> str:
-        """How many observations a histogram took over a window."""
+        """The number of observations of a histogram over a window."""
         inner = f"_count{self._matching()}[{window}]"
         return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
 
     def observation_rate(self, role: str, window: str) -> str:
-        """How many observations a second a histogram takes."""
+        """The observations of a histogram per second."""
         inner = f"_count{self._matching()}[{window}]"
         return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
 
@@ -106,7 +106,7 @@ class Measures:
         return self._finished(self.rate, self.observation_rate, window)
 
     def failed_rate(self, window: str) -> str:
-        """Requests per second that ended with an error of the server's own, not by the client's will."""
+        """Requests per second that ended with an error of the server."""
         where = ", ".join(filter(None, (self.selector, 'finished_reason="error"')))
         return replace(self, selector=where).rate("request_success", window)
 
@@ -147,12 +147,12 @@ class Measures:
 
 
 def either(*expressions: str) -> str:
-    """The first that has an answer, for each label set."""
+    """The first expression that has a value, for each label set."""
     return "\nor\n".join(expressions)
 
 
 def grouped(expression: str) -> str:
-    """In parentheses where it holds an `or`, to be a term of something larger."""
+    """The expression in parentheses where it contains `or`."""
     return f"({expression})" if "\nor\n" in expression else expression
 
 

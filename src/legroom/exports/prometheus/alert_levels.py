@@ -1,4 +1,4 @@
-"""The numbers of the alerts: from the detectors' thresholds, the plan, and what the user asked for."""
+"""The thresholds and windows of the alerts, from the detectors, the plan and the options."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.server import checkpoint_bytes
-from legroom.exports.deploy.times import DISK_BYTES_S, StartTimes
-from legroom.exports.deploy.words import take_apart
+from legroom.exports.deploy.exported_server import checkpoint_bytes
+from legroom.exports.deploy.serve_command import parse_command
+from legroom.exports.deploy.start_times import DISK_BYTES_S, StartTimes
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 from legroom.units import parse_seconds, parse_speed
@@ -32,59 +32,59 @@ class AlertLevels:
 
     detect: Thresholds = DEFAULT
     down_for_s: float = 600
-    """Longer than a start takes; a plan says how long that is."""
+    """Longer than a start takes; a plan replaces it."""
     crash_window_s: float = DEFAULT.crash_over_s
     """Within which so many restarts are a loop. A plan makes it as long as they take: a server that loads for seven
     minutes never starts three times in fifteen."""
     failed_ratio: float = 0.5
-    """Of all requests that end: above it the server fails rather than single requests."""
+    """The share of failed requests above which the server itself fails."""
     failed_least_per_s: float = 1 / 60
-    """One a minute: below it, a ratio is of one or two requests."""
+    """One a minute; below it a ratio is of one or two requests."""
     missing_ratio: float = 0.5
-    """Of the targets an hour ago: a fleet that is scaled gives up one by one, not half of it within the hour."""
+    """The share of the targets an hour ago; autoscaling removes fewer within an hour."""
     missing_for_s: float = 300
-    """A Prometheus that starts over knows nobody for a while."""
+    """A restarted Prometheus has no targets for a while."""
     rate_window_s: float = 120
     """Eight scrapes at the usual 15 s, two at 60 s: a rate needs two."""
     traffic_least: float = 10
-    """Requests that would be usual while none came: one a minute."""
+    """Requests that are expected in the window: one a minute."""
     ttft_p99_s: float | None = None
-    """None: no target was named; compared with the server's own day before."""
+    """None: compare with the server's own previous day."""
     inter_token_p99_s: float | None = None
     latency_factor: float = 3.0
-    """More than the swing between a quiet and a busy hour of one day."""
+    """Larger than the variation within a day."""
     ttft_floor_s: float = 1.0
-    """Below a second nobody complains, whatever it was yesterday."""
+    """A first token within a second is no problem."""
     inter_token_floor_s: float = 0.1
     """Ten tokens a second: faster than people read."""
     latency_window_s: float = 600
     latency_for_s: float = 300
     latency_least: int = 20
-    """A percentile over fewer requests is their maximum by another name."""
+    """The p99 of fewer requests is their maximum."""
     guard_turned_away_ratio: float = 0.05
-    """One request in twenty: above it the guard is where the service is lost."""
+    """One request in twenty."""
     guard_for_s: float = 300
     drain_for_s: float = 900
-    """A drain ends with the longest running request; one that lasts a quarter of an hour was forgotten."""
+    """Longer than the longest requests: the drain was forgotten."""
     speed_up: float = 1.0
 
     @property
     def preemptions_least_per_s(self) -> float:
-        """Below it, preemptions are chance."""
+        """The rate below which preemptions are ignored."""
         return self.detect.preemptions_least / self.detect.preemption_over_s
 
     @property
     def critical_for_s(self) -> float:
-        """Pressure first, then a queue that stays."""
+        """The time of pressure plus the time of a lasting queue."""
         return self.detect.alert_pool_for_s + self.detect.alert_queue_for_s
 
     def time(self, seconds: float) -> str:
-        """A duration as Prometheus writes it."""
+        """A duration of real time in Prometheus' notation, divided by `speed_up`."""
         return duration(seconds / self.speed_up)
 
 
 def duration(seconds: float) -> str:
-    """`5m`, `1h30m`, `90s`: as short as it is exact, to the millisecond."""
+    """A duration in Prometheus' notation: `5m`, `1h30m`."""
     left = max(1, round(seconds * 1000))
     words = ""
     for unit, size in (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
@@ -102,7 +102,7 @@ def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLe
     disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
     if plan is None:
         return levels
-    checkpoint = checkpoint_bytes(plan, take_apart(plan.command, plan.release))
+    checkpoint = checkpoint_bytes(plan, parse_command(plan.command, plan.release))
     # Not a first start, which also downloads: nobody would hear of an outage for as long.
     start = StartTimes(checkpoint, disk_bytes_s, 0)
     # One more than the restarts: between two of them lies a start, and before the first some serving.

@@ -1,30 +1,27 @@
-"""What scales a server: KEDA's ScaledObject, or a HorizontalPodAutoscaler with the rules of prometheus-adapter."""
+"""Autoscaling: KEDA's ScaledObject, or a HorizontalPodAutoscaler with rules of prometheus-adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from legroom.errors import LegroomError
-from legroom.exports.deploy.cluster.leader_workers import group_name
 from legroom.exports.deploy.cluster.pod import metadata
-from legroom.exports.deploy.yaml_text import Commented
-from legroom.exports.prometheus.promql import Measures, grouped
+from legroom.exports.deploy.cluster.pod_groups import group_name
+from legroom.exports.deploy.yaml_text import Commented, manifest
+from legroom.exports.prometheus.measures import Measures, grouped
 from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
 
 if TYPE_CHECKING:
+    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
     from legroom.exports.deploy.cluster.nodes import NodeSpread
-    from legroom.exports.deploy.cluster.settings import ClusterSettings
-    from legroom.exports.deploy.server import ExportedServer
+    from legroom.exports.deploy.exported_server import ExportedServer
 
 _KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
-"""What the adapter calls them: a metric of Kubernetes has no colon in its name."""
+"""Metric names of the adapter; Kubernetes allows no colon."""
 
 
 def policy_of(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
-    """The thresholds, from the server's plan and its start. A volume of its own means a download at every start."""
-    if server.plan is None or server.times is None:
-        raise LegroomError("how it scales is computed from a plan", "give --plan FILE, or MODEL --gpu NAME")
+    """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
     start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
     at_once = server.plan.kv.max_concurrency * server.plan.engines
     return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
@@ -39,18 +36,13 @@ def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
 
 
 def queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
-    """Waiting requests and KV use, each added up over the replicas: the scaler divides by their number."""
-    where = [f'model_name="{_served_name(server)}"']
+    """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
+    where = [f'model_name="{server.served_name}"']
     if settings.namespace:
         where.append(f'namespace="{settings.namespace}"')
     measures = Measures(server.release, ", ".join(where), "by (namespace, pod, instance)")
     waiting, use = measures.queued(), measures.value("kv_use", "max")
     return f"sum({grouped(waiting)})", f"sum({grouped(use)})"
-
-
-def _served_name(server: ExportedServer) -> str:
-    phrase = server.words.get("--served-model-name")
-    return phrase.values[0] if phrase and phrase.values else server.model
 
 
 def scaler(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
@@ -83,12 +75,7 @@ def _keda(
             _trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
         ],
     }
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(server, settings), spec)
 
 
 def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
@@ -110,7 +97,7 @@ def _hpa(
         {
             "type": "External",
             "external": {
-                "metric": {"name": name, "selector": {"matchLabels": {"model_name": _label(server)}}},
+                "metric": {"name": name, "selector": {"matchLabels": {"model_name": server.name}}},
                 "target": {"type": "AverageValue", "averageValue": level},
             },
         }
@@ -124,12 +111,7 @@ def _hpa(
         "metrics": metrics,
         "behavior": _behavior(policy),
     }
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(server, settings),
-        "spec": spec,
-    }
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(server, settings), spec)
 
 
 def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
@@ -155,10 +137,10 @@ def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
 def adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     """Helm values of prometheus-adapter that make the two metrics of the HorizontalPodAutoscaler."""
     waiting, use = queries(server, settings)
-    name = _label(server)
+    name = server.name  # a label has no slash, which a model's name often has
     rules = [
         {
-            "seriesQuery": f'{{__name__=~"^vllm:.*",model_name="{_served_name(server)}"}}',
+            "seriesQuery": f'{{__name__=~"^vllm:.*",model_name="{server.served_name}"}}',
             "resources": {"namespaced": False},
             "name": {"as": as_},
             "metricsQuery": f'label_replace({query}, "model_name", "{name}", "", "")',
@@ -166,8 +148,3 @@ def adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[st
         for as_, query in ((_WAITING_NAME, waiting), (_KV_NAME, use))
     ]
     return {"rules": {"default": False, "external": rules}}
-
-
-def _label(server: ExportedServer) -> str:
-    """A label's value has no slash, as a model's name often has: the server's own name stands for it."""
-    return server.name

@@ -1,4 +1,4 @@
-"""`legroom export gate`: all that Kubernetes needs to ask the gate before it takes a manifest."""
+"""`legroom export gate`: the manifests of the admission webhook."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import MARK, ExportedFile
+from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
+from legroom.exports.export_request import MARK, ExportedFile
 from legroom.facts.gpus import gpu
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.gate.certificates import KeyPair
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
+    from legroom.exports.gate_certificates import KeyPair
 
 NAME = "gate"
 HELP = "the admission webhook: Deployment, Service, webhook configuration, certificates"
@@ -35,7 +35,7 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kubeai.org", ("models",)),
     ("ray.io", ("rayclusters",)),
 )
-"""API group -> what is looked at. A group that the cluster does not have is simply never asked about."""
+"""The resources of each API group that the webhook receives."""
 _LABEL = "legroom/gate"
 _DEFAULTS: Mapping[str, Any] = {
     "namespace": "legroom",
@@ -127,14 +127,14 @@ def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPa
         if options.get("ca_file"):
             raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
         return None
-    from legroom.exports.gate.certificates import kept_authority, new_authority, new_certificate
+    from legroom.exports.gate_certificates import kept_authority, new_authority, new_certificate
 
     authority = kept_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
     return authority, new_certificate(authority, service_names(namespace))
 
 
 def service_names(namespace: str) -> tuple[str, ...]:
-    """What the API server calls the gate."""
+    """The DNS names of the gate."""
     name = f"{NAME_IN_CLUSTER}.{namespace}"
     return f"{name}.svc", name, f"{name}.svc.cluster.local"
 
@@ -160,7 +160,7 @@ def _secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
 
 
 def _issued(namespace: str) -> list[dict[str, Any]]:
-    """cert-manager's objects: it makes the Secret, and renews it in time."""
+    """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
     issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
     certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
     spec = {
@@ -207,7 +207,7 @@ def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "selector": {"matchLabels": _selector()},
         "template": {"metadata": {"labels": _selector(), "annotations": scrape}, "spec": pod},
     }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("apps/v1", "Deployment", _metadata(namespace), spec)
 
 
 def _container(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def _container(options: Mapping[str, Any]) -> dict[str, Any]:
 def _service(namespace: str) -> dict[str, Any]:
     ports = [{"name": "https", "port": 443, "targetPort": "https"}]
     spec = {"selector": _selector(), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("v1", "Service", _metadata(namespace), spec)
 
 
 def _disruption_budget(namespace: str) -> dict[str, Any]:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(namespace), "spec": spec}
+    return manifest("policy/v1", "PodDisruptionBudget", _metadata(namespace), spec)
 
 
 def _network_policy(namespace: str) -> dict[str, Any]:
@@ -265,12 +265,7 @@ def _network_policy(namespace: str) -> dict[str, Any]:
         ),
         "egress": Commented("It asks nobody for anything. With --hub, allow DNS and port 443.", []),
     }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(namespace),
-        "spec": spec,
-    }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", _metadata(namespace), spec)
 
 
 def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:

@@ -22,22 +22,22 @@ SHORTEST_ENGINE_S = 3
 DISK_BYTES_S = 200e6
 """What a plain network volume reads; a local NVMe drive reads ten times as much."""
 DOWNLOAD_BYTES_S = 100e6
-"""A gigabit line, nearly."""
+"""About a gigabit line."""
 SAFETY = 2.0
 SHORTEST_LIMIT_S = 300
 DRAIN_S = 60
 TEARDOWN_S = 30
-"""From the last answer to the end of the process: workers leave, the GPU's memory is given back."""
+"""From the last answer to the end of the process."""
 READY_TIMEOUT_DEFAULT_S = 600
-"""VLLM_ENGINE_READY_TIMEOUT_S from 0.14.0 on: the engine is given up after this long."""
+"""The default of VLLM_ENGINE_READY_TIMEOUT_S from 0.14.0 on."""
 ENDPOINT_S = 10
-"""How long routers may go on sending to a pod that is leaving."""
+"""How long routers may still send to a terminating pod."""
 PROBE_PERIOD_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """Seconds of one start, part by part."""
+    """The parts of a start and a stop."""
 
     checkpoint_bytes: int
     disk_bytes_s: float
@@ -51,27 +51,27 @@ class StartTimes:
 
     @property
     def download_s(self) -> float:
-        """Fetching it once."""
+        """The time of the first download."""
         return self.checkpoint_bytes / self.download_bytes_s if self.download_bytes_s else 0.0
 
     @property
     def expected_s(self) -> float:
-        """A first start, all parts together."""
+        """The time of a first start."""
         return IMPORT_S + self.download_s + self.read_s + ENGINE_S
 
     @property
     def limit_s(self) -> int:
-        """What to wait before calling a start dead; a whole number of probe periods."""
+        """The startup limit: twice the expected time, a whole number of probe periods."""
         wanted = max(SAFETY * self.expected_s, SHORTEST_LIMIT_S)
         return math.ceil(wanted / 30) * 30
 
     @property
     def stop_s(self) -> int:
-        """What to wait for an orderly end: the drain, then the teardown."""
+        """The time of the drain and the teardown."""
         return self.drain_s + TEARDOWN_S
 
     def sentence(self) -> str:
-        """The working, for a comment."""
+        """The parts of the expected time as a comment."""
         size = f"{self.checkpoint_bytes / GIB:.1f} GiB of weights"
         parts = [f"imports {IMPORT_S} s"]
         if self.download_bytes_s:
@@ -82,7 +82,7 @@ class StartTimes:
         return f"{', '.join(parts)}: about {self.expected_s:.0f} s for a first start; the limit is {self.limit_s} s"
 
     def short_sentence(self) -> str:
-        """The limit in a few words, true where the floor decided too."""
+        """The expected time and the limit as a comment."""
         return f"a first start takes about {self.expected_s:.0f} s, the limit is {self.limit_s} s"
 
 

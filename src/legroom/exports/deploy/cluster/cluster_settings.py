@@ -1,4 +1,4 @@
-"""What a user may say about a server in a cluster: how many of it, where its cache lies, what its pods may do."""
+"""Options of a server in a cluster: replicas, cache, autoscaling and restrictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.exports.deploy.containers import JOURNAL
 from legroom.records import dataclass
 
-CARDS_OF_A_NODE = 8
+DEFAULT_GPUS_PER_NODE = 8
 _CACHES = ("shared", "pod")
 _SCALERS = ("hpa", "keda")
 _ROOT_HOME = "/root"
@@ -23,30 +23,30 @@ class ClusterSettings:
     namespace: str | None = None
     replicas: int = 1
     most_replicas: int = 0
-    """Where it is scaled, the largest number of replicas; 0: it is not."""
+    """The maximum of autoscaling; 0: no autoscaling."""
     scaler: str = ""
     prometheus_url: str = ""
-    """Where KEDA asks."""
+    """The Prometheus that KEDA queries."""
     cache: str = "claim"
     """`claim`: one volume for the only pod; `shared`: one that every pod writes to; `pod`: each pod has its own, which
     ends with it; `kept`: each pod of a LeaderWorkerSet has its own, which stays."""
     restricted: bool = False
     network_policy: bool = False
-    cards_of_a_node: int = CARDS_OF_A_NODE
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
 
     @property
     def several(self) -> bool:
-        """Whether more than one copy of the server may run at once."""
+        """Whether more than one replica may run."""
         return max(self.replicas, self.most_replicas) > 1
 
     @property
     def own_volumes(self) -> bool:
-        """Whether a new pod begins with an empty volume."""
+        """Whether a new pod starts with an empty volume."""
         return self.cache in ("pod", "kept")
 
     @property
     def home(self) -> str:
-        """$HOME in the container: every cache of vLLM, PyTorch, Triton and FlashInfer lies below it."""
+        """$HOME in the container, which holds the caches of vLLM, PyTorch, Triton and FlashInfer."""
         return _OWN_HOME if self.restricted else _ROOT_HOME
 
     @property
@@ -63,7 +63,7 @@ def add_cluster_options(group: argparse._ArgumentGroup) -> None:
         help="where several pods keep downloads: one volume that all of them write to (ReadWriteMany), or one for each "
         "pod (default: one for each)",
     )
-    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {CARDS_OF_A_NODE})")
+    group.add_argument("--gpus-per-node", metavar="N", help=f"cards of one node (default: {DEFAULT_GPUS_PER_NODE})")
     group.add_argument(
         "--restricted", action="store_true", help="non-root, read-only root file system: Pod Security `restricted`"
     )
@@ -78,7 +78,7 @@ def add_cluster_options(group: argparse._ArgumentGroup) -> None:
 
 
 def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volumes: bool = False) -> ClusterSettings:
-    """The options as argparse read them, checked; `nodes` that one server spans, in a set that `keeps_volumes`."""
+    """The validated options of a server over `nodes`; `keeps_volumes`: a LeaderWorkerSet keeps its volumes."""
     replicas = _count(options, "replicas", 1)
     most = _count(options, "autoscale", 0)
     if most and most <= replicas:
@@ -99,7 +99,7 @@ def cluster_settings(options: Mapping[str, Any], nodes: int = 1, *, keeps_volume
         cache=str(cache),
         restricted=bool(options.get("restricted")),
         network_policy=bool(options.get("network_policy")),
-        cards_of_a_node=_count(options, "gpus_per_node", CARDS_OF_A_NODE),
+        gpus_per_node=_count(options, "gpus_per_node", DEFAULT_GPUS_PER_NODE),
     )
 
 

@@ -1,36 +1,33 @@
-"""Every flag of a planned server in a sentence, with its number from the plan."""
+"""Sentences about the flags of a planned server, with numbers of the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from legroom.drawing.text import wrap
-from legroom.exports.request import MARK
+from legroom.exports.export_request import MARK
 from legroom.guard import MIDDLEWARE
 from legroom.units import gib, human_bytes
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.words import Phrase
+    from legroom.exports.deploy.serve_command import Phrase
     from legroom.planning.plan_document import PlanDocument
 
-_WIDTH = 100
 WRITTEN = f"{MARK} {__version__}."
-_Explanation = Callable[["Phrase", "PlanDocument"], str]
 
 
-def comment(phrase: Phrase, plan: PlanDocument | None) -> str:
-    """What a flag does here. Without a plan, what it does at all."""
+def flag_comment(phrase: Phrase, plan: PlanDocument) -> str:
+    """A sentence about the effect of a flag, with numbers of the plan."""
     if phrase.flag == "--middleware" and MIDDLEWARE in phrase.values:
         return "The guard: it refuses requests that the KV cache has no room for."
-    if plan is not None and phrase.flag in _WITH_PLAN:
-        return _WITH_PLAN[phrase.flag](phrase, plan)
-    return _PLAIN.get(phrase.flag.partition(".")[0], "As given; no figure of the plan depends on it alone.")
+    planned = _planned_comments(phrase, plan).get(phrase.flag)
+    return planned or _PLAIN.get(phrase.flag.partition(".")[0], "As given; no figure of the plan depends on it alone.")
 
 
 def headline(plan: PlanDocument) -> tuple[str, ...]:
-    """What was planned and who wrote it down, in a few lines for the top of a file."""
+    """The comment at the top of a file: the plan, and that legroom wrote it."""
     gpu, layout, kv = plan.gpu, plan.layout, plan.kv
     each = "the card" if gpu.count == 1 else "each card"
     lines = [
@@ -49,8 +46,44 @@ def headline(plan: PlanDocument) -> tuple[str, ...]:
 
 
 def comment_lines(text: str) -> list[str]:
-    """A sentence as the comment lines of a script or a unit."""
-    return wrap(text, _WIDTH, "# ", "# ")
+    """A sentence as wrapped comment lines of a script or a unit."""
+    return wrap(text, 100, "# ", "# ")
+
+
+def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
+    """The comments that contain numbers of the plan, by flag."""
+    layout, kv = plan.layout, plan.kv
+    graphs = human_bytes(layout.cuda_graph_bytes)
+    captured = f"Batch sizes captured as CUDA graphs; this release sets {graphs} aside for them."
+    peak = human_bytes(layout.activation_bytes)
+    is_v0 = plan.args.get("engine") == "V0"
+    return {
+        "--max-model-len": _max_model_len(phrase, plan),
+        "--max-num-seqs": _max_num_seqs(plan),
+        "--max-num-batched-tokens": "Tokens computed in one step. They set the activation peak: "
+        f"{peak} of each card in the profile run.",
+        "--gpu-memory-utilization": _utilization(plan),
+        "--tensor-parallel-size": f"GPUs that split every layer between them. {gib(layout.weights_bytes)} of weights "
+        f"and {gib(layout.kv_cache_bytes)} of KV cache lie on each.",
+        "--pipeline-parallel-size": "Stages the layers are split into; the fullest card holds "
+        f"{gib(layout.weights_bytes)} of weights.",
+        "--kv-cache-dtype": f"The data type of the KV cache: {kv.bytes_per_token or 0:,} bytes per token on each card, "
+        "over all layers.",
+        "--block-size": f"Tokens in a block; the last block of a sequence may have up to {kv.block_size - 1} unused. "
+        f"The pool uses {kv.block_size}.",
+        "--enforce-eager": "No CUDA graphs and no compilation: that saves their memory and slows decoding down.",
+        "--kv-cache-memory-bytes": "The size of the KV cache on each card, set rather than computed: "
+        f"{gib(layout.kv_cache_bytes)}.",
+        "--num-gpu-blocks-override": f"Blocks of the pool, set rather than computed: {kv.num_blocks:,}.",
+        "--cpu-offload-gb": f"GiB of weights per card that stay in host memory; {gib(layout.weights_bytes)} remain on "
+        "it. Every step reads the others again.",
+        "--swap-space": "GiB of pinned host memory per GPU for preempted groups of several sequences."
+        if is_v0
+        else "Accepted and not used: the V1 engine recomputes a preempted request.",
+        "--cudagraph-capture-sizes": captured,
+        "--max-cudagraph-capture-size": captured,
+        "--cuda-graph-sizes": captured,
+    }
 
 
 def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
@@ -65,9 +98,9 @@ def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
     )
 
 
-def _max_num_seqs(phrase: Phrase, plan: PlanDocument) -> str:
+def _max_num_seqs(plan: PlanDocument) -> str:
     if plan.kv.tokens <= 0:
-        return _PLAIN[phrase.flag]
+        return _PLAIN["--max-num-seqs"]
     average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))
     return (
         f"Requests computed in one step. If all of them run, each has {average:,} tokens of the pool on average; any "
@@ -75,12 +108,7 @@ def _max_num_seqs(phrase: Phrase, plan: PlanDocument) -> str:
     )
 
 
-def _batched_tokens(phrase: Phrase, plan: PlanDocument) -> str:
-    peak = human_bytes(plan.layout.activation_bytes)
-    return f"Tokens computed in one step. They set the activation peak: {peak} of each card in the profile run."
-
-
-def _utilization(phrase: Phrase, plan: PlanDocument) -> str:
+def _utilization(plan: PlanDocument) -> str:
     layout = plan.layout
     if plan.args.get("kv_cache_memory_bytes"):
         return "The share of the card that must be free at the start; the size of the pool is set separately."
@@ -93,90 +121,9 @@ def _utilization(phrase: Phrase, plan: PlanDocument) -> str:
     )
 
 
-def _tensor_parallel(phrase: Phrase, plan: PlanDocument) -> str:
-    return (
-        f"GPUs that split every layer between them. {gib(plan.layout.weights_bytes)} of weights and "
-        f"{gib(plan.layout.kv_cache_bytes)} of KV cache lie on each."
-    )
-
-
-def _pipeline_parallel(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"Stages the layers are split into; the fullest card holds {gib(plan.layout.weights_bytes)} of weights."
-
-
-def _kv_dtype(phrase: Phrase, plan: PlanDocument) -> str:
-    per_token = plan.kv.bytes_per_token or 0
-    return f"The data type of the KV cache: {per_token:,} bytes per token on each card, over all layers."
-
-
-def _block_size(phrase: Phrase, plan: PlanDocument) -> str:
-    size = plan.kv.block_size
-    return f"Tokens in a block; the last block of a sequence may have up to {size - 1} unused. The pool uses {size}."
-
-
-def _eager(phrase: Phrase, plan: PlanDocument) -> str:
-    return "No CUDA graphs and no compilation: that saves their memory and slows decoding down."
-
-
-def _kv_bytes(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"The size of the KV cache on each card, set rather than computed: {gib(plan.layout.kv_cache_bytes)}."
-
-
-def _blocks(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"Blocks of the pool, set rather than computed: {plan.kv.num_blocks:,}."
-
-
-def _offload(phrase: Phrase, plan: PlanDocument) -> str:
-    left = gib(plan.layout.weights_bytes)
-    return f"GiB of weights per card that stay in host memory; {left} remain on it. Every step reads the others again."
-
-
-def _swap(phrase: Phrase, plan: PlanDocument) -> str:
-    if plan.args.get("engine") == "V0":
-        return "GiB of pinned host memory per GPU for preempted groups of several sequences."
-    return "Accepted and not used: the V1 engine recomputes a preempted request."
-
-
-def _graph_sizes(phrase: Phrase, plan: PlanDocument) -> str:
-    return f"Batch sizes captured as CUDA graphs; this release sets {_graphs(plan)} aside for them."
-
-
-def _graphs(plan: PlanDocument) -> str:
-    return human_bytes(plan.layout.cuda_graph_bytes)
-
-
-_WITH_PLAN: Mapping[str, _Explanation] = {
-    "--max-model-len": _max_model_len,
-    "--max-num-seqs": _max_num_seqs,
-    "--max-num-batched-tokens": _batched_tokens,
-    "--gpu-memory-utilization": _utilization,
-    "--tensor-parallel-size": _tensor_parallel,
-    "--pipeline-parallel-size": _pipeline_parallel,
-    "--kv-cache-dtype": _kv_dtype,
-    "--block-size": _block_size,
-    "--enforce-eager": _eager,
-    "--kv-cache-memory-bytes": _kv_bytes,
-    "--num-gpu-blocks-override": _blocks,
-    "--cpu-offload-gb": _offload,
-    "--swap-space": _swap,
-    "--cudagraph-capture-sizes": _graph_sizes,
-    "--max-cudagraph-capture-size": _graph_sizes,
-    "--cuda-graph-sizes": _graph_sizes,
-}
-
 _PLAIN: Mapping[str, str] = {
-    "--max-model-len": "The most tokens a request may have; it does not set the size of the pool.",
     "--max-num-seqs": "Requests computed in one step; any more wait, they do not fail.",
-    "--max-num-batched-tokens": "Tokens computed in one step: the activation peak grows with it.",
-    "--gpu-memory-utilization": "The share of each card that vLLM may use; KV cache gets what is left of it.",
-    "--tensor-parallel-size": "GPUs that split every layer between them.",
-    "--pipeline-parallel-size": "Stages the layers are split into.",
     "--data-parallel-size": "Whole copies of the model, each with its own KV cache.",
-    "--kv-cache-dtype": "The data type of the KV cache; weights have their own.",
-    "--block-size": "Tokens in a block; the last block of a sequence is partly empty.",
-    "--enforce-eager": "No CUDA graphs and no compilation: less memory, and slower decoding.",
-    "--kv-cache-memory-bytes": "The size of the KV cache on each card, set rather than computed.",
-    "--cpu-offload-gb": "GiB of weights per card that stay in host memory; every step reads them again.",
     "--dtype": "The data type that weights and activations are computed in.",
     "--quantization": "How the weights are quantized; the KV cache is not affected.",
     "--enable-prefix-caching": "Finished blocks stay cached until their room is needed; that costs no memory.",
@@ -226,5 +173,4 @@ _PLAIN: Mapping[str, str] = {
     "--disable-log-requests": "Requests are not written to the log.",
     "--no-enable-log-requests": "Requests are not written to the log.",
     "--enable-log-requests": "Requests are written to the log.",
-    "--swap-space": "GiB of pinned host memory per GPU (V0); the V1 engine does not use it.",
 }
