@@ -1,7 +1,8 @@
-"""A client of the server that is verified, over its OpenAI-compatible API."""
+"""A client of an OpenAI-compatible server, and a smoke test with it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
     from legroom.live.metrics.endpoint import Endpoint
 
 
-_ERROR_LENGTH = 300
+_MAX_ERROR_CHARACTERS = 300
 _UNSUPPORTED = re.compile(r"does not support \w+ API")
 _GUARD_CODES = frozenset({"prompt_too_long", "output_too_long"})
 
 
 @dataclass(frozen=True)
 class ServerRefusal:
-    """Why a request was not served."""
+    """A response with an error status."""
 
     status: int
     message: str
     code: str = ""
-    """The name that the body gives the error; vLLM repeats the status there, which is not kept."""
+    """The error code in the body; empty where it only repeats the status, as vLLM's does."""
 
     @classmethod
     def read(cls, status: int, body: str) -> ServerRefusal:
-        """From a response's body, whatever it is."""
+        """Parse a response body, which need not be JSON."""
         try:
             document = json.loads(body)
             error = document.get("error", document)
@@ -50,42 +51,38 @@ class ServerRefusal:
 
     @property
     def is_unserved(self) -> bool:
-        """Whether this kind of request is not served at all.
-
-        vLLM has no such route for a pooling model (404), or says that the model does not support it (501; 400 in older
-        releases).
-        """
+        """Whether the server lacks this API; for a pooling model vLLM answers 404 or 501, older releases 400."""
         return self.status in (404, 501) or _UNSUPPORTED.search(self.message) is not None
 
     @property
     def is_by_guard(self) -> bool:
-        """Whether it is the guard's policy that refuses: the server was never asked."""
+        """Whether legroom's guard refused the request before it reached the server."""
         return self.code in _GUARD_CODES
 
     def __str__(self) -> str:
         text = f"{self.message} ({self.code})" if self.code else self.message
-        return f"{self.status}: {' '.join(text.split())[:_ERROR_LENGTH]}"
+        return f"{self.status}: {' '.join(text.split())[:_MAX_ERROR_CHARACTERS]}"
 
 
 class RouteMissing(LegroomError):
-    """The server answers, and has no such route."""
+    """The server has no such route."""
 
 
-class KeyWanted(LegroomError):
-    """The server answers, and not to everybody."""
+class ApiKeyMissing(LegroomError):
+    """The server needs an API key."""
 
 
-_NO_ROUTE = (404, 405, 501)
 _SAMPLE_TEXT = (
     "The pool of blocks holds the keys and values of every token that a request has seen so far, and no more."
 )
-_PROBE_WORDS = 64
-_DEFAULT_VOCABULARY = tuple(range(100, 1000))
+_SAMPLE_WORDS = 64
+POOLING_ENDPOINTS = {"embedding": "/v1/embeddings", "pooled input": "/pooling"}
+"""Embedding models serve the first; classifiers, rerankers and reward models the second."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What the server says it serves."""
+    """The model in the server's list of models."""
 
     model: str
     max_model_len: int | None
@@ -93,31 +90,29 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """What became of one request."""
-
     prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_s: float | None = None
     total_s: float = 0.0
     error: str = ""
     refusal: ServerRefusal | None = None
-    """Where the server answered, but not with 200."""
+    """The response, where its status is not 200."""
 
     @property
     def ok(self) -> bool:
-        """Whether it was answered to the end."""
+        """Whether the answer is complete."""
         return not self.error
 
 
 class ServerClient:
-    """One session with one server; use as an asynchronous context."""
+    """One session with one server, as an async context manager."""
 
     def __init__(self, address: str, api_key: str | None = None, verify_tls: bool = True) -> None:
         self.metrics: Endpoint = endpoint(address, api_key, verify_tls=verify_tls)
         self.url = self.metrics.server
-        self.takes_ids = True
+        self.accepts_token_ids = True
         self.tokens_per_word = 1.0
-        self.vocabulary = _DEFAULT_VOCABULARY
+        self.vocabulary = tuple(range(100, 1000))
         self._verify_tls = verify_tls
         self._session: aiohttp.ClientSession | None = None
 
@@ -137,14 +132,15 @@ class ServerClient:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """Of this context."""
         assert self._session is not None
         return self._session
 
     async def served(self, timeout_s: float = 10.0) -> ServedModel:
-        """Its model and context; raises where nothing answers, or not as a server of this kind would."""
-        await self._check_health(timeout_s)
-        document = await self._get("/v1/models", timeout_s)
+        """The served model; a `LegroomError` where the server is unreachable or lists no model."""
+        # Other OpenAI-compatible servers and gateways need not have /health.
+        with suppress(RouteMissing, ApiKeyMissing):
+            await self._request("GET", "/health", None, timeout_s, parse=False)
+        document = await self._request("GET", "/v1/models", None, timeout_s)
         try:
             model = document["data"][0]
             length = model.get("max_model_len")
@@ -153,25 +149,25 @@ class ServerClient:
             raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
 
     async def learn_vocabulary(self, model: str) -> None:
-        """Token ids that the model certainly has: those of a sentence."""
+        """Use the token ids of a sample text, which the model certainly has."""
         try:
-            answer = await self._post("/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
+            answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
             ids = tuple(sorted({int(token) for token in answer["tokens"]}))
         except (LegroomError, KeyError, TypeError, ValueError):
             return
         if len(ids) >= 8:
             self.vocabulary = ids
 
-    async def learn_text(self, model: str) -> RequestOutcome:
-        """For servers that take no ids: how many tokens a word is."""
-        self.takes_ids = False
-        outcome = await self.complete(model, _words(_PROBE_WORDS), 1)
+    async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
+        """Switch to text prompts, for servers that accept no token ids."""
+        self.accepts_token_ids = False
+        outcome = await self.complete(model, _words(_SAMPLE_WORDS), 1)
         if outcome.ok and outcome.prompt_tokens:
-            self.tokens_per_word = outcome.prompt_tokens / _PROBE_WORDS
+            self.tokens_per_word = outcome.prompt_tokens / _SAMPLE_WORDS
         return outcome
 
     def text_of(self, tokens: int) -> str:
-        """A text of about so many tokens, and not more."""
+        """A text of about this many tokens, never more."""
         return _words(max(1, int(tokens / self.tokens_per_word * 0.98)))
 
     async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
@@ -187,48 +183,36 @@ class ServerClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        began = time.monotonic()
+        started_s = time.monotonic()
         try:
             async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
                 if response.status != 200:
                     return _refused(response.status, await response.text(errors="replace"))
-                return await _streamed(response, began)
+                return await _read_stream(response, started_s)
         except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
-            return RequestOutcome(error="a line of the stream is too long to be read", total_s=time.monotonic() - began)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return RequestOutcome(
-                error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began
+                error="a line of the stream is too long to be read", total_s=time.monotonic() - started_s
             )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error, started_s)
 
-    async def pooled(self, path: str, model: str, prompt: list[int]) -> RequestOutcome:
-        """One input to a pooling model, at one of its endpoints."""
+    async def post(self, path: str, body: Mapping[str, Any]) -> RequestOutcome:
+        """One request whose answer is not read."""
         import aiohttp
 
-        began = time.monotonic()
+        started_s = time.monotonic()
         try:
-            async with self.session.post(self.url + path, json={"model": model, "input": prompt}) as response:
-                text = await response.text(errors="replace")
+            async with self.session.post(self.url + path, json=body) as response:
+                if response.status != 200:
+                    return _refused(response.status, await response.text(errors="replace"))
+                await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return RequestOutcome(
-                error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - began
-            )
-        if response.status != 200:
-            return _refused(response.status, text)
-        return RequestOutcome(len(prompt), total_s=time.monotonic() - began)
+            return _broken(error, started_s)
+        return RequestOutcome(total_s=time.monotonic() - started_s)
 
-    async def _check_health(self, timeout_s: float) -> None:
-        """Where there is such a route: vLLM has it, other OpenAI-compatible servers need not, and a gateway may keep it
-        to itself. Whether a key is wanted, the list of models tells."""
-        with suppress(RouteMissing, KeyWanted):
-            await self._get("/health", timeout_s, parsed=False)
-
-    async def _get(self, path: str, timeout_s: float, parsed: bool = True) -> Any:
-        return await self._ask("GET", path, None, timeout_s, parsed)
-
-    async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Any:
-        return await self._ask("POST", path, body, timeout_s, True)
-
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parsed: bool) -> Any:
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parse: bool = True
+    ) -> Any:
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
@@ -238,14 +222,14 @@ class ServerClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise LegroomError(f"{self.url}{path} did not answer: {_reason(error)}", "is it up?", UNREACHABLE) from None
         if response.status in (401, 403):
-            raise KeyWanted(
+            raise ApiKeyMissing(
                 f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
             )
         if response.status != 200:
-            kind = RouteMissing if response.status in _NO_ROUTE else LegroomError
+            kind = RouteMissing if response.status in (404, 405, 501) else LegroomError
             raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
         try:
-            return json.loads(text) if parsed else text
+            return json.loads(text) if parse else text
         except ValueError:
             raise LegroomError(
                 f"{self.url}{path} did not answer with JSON", "is this an OpenAI-compatible server?"
@@ -268,8 +252,8 @@ def _reason(error: Exception) -> str:
     return type(error).__name__
 
 
-async def _streamed(response: aiohttp.ClientResponse, began: float) -> RequestOutcome:
-    """Read server-sent events up to the last, which carries the usage."""
+async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> RequestOutcome:
+    """Read the server-sent events; the last one has the usage."""
     first: float | None = None
     usage: Mapping[str, Any] = {}
     ended = False
@@ -280,21 +264,21 @@ async def _streamed(response: aiohttp.ClientResponse, began: float) -> RequestOu
         if data == b"[DONE]":
             ended = True
             continue
-        first = time.monotonic() - began if first is None else first
+        first = time.monotonic() - started_s if first is None else first
         if b'"error"' in data or b'"usage":{' in data.replace(b" ", b""):
             event = _event(data)
             if "error" in event:
-                return RequestOutcome(error=f"the stream ended with {str(event['error'])[:_ERROR_LENGTH]}")
+                return RequestOutcome(error=f"the stream ended with {str(event['error'])[:_MAX_ERROR_CHARACTERS]}")
             counted = event.get("usage")
             usage = counted if isinstance(counted, dict) else usage
-    total = time.monotonic() - began
+    total = time.monotonic() - started_s
     if not ended:
         return RequestOutcome(error="the stream was cut short", total_s=total)
-    return RequestOutcome(_counted(usage, "prompt_tokens"), _counted(usage, "completion_tokens"), first, total)
+    return RequestOutcome(_token_count(usage, "prompt_tokens"), _token_count(usage, "completion_tokens"), first, total)
 
 
-def _counted(usage: Mapping[str, Any], name: str) -> int:
-    """0 where the server does not count."""
+def _token_count(usage: Mapping[str, Any], name: str) -> int:
+    """A token count; 0 where the server sends none."""
     value = usage.get(name)
     return value if isinstance(value, int) else 0
 
@@ -312,5 +296,51 @@ def _refused(status: int, body: str) -> RequestOutcome:
     return RequestOutcome(error=str(refusal), refusal=refusal)
 
 
+def _broken(error: Exception, started_s: float) -> RequestOutcome:
+    return RequestOutcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - started_s)
+
+
 def _words(count: int) -> str:
     return " ".join(("hello", "world")[number % 2] for number in range(count))
+
+
+def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
+    """Send one short request and one at the full context to a server on this machine. The result is None where the
+    server has no endpoint to try."""
+    try:
+        return asyncio.run(_smoke_test(url, api_key))
+    except LegroomError as error:
+        return False, f"the server is healthy but does not serve: {error.message}"
+
+
+async def _smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
+    async with ServerClient(url, api_key, verify_tls=False) as server:
+        served = await server.served(timeout_s)
+        name, length = served.model, served.max_model_len or 0
+        for what, path in ({"completion": "/v1/completions"} | POOLING_ENDPOINTS).items():
+            outcome = await _send_tokens(server, path, name, 0, timeout_s)
+            if outcome.refusal is not None and outcome.refusal.is_unserved:
+                continue
+            text = f"serves {name}: one {what}"
+            if outcome.ok and length > 16:
+                outcome = await _send_tokens(server, path, name, length, timeout_s)
+                if outcome.refusal is not None and outcome.refusal.is_by_guard:
+                    return True, f"{text} and none of {length:,} tokens, which the guard does not let in"
+                text += f" and a request of {length:,} tokens"
+            return (True, text) if outcome.ok else (False, f"the server is healthy but does not serve: {outcome.error}")
+    return None, f"serves {name}, but no completions, and pools nothing, so no request was tried"
+
+
+async def _send_tokens(server: ServerClient, path: str, model: str, length: int, timeout_s: float) -> RequestOutcome:
+    """One request of `length` tokens in all, as token ids; a short text for 0. A slow prompt runs at 1,000 tokens/s."""
+    if path == "/v1/completions":
+        answer = 4
+        prompt = [3] * (length - answer) if length else "Hello"
+        body = {"model": model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True}
+    else:
+        body = {"model": model, "input": [3] * length if length else "Hello"}
+    try:
+        async with asyncio.timeout(timeout_s + length / 1000):
+            return await server.post(path, body)
+    except TimeoutError:
+        return RequestOutcome(error="the request took too long")

@@ -1,31 +1,50 @@
-"""Does this node hold the server? The plan of a command on the GPUs, the driver and the memory that are really here."""
+"""Checks whether a server's command can run on this node: its GPUs, driver, /dev/shm and memory limit."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.facts.gpus import gpu
 from legroom.facts.release_support import build_of, driver_is_older
+from legroom.live.gpu_memory import GpuMemory, devices, visible
+from legroom.live.kernel_memory import Cgroup
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass
-from legroom.units import MIB, gib, human_bytes
+from legroom.units import GIB, MIB, gib, human_bytes
 
 if TYPE_CHECKING:
     from legroom.facts.releases import Release
-    from legroom.live.gpu_memory import GpuMemory
-    from legroom.verify.node import NodeState
     from legroom.vllm.args import ServeArgs
 
 CheckFinding = Literal["ok", "warning", "failure"]
 _DOCKER_SHM_BYTES = 64 * MIB
-"""What a container has where nothing is mounted: ranks that share it fail at once."""
+"""Docker's default /dev/shm, with which NCCL fails at once."""
+_QUERY = "index,name,uuid,memory.total,memory.used,driver_version"
+_LISTED_CARD = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>[^)]+)\)")
+_LISTED_SLICE = re.compile(r"\s+MIG (?P<profile>\d+g\.\d+gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>[^)]+)\)")
 _HIDDEN_HINT = "inside a container the GPUs are numbered from 0, whichever of the node's they are: leave it out there"
 _NO_GPU = "this container sees no NVIDIA GPU"
 _NO_GPU_HINT = "give it nvidia.com/gpu in its limits, as the server's own container has it, and check the node's driver"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a process of this container can use."""
+
+    gpus: tuple[GpuMemory, ...]
+    driver: str = ""
+    shm_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    hidden_gpus: int = 0
+    """GPUs excluded by CUDA_VISIBLE_DEVICES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +56,7 @@ class NodeCheck:
 
 @dataclass(frozen=True)
 class Preflight:
-    """The answer, with what it rests on."""
+    """The checks, and the plan they are based on."""
 
     node: NodeState
     checks: tuple[NodeCheck, ...]
@@ -66,7 +85,7 @@ class Preflight:
 
 
 def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
-    """Hold the flags against the node; LegroomError where it has no GPU at all."""
+    """Check a server's flags against the node; a `LegroomError` where it has no GPU."""
     if not node.gpus and node.hidden_gpus:
         raise LegroomError(
             f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container", _HIDDEN_HINT, UNREACHABLE
@@ -87,8 +106,8 @@ def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: s
 
 
 def _machine(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
-    """The card by its name, less what others hold of it. NVML counts what the driver keeps for itself as used, and as
-    a part of the total; CUDA, which vLLM asks, as neither."""
+    """The card with the memory that other processes use. NVML counts the driver's reserve in total and used; CUDA,
+    which vLLM uses, counts it in neither."""
     try:
         known = gpu(card.name)
     except LegroomError:
@@ -149,3 +168,79 @@ def _shm(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
         yield NodeCheck("shm", "warning", f"/dev/shm has {human_bytes(there)}, and {gib(wanted, 0)} may be used")
     else:
         yield NodeCheck("shm", "ok", f"/dev/shm has {human_bytes(there)}")
+
+
+def this_node(visible_devices: str | None = None) -> NodeState:
+    """The state of this node; `visible_devices` is the server's CUDA_VISIBLE_DEVICES."""
+    gpus, driver = devices(), _driver_version()
+    if not gpus:
+        gpus, driver = gpus_from_nvidia_smi()
+    seen = visible(gpus, visible_devices)
+    limit = cgroup.limit if (cgroup := Cgroup.of()) is not None else None
+    return NodeState(seen, driver, _shm_bytes(), limit[0] if limit else None, len(gpus) - len(seen))
+
+
+def _driver_version() -> str:
+    try:
+        import pynvml  # loads the driver's library
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:
+        return ""  # no package, or any of NVML's own errors
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
+    """GPUs and driver version where nvidia-ml-py is not installed; empty without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (), ""
+    listed = _output_of([program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
+    rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines()]
+    rows = [row for row in rows if len(row) == 6 and row[0].isdecimal()]
+    slices = _mig_slices(program)
+    gpus: list[GpuMemory] = []
+    for index, name, uuid, total, used, _ in rows:
+        if card_slices := slices.get(uuid):
+            gpus += (_mig_slice(int(index), name, profile, slice_uuid) for profile, slice_uuid in card_slices)
+        elif total.isdecimal() and used.isdecimal():
+            gpus.append(GpuMemory(int(index), name, uuid, int(total) * MIB, int(used) * MIB))
+    return tuple(gpus), rows[0][5] if rows else ""
+
+
+def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
+    """UUID of a card -> profile and UUID of each of its MIG slices, as `nvidia-smi -L` lists them."""
+    slices: dict[str, list[tuple[str, str]]] = {}
+    card = ""
+    for line in _output_of([program, "-L"]).splitlines():
+        if whole := _LISTED_CARD.match(line):
+            card = whole["uuid"]
+        elif part := _LISTED_SLICE.match(line):
+            slices.setdefault(card, []).append((part["profile"], part["uuid"]))
+    return slices
+
+
+def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
+    """A MIG slice; nvidia-smi does not list its used memory, and its total follows from the profile."""
+    name = f"{card} MIG {profile}"
+    try:
+        total = gpu(name).total_bytes
+    except LegroomError:
+        total = int(profile.partition(".")[2].partition("gb")[0] or 0) * GIB
+    return GpuMemory(index, name, uuid, total, 0)
+
+
+def _output_of(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _shm_bytes() -> int | None:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return stat.f_blocks * stat.f_frsize

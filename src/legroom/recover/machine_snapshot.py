@@ -1,6 +1,6 @@
-"""What holds memory on this machine: processes, their sockets and shared memory, and the GPUs as NVML sees them.
+"""Reads what holds memory on this machine: processes, their sockets, shared memory, and the GPUs as NVML reports them.
 
-Only looks. Which of it is dead weight is decided by the rules in `dead_weight`, on what is gathered here.
+Changes nothing. `orphans` decides which holders belong to a dead server.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 
 ELSEWHERE = -1
-"""The other end is on another machine, or in another network namespace."""
+"""Stands for a peer on another machine or in another network namespace."""
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST_DUMP, _ERROR, _DONE = 0x301, 2, 3
 _SHOW_PEER, _PEER = 0x04, 2
 _ALL_STATES = 0xFFFFFFFF
-_HEADER, _ASKED, _SAID, _ATTRIBUTE = (struct.Struct(form) for form in ("=IHHII", "=BBHIII8s", "=BBBBI8s", "=HH"))
+_HEADER, _UNIX_REQUEST, _UNIX_MESSAGE, _ATTRIBUTE = (
+    struct.Struct(form) for form in ("=IHHII", "=BBHIII8s", "=BBBBI8s", "=HH")
+)
 _ESTABLISHED = "01"
 _V4_IN_V6 = "0000000000000000FFFF0000"
 
 
 def socket_peers() -> dict[int, int] | None:
-    """The inode of every connected socket of this network namespace, and of its peer; None where that is not told."""
+    """Socket inode -> inode of its peer, of every connection in this network namespace; None where unreadable."""
     try:
         return {**tcp_peers(_tcp_lines()), **_unix_peers()}
     except (OSError, struct.error):
@@ -44,7 +46,7 @@ def socket_peers() -> dict[int, int] | None:
 
 
 def tcp_peers(lines: Iterable[str]) -> dict[int, int]:
-    """Established TCP connections, from the lines of /proc/net/tcp and tcp6."""
+    """Socket inode -> inode of its peer, from the lines of /proc/net/tcp and tcp6."""
     ends: dict[tuple[str, str], int] = {}
     for line in lines:
         words = line.split()
@@ -70,12 +72,12 @@ def _unix_peers() -> dict[int, int]:
         raise OSError("this system has no netlink")
     with socket.socket(family, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(2.0)
-        body = _ASKED.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, b"\0" * 8)
+        body = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, _ALL_STATES, 0, _SHOW_PEER, b"\0" * 8)
         netlink.send(_HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-        return dict(_answers(netlink))
+        return dict(_unix_pairs(netlink))
 
 
-def _answers(netlink: socket.socket) -> Iterator[tuple[int, int]]:
+def _unix_pairs(netlink: socket.socket) -> Iterator[tuple[int, int]]:
     while packet := netlink.recv(1 << 17):
         at = 0
         while at + _HEADER.size <= len(packet):
@@ -84,15 +86,15 @@ def _answers(netlink: socket.socket) -> Iterator[tuple[int, int]]:
                 return
             if kind == _ERROR:
                 raise OSError("the kernel does not tell the peers of sockets")
-            pair = _pair(packet[at + _HEADER.size : at + length])
+            pair = _unix_pair(packet[at + _HEADER.size : at + length])
             if pair:
                 yield pair
             at += -(-length // 4) * 4
 
 
-def _pair(message: bytes) -> tuple[int, int] | None:
-    inode = int(_SAID.unpack_from(message)[4])
-    at = _SAID.size
+def _unix_pair(message: bytes) -> tuple[int, int] | None:
+    inode = int(_UNIX_MESSAGE.unpack_from(message)[4])
+    at = _UNIX_MESSAGE.size
     while at + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, at)
         if length < _ATTRIBUTE.size:
@@ -106,15 +108,16 @@ def _pair(message: bytes) -> tuple[int, int] | None:
 SHARED_MEMORY = Path("/dev/shm")
 NO_NVML = "no NVIDIA driver answers here (NVML): what holds GPU memory cannot be read"
 _PROC = Path("/proc")
+_ATTRIBUTES = ("pid", "create_time", "ppid", "name", "status", "cmdline", "exe", "username", "memory_info")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""The kernel gives the machine's own process namespace this number always: in any other, some processes are hidden."""
-_LONGEST_TITLE = 160
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The inode of the initial PID namespace, fixed in the kernel; other namespaces hide processes."""
+_MAX_TITLE_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
-class ProcessFact:
-    """One process, as far as it may be read."""
+class ProcessInfo:
+    """One process, as far as its /proc entry is readable."""
 
     pid: int
     created_s: float
@@ -127,18 +130,18 @@ class ProcessFact:
     user: str = ""
     resident_bytes: int = 0
     loads_vllm: bool = False
-    """Code of vLLM is mapped into it."""
+    """Whether files of vLLM are mapped into it."""
     peers: frozenset[int] = frozenset()
-    """Processes at the other end of its connections."""
+    """PIDs at the other end of its connections."""
     has_unseen_peer: bool = False
-    """Something is connected whose process cannot be seen."""
+    """Whether a connection leads to a process that is not visible."""
     shared: frozenset[str] = frozenset()
     """Files of /dev/shm that it has open or mapped."""
     is_readable: bool = True
 
     @property
     def identity(self) -> tuple[int, float]:
-        """A PID is used again; together with the time of birth it is not."""
+        """PID and creation time; PIDs alone are reused."""
         return self.pid, self.created_s
 
 
@@ -149,33 +152,33 @@ class SharedMemorySegment:
     path: str
     length: int
     bytes: int
-    """Held in memory: pages that were never written to are not."""
+    """Memory in use, without pages that were never written."""
     inode: int
     modified_s: float
     is_accounted: bool = True
-    """Whether every process that may map it was read: it is private to its user, and we are that user or root."""
+    """Whether every process that may map it was readable: it is private to our user, or we are root."""
     owner: str = ""
-    """Its user, where that is another one and we are not root."""
+    """Its user, if that is another user and we are not root."""
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """One look at the machine."""
+class MachineSnapshot:
+    """All memory holders of the machine at one time."""
 
     time_s: float
-    processes: Mapping[int, ProcessFact]
+    processes: Mapping[int, ProcessInfo]
     gpus: tuple[GpuMemory, ...] = ()
     segments: tuple[SharedMemorySegment, ...] = ()
     sees_every_process: bool = True
-    """False in a container, where a process that maps a segment may be hidden."""
+    """False in a container, which hides processes that may map a segment."""
     knows_peers: bool = True
     notes: tuple[str, ...] = ()
     hides_others: bool = False
-    """Whether the processes of other users are not listed at all (/proc mounted with hidepid)."""
+    """Whether processes of other users are hidden (/proc mounted with hidepid)."""
 
-    def tree(self, pid: int) -> tuple[ProcessFact, ...]:
-        """A process and everything below it."""
-        below: dict[int, list[ProcessFact]] = {}
+    def tree(self, pid: int) -> tuple[ProcessInfo, ...]:
+        """A process and all its descendants."""
+        below: dict[int, list[ProcessInfo]] = {}
         for fact in self.processes.values():
             below.setdefault(fact.parent, []).append(fact)
         tree = [self.processes[pid]] if pid in self.processes else []
@@ -184,13 +187,13 @@ class Holdings:
         return tuple(tree)
 
     def gpu_bytes(self, pid: int) -> int:
-        """What NVML says a process holds, on all GPUs together."""
+        """Memory of a process on all GPUs, by NVML."""
         return sum(used or 0 for card in self.gpus for holder, used in card.processes if holder == pid)
 
 
-def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
-    """Gather everything once: hundredths of a second on a small machine, a second where thousands of processes run."""
-    import psutil  # most commands never look
+def read_machine(shared_memory: Path = SHARED_MEMORY) -> MachineSnapshot:
+    """Read the machine once; takes a second with thousands of processes."""
+    import psutil
 
     if not (_PROC / "self/fd").exists():
         raise LegroomError(
@@ -203,12 +206,13 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
         for inode in seen.sockets:
             owners.setdefault(inode, set()).add(pid)
     processes = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            seen = opened.get(process.pid, _OpenFiles())
-            processes[process.pid] = _fact(psutil, process, seen, _ends(seen, process.pid, peers or {}, owners))
-    gpus = _gpus()
-    return Holdings(
+    for process in psutil.process_iter(_ATTRIBUTES, ad_value=""):
+        files = opened.get(process.pid, _OpenFiles())
+        processes[process.pid] = _process_info(process.info, files, _peer_pids(files, process.pid, peers or {}, owners))
+    from legroom.live.gpu_memory import devices
+
+    gpus = devices()
+    return MachineSnapshot(
         time_s=time.time(),
         processes=processes,
         gpus=gpus,
@@ -220,8 +224,8 @@ def look(shared_memory: Path = SHARED_MEMORY) -> Holdings:
     )
 
 
-def born(pid: int) -> float | None:
-    """When the process of this PID was born, in the terms of `ProcessFact.created_s`; None where there is none."""
+def creation_time(pid: int) -> float | None:
+    """The creation time of a process, comparable with `ProcessInfo.created_s`; None where there is none."""
     import psutil
 
     try:
@@ -240,15 +244,15 @@ class _OpenFiles:
 
     @staticmethod
     def of(folder: Path) -> _OpenFiles:
-        """The files, sockets and maps of a process; unreadable where we may not look."""
+        """The sockets and mapped files of the process with this /proc folder."""
         try:
             targets = {entry.name: _link(entry.path) for entry in os.scandir(folder / "fd")}
             mapped = (folder / "maps").read_text("utf-8", "replace")
         except OSError:
             return _OpenFiles()
         if targets and not any(targets.values()):
-            return _OpenFiles()  # the names of its files may be listed, but not what they are
-        # Where output goes (journald's socket under systemd) says nothing about who uses the process.
+            return _OpenFiles()  # its descriptors are listed, but their targets are hidden
+        # Standard streams (journald's socket under systemd) are no use of the process by others.
         output = {targets.get(name, "") for name in ("0", "1", "2")}
         shared = {target for target in targets.values() if target.startswith("/dev/shm/")}
         shared |= {line[line.index("/dev/shm/") :] for line in mapped.splitlines() if "/dev/shm/" in line}
@@ -265,86 +269,52 @@ class _OpenFiles:
 
 def _link(path: str) -> str:
     try:
-        return os.readlink(path)  # noqa: PTH115 - thousands of times a look
+        return os.readlink(path)  # noqa: PTH115 - faster, and called thousands of times
     except OSError:
         return ""
 
 
-def _ends(
-    seen: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
+def _peer_pids(
+    files: _OpenFiles, pid: int, peers: Mapping[int, int], owners: Mapping[int, Iterable[int]]
 ) -> tuple[frozenset[int], bool]:
-    """The processes at the other ends, and whether one of them cannot be seen."""
-    talking: set[int] = set()
-    unseen = not seen.is_in_our_network
-    for inode in seen.sockets:
+    """PIDs of connected processes, and whether a connected process is not visible."""
+    connected: set[int] = set()
+    unseen = not files.is_in_our_network
+    for inode in files.sockets:
         peer = peers.get(inode, 0)
         if peer == ELSEWHERE:
             unseen = True
         elif peer:
-            # The peer's inode is gone from the tables once its process is: then nobody holds it, and nobody talks.
+            # After the peer's process has ended, its inode is in no table, and nothing is connected.
             holders = owners.get(peer, ())
-            talking.update(holders)
+            connected.update(holders)
             unseen = unseen or (not holders and peer in peers)
-    return frozenset(talking - {pid}), unseen
+    return frozenset(connected - {pid}), unseen
 
 
-def _fact(psutil: Any, process: Any, seen: _OpenFiles, ends: tuple[frozenset[int], bool]) -> ProcessFact:
-    with process.oneshot():
-        name, status = plain(process.name()), process.status()
-        title = "" if status == "zombie" else _title(psutil, process)
-        return ProcessFact(
-            pid=process.pid,
-            created_s=process.create_time(),
-            parent=process.ppid() or 0,
-            name=name,
-            title=title,
-            is_python=_is_python(psutil, process, name, title),
-            status=status,
-            user=_user(psutil, process),
-            resident_bytes=_resident(psutil, process),
-            loads_vllm=seen.loads_vllm,
-            peers=ends[0],
-            has_unseen_peer=ends[1],
-            shared=seen.shared,
-            is_readable=seen.is_readable or status == "zombie",
-        )
-
-
-def _title(psutil: Any, process: Any) -> str:
-    try:
-        words = process.cmdline()
-    except (psutil.Error, OSError):
-        return ""
-    return masked(" ".join(word.strip() for word in words if word.strip()))[:_LONGEST_TITLE]
-
-
-def _user(psutil: Any, process: Any) -> str:
-    try:
-        return str(process.username())
-    except (psutil.Error, OSError, KeyError):
-        return ""
-
-
-def _resident(psutil: Any, process: Any) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except (psutil.Error, OSError):
-        return 0
-
-
-def _is_python(psutil: Any, process: Any, name: str, title: str) -> bool:
-    try:
-        program = Path(process.exe()).name
-    except (psutil.Error, OSError):
-        program = ""
-    # Of somebody else's process only the name may be readable; a process that gave itself a title has lost even that.
-    return (program or name).startswith(("python", "pypy", "vllm")) or (not program and "::" in (title or name))
-
-
-def _gpus() -> tuple[GpuMemory, ...]:
-    from legroom.live.gpu_memory import devices
-
-    return devices()
+def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[frozenset[int], bool]) -> ProcessInfo:
+    """Attributes that may not be read are empty strings in `info`."""
+    name, is_zombie = plain(info["name"]), info["status"] == "zombie"
+    words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
+    title = masked(" ".join(words))[:_MAX_TITLE_CHARACTERS]
+    program = Path(info["exe"] or "").name
+    return ProcessInfo(
+        pid=info["pid"],
+        created_s=info["create_time"],
+        parent=info["ppid"] or 0,
+        name=name,
+        title=title,
+        # Of another user's process only the name is readable, or the title it gave itself.
+        is_python=(program or name).startswith(("python", "pypy", "vllm")) or (not program and "::" in (title or name)),
+        status=info["status"],
+        user=info["username"],
+        resident_bytes=info["memory_info"].rss if info["memory_info"] else 0,
+        loads_vllm=files.loads_vllm,
+        peers=peers[0],
+        has_unseen_peer=peers[1],
+        shared=files.shared,
+        is_readable=files.is_readable or is_zombie,
+    )
 
 
 def _user_name(uid: int) -> str:
@@ -379,19 +349,19 @@ def _segments(folder: Path) -> tuple[SharedMemorySegment, ...]:
 
 
 def _sees_every_process(opened: Mapping[int, _OpenFiles]) -> bool:
-    """Whether this is the machine's own view of processes, and all of ours could be read."""
-    if _link("/proc/self/ns/pid") != _FIRST_PID_NAMESPACE:
+    """Whether this is the initial PID namespace, and every process of our user was readable."""
+    if _link("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return False
     hidden = (_PROC / str(pid) for pid, seen in opened.items() if not seen.is_readable)
-    return not any(_is_ours(folder) for folder in hidden)
+    return not any(_may_map_segments(folder) for folder in hidden)
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a process that could not be read might map a segment of ours."""
+def _may_map_segments(folder: Path) -> bool:
+    """Whether an unreadable process is one of our user that may map a segment."""
     try:
         if folder.stat().st_uid != os.getuid() or (folder / "stat").read_text("utf-8", "replace").find(") Z") > 0:
             return False
-        # The first process of a machine is its init; kernel threads (no program, no memory) map nothing either.
+        # Neither init nor kernel threads (no memory) map segments.
         return folder.name != "1" and (folder / "statm").read_text("ascii").split()[0] != "0"
     except OSError:
         return False

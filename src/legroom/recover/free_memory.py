@@ -1,4 +1,4 @@
-"""Ending the remains of a dead server: by PID and birth, politely first, written to the journal before it is done."""
+"""Ends the processes of a dead server, by SIGTERM and then SIGKILL, and removes its segments; journaled beforehand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from legroom.live.journal.journal_records import JournalUnavailable
 from legroom.process_table import started
 from legroom.records import dataclass
-from legroom.recover.holders import Holdings, ProcessFact, born, look
-from legroom.recover.orphans import Holder, judge
+from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, creation_time, read_machine
+from legroom.recover.orphans import Holder, classify_holders
 
 if TYPE_CHECKING:
     from legroom.live.journal.journal import Journal
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 Ending = Literal["ended", "killed", "removed", "gone by itself", "not permitted", "changed", "still there"]
 FREED: frozenset[Ending] = frozenset({"ended", "killed", "removed", "gone by itself"})
 
-POLITE_S, KILLED_S = 10.0, 5.0
-"""An engine core answers SIGTERM within a second (0.32); one that is killed takes a few to give its GPU memory back."""
-_LOOK_S = 0.1
+_SIGTERM_GRACE_S, _SIGKILL_GRACE_S = 10.0, 5.0
+"""vLLM 0.32's engine core ends within 1 s of SIGTERM; after SIGKILL the driver takes some seconds to free memory."""
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What became of one holder."""
+    """The outcome for one holder."""
 
     holder: Holder
     ending: Ending
@@ -36,7 +35,6 @@ class Freed:
 
     @property
     def is_free(self) -> bool:
-        """Whether it holds nothing any more."""
         return self.ending in FREED
 
 
@@ -44,91 +42,93 @@ def free(
     dead: Sequence[Holder],
     journal: Journal | None = None,
     *,
-    look_again: Callable[[], Holdings] = look,
-    polite_s: float = POLITE_S,
-    tell: Callable[[str], None] = lambda _: None,
+    rescan: Callable[[], MachineSnapshot] = read_machine,
+    sigterm_grace_s: float = _SIGTERM_GRACE_S,
+    on_warning: Callable[[str], None] = lambda _: None,
 ) -> tuple[Freed, ...]:
-    """End these processes and remove these segments, as long as they still are what they were judged to be.
+    """End these processes and remove these segments, where a new scan still finds them dead.
 
-    A journal that fails keeps nothing from being freed: that is told.
+    A journal that cannot be written is a warning.
     """
     action: int | None = None
     try:
         action = journal.begin_action(None, "recover", "free", _record(dead)) if journal else None
     except JournalUnavailable as error:
-        tell(f"{error.message}: what is freed is not written down")
-    ended = _end_all([holder for holder in dead if holder.process], look_again, polite_s)
-    outcome = [*ended, *_remove_all(dead, look_again)]
+        on_warning(f"{error.message}: what is freed is not written down")
+    ended = _terminate([holder for holder in dead if holder.process], rescan, sigterm_grace_s)
+    outcome = [*ended, *_remove_all(dead, rescan)]
     if journal and action is not None:
         how = "done" if all(freed.is_free for freed in outcome) else "failed"
         try:
             journal.finish_action(action, how, {"outcome": [_line(freed) for freed in outcome]})
         except JournalUnavailable as error:
-            tell(f"{error.message}: how it ended is not written down")
+            on_warning(f"{error.message}: how it ended is not written down")
     return tuple(outcome)
 
 
-def _end_all(holders: Sequence[Holder], look_again: Callable[[], Holdings], polite_s: float) -> list[Freed]:
+def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot], sigterm_grace_s: float) -> list[Freed]:
     if not holders:
         return []
-    # The engine core ends its workers itself: it is asked first, they are ended only if they stay.
-    failed = _signal_all([holder for holder in holders if _is_top(holder)], signal.SIGTERM, look_again)
-    asked = [holder for holder in holders if holder not in failed]
-    _wait(asked, polite_s)
-    stayed = [holder for holder in asked if _is_same(holder.process)]
-    failed |= _signal_all(stayed, signal.SIGKILL, look_again) if stayed else {}
-    killed = [holder for holder in stayed if holder not in failed]
-    _wait(killed, KILLED_S)
-    return [failed.get(holder) or _ending(holder, holder in killed) for holder in holders]
+    # The engine core ends its workers itself, so they are killed only if they remain.
+    failed = _signal_all([holder for holder in holders if _is_engine_core(holder)], signal.SIGTERM, rescan)
+    signalled = [holder for holder in holders if holder not in failed]
+    _wait(signalled, sigterm_grace_s)
+    remaining = [holder for holder in signalled if _still_runs(holder.process)]
+    failed |= _signal_all(remaining, signal.SIGKILL, rescan) if remaining else {}
+    killed = [holder for holder in remaining if holder not in failed]
+    _wait(killed, _SIGKILL_GRACE_S)
+    return [failed.get(holder) or _outcome(holder, holder in killed) for holder in holders]
 
 
-def _ending(holder: Holder, was_killed: bool) -> Freed:
-    if _is_same(holder.process):
+def _outcome(holder: Holder, was_killed: bool) -> Freed:
+    if _still_runs(holder.process):
         return Freed(holder, "still there", "the kernel has not ended it: it may wait for the driver (state D)")
     return Freed(holder, "killed" if was_killed else "ended")
 
 
 def _signal_all(
-    holders: Sequence[Holder], number: signal.Signals, look_again: Callable[[], Holdings]
+    holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
 ) -> dict[Holder, Freed]:
-    """Send a signal to each that is still the process it was and still dead weight; those it did not reach."""
-    dead = {holder.process.identity for holder in judge(look_again()) if holder.state == "dead" and holder.process}
+    """Signal each process that is unchanged and still dead; returns the outcome of those that were not signalled."""
+    dead = {
+        holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
+    }
     results = {holder: _signal(holder, number, dead) for holder in holders}
     return {holder: failed for holder, failed in results.items() if failed}
 
 
-def _is_top(holder: Holder) -> bool:
+def _is_engine_core(holder: Holder) -> bool:
     return holder.process is not None and holder.process.pid == holder.top
 
 
-def _is_same(fact: ProcessFact | None) -> bool:
-    """Whether the process still lives and is the one that was seen."""
-    return fact is not None and born(fact.pid) == fact.created_s and started(fact.pid) is not None
+def _still_runs(process: ProcessInfo | None) -> bool:
+    """Whether the process still runs and its PID was not reused."""
+    return process is not None and creation_time(process.pid) == process.created_s and started(process.pid) is not None
 
 
 def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
-    """None where it was sent."""
-    fact = holder.process
-    assert fact is not None
+    """Signal one process; None where the signal was sent."""
+    process = holder.process
+    assert process is not None
     try:
-        handle = os.pidfd_open(fact.pid)
+        handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return Freed(holder, "gone by itself")
     except OSError as error:
         return Freed(holder, "still there", f"it cannot be held on to: {error.strerror}")
     try:
-        # The handle pins the process: what is checked now is what the signal reaches, even if the PID is used again.
-        if born(fact.pid) != fact.created_s:
+        # The pidfd refers to this process even if the PID is reused.
+        if creation_time(process.pid) != process.created_s:
             return Freed(holder, "gone by itself", "the PID belongs to another process now")
-        if started(fact.pid) is None:  # it ended while the machine was looked at, and nobody has collected it
+        if started(process.pid) is None:  # a zombie
             return Freed(holder, "gone by itself")
-        if fact.identity not in dead:
+        if process.identity not in dead:
             return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         return Freed(holder, "gone by itself")
     except PermissionError:
-        return Freed(holder, "not permitted", f"PID {fact.pid} belongs to {fact.user or 'another user'}")
+        return Freed(holder, "not permitted", f"PID {process.pid} belongs to {process.user or 'another user'}")
     finally:
         os.close(handle)
     return None
@@ -136,16 +136,16 @@ def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, 
 
 def _wait(holders: Sequence[Holder], seconds: float) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until and any(_is_same(holder.process) for holder in holders):
-        time.sleep(_LOOK_S)
+    while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
+        time.sleep(0.1)
 
 
-def _remove_all(dead: Sequence[Holder], look_again: Callable[[], Holdings]) -> list[Freed]:
+def _remove_all(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
     wanted = [holder for holder in dead if holder.segment]
     if not wanted:
         return []
-    now = look_again()
-    mapped = {path for fact in now.processes.values() for path in fact.shared}
+    now = rescan()
+    mapped = {path for process in now.processes.values() for path in process.shared}
     present = {segment.path: segment.inode for segment in now.segments}
     return [_remove(holder, present, mapped) for holder in wanted]
 
@@ -171,15 +171,15 @@ def _remove(holder: Holder, present: dict[str, int], mapped: set[str]) -> Freed:
 def _record(dead: Sequence[Holder]) -> dict[str, object]:
     return {
         "processes": [
-            {"pid": fact.pid, "created_s": fact.created_s, "title": fact.title}
+            {"pid": process.pid, "created_s": process.created_s, "title": process.title}
             for holder in dead
-            if (fact := holder.process)
+            if (process := holder.process)
         ],
         "segments": [holder.segment.path for holder in dead if holder.segment],
     }
 
 
 def _line(freed: Freed) -> str:
-    fact = freed.holder.process
-    named = f"PID {fact.pid} {fact.title}" if fact else freed.holder.what
+    process = freed.holder.process
+    named = f"PID {process.pid} {process.title}" if process else freed.holder.what
     return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")
