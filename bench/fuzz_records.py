@@ -38,8 +38,8 @@ from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.starting_plan import Hints
 from legroom.drawing.terminal import Style
 from legroom.errors import LegroomError
-from legroom.fragments.read import read_content
-from legroom.fragments.report import fragment_report
+from legroom.fragments.fragment_report import fragment_report
+from legroom.fragments.fragment_sources import read_content
 from legroom.render.fragments_svg import fragments_svg
 from legroom.render.fragments_text import fragments_text
 

@@ -299,7 +299,7 @@ async def with_cpu(pid: int, load: Any) -> dict[str, Any]:
 
 
 def started(folder: str) -> tuple[subprocess.Popen[str], int, ssl.SSLContext]:
-    from legroom.exports.gate.certificates import new_authority, new_certificate
+    from legroom.exports.gate_certificates import new_authority, new_certificate
 
     authority = new_authority()
     pair = new_certificate(authority, ["localhost"])

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import legroom
-from legroom.fragments.read import read_source
-from legroom.fragments.report import FragmentReport, fragment_report
+from legroom.fragments.fragment_report import FragmentReport, fragment_report
+from legroom.fragments.fragment_sources import read_source
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.memory.caching_allocator import Block, CachingAllocator, RequestRefused

@@ -23,10 +23,10 @@ SHORT = {"--output", "--answer-timeout"}
 """Documented by their short form, -o."""
 
 
-def options_of(parser: argparse.ArgumentParser) -> set[str]:
+def server_options(parser: argparse.ArgumentParser) -> set[str]:
     options = {word for word in parser._option_string_actions if word.startswith("--")}
     nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return options.union(*(options_of(child) for action in nested for child in action.choices.values()))
+    return options.union(*(server_options(child) for action in nested for child in action.choices.values()))
 
 
 def test_every_option_is_documented():
@@ -35,7 +35,7 @@ def test_every_option_is_documented():
     named = {part for word in words for part in (word, word.partition("=")[0])}
     for command in COMMANDS:
         subparsers = Parser(prog="legroom", add_help=False).add_subparsers(prog="legroom")
-        own = options_of(importlib.import_module(command.module).add_parser(subparsers))
+        own = server_options(importlib.import_module(command.module).add_parser(subparsers))
         missing = own - named - VLLM_FLAGS - SHORT - {"--help", "--json"}
         assert {word for word in missing if not word.startswith("--no-")} == set(), command.name
 

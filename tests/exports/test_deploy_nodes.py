@@ -10,7 +10,7 @@ from cluster_schemas import check
 from legroom import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kserve, kubernetes
-from legroom.exports.request import ExportRequest
+from legroom.exports.export_request import ExportRequest
 from legroom.gate.admission_review import startup_fields
 from legroom.gate.verdict import plan_verdict
 from legroom.planning.plan_document import plan_from_json

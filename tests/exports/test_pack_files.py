@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from legroom.deployments.deployment import deployment_from_file
-from legroom.exports.deploy.pack import pack_files
+from legroom.exports.deploy.pack_files import pack_files
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release

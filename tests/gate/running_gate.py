@@ -53,7 +53,7 @@ def review(thing: dict, operation: str = "CREATE", old: dict | None = None, name
 
 class RunningGate(Spawned):
     def __init__(self, folder: Path, *words: str) -> None:
-        from legroom.exports.gate.certificates import new_authority, new_certificate
+        from legroom.exports.gate_certificates import new_authority, new_certificate
 
         self.folder, self.authority = folder, new_authority()
         (folder / "ca.crt").write_bytes(self.authority.certificate)

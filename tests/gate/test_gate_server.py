@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from running_gate import RunningGate, deployment, review
 
-from legroom.exports.gate.certificates import new_authority, new_certificate
+from legroom.exports.gate_certificates import new_authority, new_certificate
 from legroom.gate import verdict_cache
 from legroom.gate.verdict import Verdict
 from legroom.gate.verdict_cache import CacheOptions, NoVerdict, VerdictCache

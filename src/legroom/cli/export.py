@@ -15,7 +15,7 @@ from legroom.cli.server_options import add_source_options, described_machine, de
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportedFile, ExportRequest
+    from legroom.exports.export_request import ExportedFile, ExportRequest
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -42,8 +42,8 @@ FORMATS: tuple[Format, ...] = (
     Format("llm-d-values", "legroom.exports.deploy.llm_d_values"),
     Format("script", "legroom.exports.deploy.script"),
     Format("env", "legroom.exports.deploy.env_file"),
-    Format("runbook", "legroom.exports.runbook.runbook"),
-    Format("gate", "legroom.exports.gate.manifests"),
+    Format("runbook", "legroom.exports.runbook"),
+    Format("gate", "legroom.exports.gate_manifests"),
 )
 
 _DESCRIPTION = """\
@@ -104,7 +104,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Make the files, and put them where they were asked for."""
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
     module = args.module
     plan = _plan(args)
@@ -166,7 +166,7 @@ def _write(files: Sequence[ExportedFile], output: str, force: bool) -> None:
 
 def _check_replaced(path: Path, text: str) -> None:
     """Refuse to replace a file that somebody else wrote; a device or a pipe holds nothing to lose."""
-    from legroom.exports.request import MARK
+    from legroom.exports.export_request import MARK
 
     if not path.is_file():
         return

@@ -14,7 +14,7 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.exports.request import ExportedFile
+    from legroom.exports.export_request import ExportedFile
     from legroom.facts.gpus import Gpu
     from legroom.planning.packing.gpu_packing import PackRequest, PackResult
     from legroom.planning.packing.needs import OtherProgram, PackedServer
@@ -142,7 +142,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
     if not args.format or result.verdict == "does_not_fit":
         return ()
     from legroom.cli.export import deliver
-    from legroom.exports.deploy.pack import pack_files
+    from legroom.exports.deploy.pack_files import pack_files
 
     files = pack_files(result, args.format)
     if args.output not in (None, "-") or not args.json:

@@ -13,7 +13,7 @@ from legroom.cli.server_options import add_source_options, described_server, par
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.preflight import Preflight
+    from legroom.verify.node_preflight import Preflight
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -60,8 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.verify.node import this_node
-    from legroom.verify.preflight import preflight
+    from legroom.verify.node_preflight import preflight, this_node
 
     args.vllm = args.vllm or _installed()
     try:

@@ -338,7 +338,7 @@ def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
     from legroom.cli.server_options import described_machine
-    from legroom.exports.deploy.server import planned_server
+    from legroom.exports.deploy.exported_server import planned_server
     from legroom.planning.machine import plan_deployment
     from legroom.planning.plan_json import plan_document
 

@@ -197,7 +197,7 @@ def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
 
 
 def _alerts(made: Upgrade) -> tuple[str, ...]:
-    from legroom.exports.prometheus.alert_changes import silenced_alerts
+    from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})
 

@@ -17,12 +17,12 @@ from legroom.live.metrics.prometheus_source import PrometheusSource
 from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
 from legroom.planning.plan_document import PlanDocument, read_plan
 from legroom.records import dataclass, field
+from legroom.sidecar import WATCH_PORT
 from legroom.sidecar.action_policy import ACTION_NAMES, ActionLimits
 from legroom.sidecar.notifier import FORMATS, Webhook
 from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.toml_tables import ConfigError, TomlTable, read_toml
 
-DEFAULT_PORT = 9477
 _SHORTEST_INTERVAL_S = 0.1
 
 
@@ -85,7 +85,7 @@ class SidecarConfig:
     thresholds: Thresholds = DEFAULT
     journal: Path | None = None
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = WATCH_PORT
     token: str | None = field(default=None, repr=False)
     webhooks: tuple[Webhook, ...] = field(default=(), repr=False)
     prometheus: PrometheusConfig | None = None
@@ -121,7 +121,7 @@ def read_config(path: Path) -> SidecarConfig:
         thresholds=_thresholds(table),
         journal=table.path("journal"),
         host=table.get("host", str, "127.0.0.1"),
-        port=table.integer("port", DEFAULT_PORT, most=65535),
+        port=table.integer("port", WATCH_PORT, most=65535),
         token=table.secret("token"),
         webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
         prometheus=prometheus,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legroom.deployments.subjects import StartedServer, TimeLimit
-from legroom.exports.deploy.server import planned_server
-from legroom.exports.deploy.times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
+from legroom.exports.deploy.exported_server import planned_server
+from legroom.exports.deploy.start_times import IMPORT_S, SAFETY, SHORTEST_ENGINE_S
 from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, flag_word
 from legroom.lint.server_plan import ServerPlan, plan_of_server
 from legroom.units import human_bytes

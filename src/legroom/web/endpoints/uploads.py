@@ -12,7 +12,7 @@ from legroom.errors import LegroomError
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.fragments.reading import AllocatorReading
+    from legroom.fragments.fragment_sources import AllocatorReading
 
 _MAX_SNAPSHOT_BYTES = 512 << 20
 """Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
@@ -111,7 +111,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
 
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
-    from legroom.fragments.report import fragment_report
+    from legroom.fragments.fragment_report import fragment_report
     from legroom.render.fragments_svg import fragments_svg
     from legroom.render.fragments_text import advice_of, headline
 
@@ -124,7 +124,7 @@ def fragments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _snapshot(encoded: str, name: str) -> AllocatorReading:
-    from legroom.fragments.read import read_content
+    from legroom.fragments.fragment_sources import read_content
 
     try:
         content = base64.b64decode(encoded, validate=True)
