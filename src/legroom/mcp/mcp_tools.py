@@ -167,13 +167,13 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
         limits it, its layout, and the command to run.
         """
-        from legroom.planning.search_space import Wish, counts_up_to
+        from legroom.planning.search_space import CapacityGoal, counts_up_to
         from legroom.planning.sizing import named_gpus, size_json, size_models
 
         what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
-        wish = Wish(context, float(concurrency), counts_up_to(max_gpus))
-        rows = list(size_models([what.args.model], what.release, what.args, wish, named_gpus(gpus)))
-        return size_json(rows, wish, what.release)
+        goal = CapacityGoal(context, float(concurrency), counts_up_to(max_gpus))
+        rows = list(size_models([what.args.model], what.release, what.args, goal, named_gpus(gpus)))
+        return size_json(rows, goal, what.release)
 
     return size
 
