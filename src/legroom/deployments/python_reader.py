@@ -20,8 +20,8 @@ from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release, latest
 from legroom.vllm.args import Usage
 from legroom.vllm.flag_problems import explain_unknown, nearest_flags
-from legroom.vllm.parse import ParsedArgs
-from legroom.vllm.reading import FIELDS, FlagReader
+from legroom.vllm.flag_values import FIELDS
+from legroom.vllm.parse import FlagReader, ParsedArgs
 
 _WORTH_PARSING = re.compile(
     r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL

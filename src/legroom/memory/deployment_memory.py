@@ -28,8 +28,7 @@ from legroom.memory.weights.loaded import loaded_weights
 from legroom.records import dataclass
 from legroom.units import GIB, gib
 from legroom.vllm.args import EngineSettings
-from legroom.vllm.setting_checks import Unsupported
-from legroom.vllm.unsupported import unsupported
+from legroom.vllm.unsupported import Unsupported, unsupported
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is wrong with a flag for one release, and what to write instead."""
+"""Flags that a release does not accept as written, and their replacements."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from legroom.records import dataclass
 ProblemKind = Literal["unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice", "ignored", "uncertain"]
 _FATAL: frozenset[ProblemKind] = frozenset({"unknown", "removed", "not_yet", "renamed", "bad_value", "bad_choice"})
 
-_SHORTEST_PREFIX = 8
-"""Shorter beginnings are more likely a flag of something else."""
-
 
 @dataclass(frozen=True, slots=True)
 class FlagProblem:
-    """One flag that the release does not take as it was written."""
+    """One flag that the release does not accept as written."""
 
     flag: str
     kind: ProblemKind
     message: str
     instead: str = ""
-    """What to write: a flag, a flag with its value, or empty where it is simply to be dropped."""
+    """The replacement: a flag, a flag with its value, or empty where the flag should be left out."""
     value: str = ""
-    """The value that is not taken, where that is what is wrong."""
+    """The value that is not accepted, where the flag itself is."""
 
     @property
     def stops_vllm(self) -> bool:
-        """Whether vLLM would exit at it rather than start."""
+        """Whether vLLM exits at the flag."""
         return self.kind in _FATAL
 
 
 def explain_unknown(name: str, release: Release) -> FlagProblem:
-    """Why a release does not know a flag: gone, not there yet, or never there."""
+    """Why a release does not have a flag: removed, not yet added, or never existed."""
     history = flag_history(name)
     if history is None:
         return _short_name(name, release) or _never_existed(name, release)
@@ -44,26 +41,24 @@ def explain_unknown(name: str, release: Release) -> FlagProblem:
             name,
             "not_yet",
             f"{name} came with vLLM {history.first}; {release} does not have it",
-            _older_way(name, release),
+            next((use for use in _OLDER_FLAGS.get(name, ()) if _usable(use, release)), ""),
         )
-    told = advice(name)
-    use = _usable(told.use, release) if told else ""
-    gone_in = history.removed_in or "a later release"
-    kind: ProblemKind = "renamed" if told and told.renamed and use else "removed"
-    message = f"{name} was {'renamed' if kind == 'renamed' else 'removed'} in vLLM {gone_in}"
-    if told and told.why:
-        message += f": {told.why}"
+    known = advice(name)
+    use = _usable(known.use, release) if known else ""
+    kind: ProblemKind = "renamed" if known and known.renamed and use else "removed"
+    message = f"{name} was {kind} in vLLM {history.removed_in or 'a later release'}"
+    if known and known.why:
+        message += f": {known.why}"
     return FlagProblem(name, kind, message, use)
 
 
 def _short_name(name: str, release: Release) -> FlagProblem | None:
-    """A short name comes and goes with its flag; None for one that no release has."""
+    """The problem of a short name; None for a name that no release has."""
     flag = flags_ever().get(name)
     if flag is None:
         return None
     if flag.name not in flags_of(release):
-        told = explain_unknown(flag.name, release)
-        return replace(told, flag=name, message=f"{name} is short for {flag.name}: {told.message}")
+        return _abbreviated(name, flag.name, release)
     # 0.12.0 gave -O to --optimization-level, and -cc to --compilation-config in its place.
     if name == "-cc":
         return FlagProblem(name, "not_yet", f"-cc came with vLLM 0.12.0; {release} has -O for {flag.name}", "-O")
@@ -72,29 +67,33 @@ def _short_name(name: str, release: Release) -> FlagProblem | None:
     return None
 
 
+def _abbreviated(name: str, whole: str, release: Release) -> FlagProblem:
+    problem = explain_unknown(whole, release)
+    return replace(problem, flag=name, message=f"{name} is short for {whole}: {problem.message}")
+
+
 def _never_existed(name: str, release: Release) -> FlagProblem:
-    told = advice(name)
-    whole = [flag for flag in flags_ever() if flag.startswith(name)] if name.startswith("--") and not told else []
-    if len(whole) == 1 and len(name) >= _SHORTEST_PREFIX and whole[0] not in flags_of(release):
-        gone = explain_unknown(whole[0], release)  # argparse takes a beginning for the flag itself
-        return replace(gone, flag=name, message=f"{name} is short for {whole[0]}: {gone.message}")
-    if told:
-        message = f"no vLLM release has {name}" + (f": {told.why}" if told.why else "")
-        return FlagProblem(name, "unknown", message, _usable(told.use, release))
+    known = advice(name)
+    if known:
+        message = f"no vLLM release has {name}" + (f": {known.why}" if known.why else "")
+        return FlagProblem(name, "unknown", message, _usable(known.use, release))
+    # argparse accepts unique prefixes; one of fewer than 8 characters is more likely another program's flag.
+    whole = [flag for flag in flags_ever() if flag.startswith(name)] if name.startswith("--") else []
+    if len(whole) == 1 and len(name) >= 8 and whole[0] not in flags_of(release):
+        return _abbreviated(name, whole[0], release)
     near = nearest_flags(name, release)
-    message = f"no vLLM release has {name}"
-    return FlagProblem(name, "unknown", message, near[0] if near else "")
+    return FlagProblem(name, "unknown", f"no vLLM release has {name}", near[0] if near else "")
 
 
 def _usable(use: str, release: Release) -> str:
-    """The replacement, unless this release lacks it too."""
+    """The replacement; empty where this release does not have it either."""
     flag = use.partition(" ")[0].partition(".")[0]
     if not flag.startswith("--") or flag in flags_of(release) or flag.replace("--no-", "--", 1) in flags_of(release):
         return use
     return ""
 
 
-_OLDER_WAYS = {
+_OLDER_FLAGS = {
     "--cudagraph-capture-sizes": ("--cuda-graph-sizes", "--compilation-config '{\"cudagraph_capture_sizes\": [...]}'"),
     "--attention-backend": ("VLLM_ATTENTION_BACKEND in the environment",),
     "--runner": ("--task",),
@@ -110,15 +109,8 @@ _OLDER_WAYS = {
 }
 
 
-def _older_way(name: str, release: Release) -> str:
-    for use in _OLDER_WAYS.get(name, ()):
-        if usable := _usable(use, release):
-            return usable
-    return ""
-
-
 def nearest_flags(name: str, release: Release, limit: int = 3) -> tuple[str, ...]:
-    """Flags of this release that look like a misspelt one, the likeliest first."""
+    """Flags of this release with a similar spelling, the closest first."""
     import difflib  # only a misspelt flag needs it
 
     names = [flag for flag in flags_of(release) if flag.startswith("--")]

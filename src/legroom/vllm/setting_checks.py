@@ -1,4 +1,4 @@
-"""Settings that vLLM itself refuses before it touches the GPU, with its own words."""
+"""Settings that vLLM refuses before it touches the GPU, with its error messages."""
 
 from __future__ import annotations
 
@@ -7,32 +7,16 @@ from legroom.facts.flags import flag_name
 from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
-from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
 from legroom.vllm.traits import attention_heads
 
 
 class RefusedByVllm(LegroomError):
-    """The release would stop at these settings; `vllm_message` is what it says."""
+    """vLLM exits with `vllm_message` at these settings."""
 
     def __init__(self, message: str, hint: str, vllm_message: str) -> None:
         super().__init__(message, hint)
         self.vllm_message = vllm_message
-
-
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """Why the release does not run it, in its own words."""
-
-    id: str
-    """unsupported_gpu | unsupported_dtype | unsupported_quantization | unsupported_kv_cache_dtype |
-    unsupported_architecture"""
-    message: str
-    """What vLLM (or CUDA) says."""
-    hint: str
-    """What the user can do, as a clause."""
-    certain: bool = True
-    """False: it may run with another build or a plugin, or if the config at hand is not the checkpoint's."""
 
 
 _POSITIVE = (
@@ -50,10 +34,11 @@ _POSITIVE = (
     "num_gpu_blocks_override",
 )
 _LARGEST = 2**50
+"""Above every token count and byte size of a real server."""
 
 
 def check_given(args: ServeArgs, release: Release) -> None:
-    """Values that make no sense for any model."""
+    """Refuse values that are out of range for every model."""
     for name in _POSITIVE:
         value = getattr(args, name)
         if value is not None and not 0 < value < _LARGEST:
@@ -69,17 +54,14 @@ def check_given(args: ServeArgs, release: Release) -> None:
         if release.at_least("0.11.1"):
             bound = "less than or equal to 1" if utilization > 1 else "greater than 0"
             vllm_message = f"gpu_memory_utilization: Input should be {bound}"
-        raise RefusedByVllm(
-            f"--gpu-memory-utilization {utilization} is not a share of the GPU",
-            "give a value above 0 and up to 1",
-            vllm_message,
-        )
+        message = f"--gpu-memory-utilization {utilization} is not a share of the GPU"
+        raise RefusedByVllm(message, "give a value above 0 and up to 1", vllm_message)
     if args.cpu_offload_gb is not None and args.cpu_offload_gb < 0:
         raise LegroomError(f"--cpu-offload-gb {args.cpu_offload_gb} is negative", "give a size in GiB, 0 for none")
 
 
 def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
-    """A length beyond what the model's config allows."""
+    """Refuse a --max-model-len above the limit of the model's config."""
     length = args.max_model_len
     if length is None or length <= limit or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
         return
@@ -97,33 +79,49 @@ def check_length(args: ServeArgs, limit: int, model: Model, release: Release) ->
 
 
 def check_settings(settings: EngineSettings, model: Model) -> None:
-    """Combinations that the release's own config classes refuse."""
+    """Refuse combinations that the release's config classes refuse, in their order."""
+    for check in (_batched_tokens, _heads, _stages, _block_size, _state_blocks):
+        check(settings, model)
+
+
+def _batched_tokens(settings: EngineSettings, model: Model) -> None:
     tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
     if tokens < length and not settings.enable_chunked_prefill:
-        vllm_message = (
-            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
-            "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
-            "max_num_batched_tokens or decrease max_model_len."
-        )
         raise RefusedByVllm(
             f"without chunked prefill a step ({tokens} tokens) must hold a whole prompt ({length} tokens)",
             "raise --max-num-batched-tokens, lower --max-model-len, or leave chunked prefill on",
-            vllm_message,
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
+            "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
+            "max_num_batched_tokens or decrease max_model_len.",
         )
     if tokens < seqs:
-        vllm_message = f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})."
         raise RefusedByVllm(
             f"--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}",
             "every running request needs a token a step: raise the first or lower the second",
-            vllm_message,
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs}).",
         )
-    _check_heads(settings, model)
-    _check_stages(settings, model)
-    _check_block_size(settings, model)
-    _check_state_blocks(settings)
 
 
-def _check_stages(settings: EngineSettings, model: Model) -> None:
+def _heads(settings: EngineSettings, model: Model) -> None:
+    heads, ranks = attention_heads(model), settings.tensor_parallel_size
+    if heads is not None and heads % ranks:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
+        raise RefusedByVllm(
+            f"--tensor-parallel-size {ranks} does not divide the {heads} attention heads of "
+            f"{model.name or 'the model'}",
+            f"use one of {', '.join(map(str, fitting))}",
+            f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ranks}).",
+        )
+    context = settings.decode_context_parallel_size
+    if context > 1 and ranks % context:
+        raise RefusedByVllm(
+            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {ranks}",
+            "it splits the tensor-parallel group: use a divisor of it",
+            f"tp_size={ranks} must be divisible bydcp_size={context}.",
+        )
+
+
+def _stages(settings: EngineSettings, model: Model) -> None:
     stages, layers = settings.pipeline_parallel_size, len(model.layers)
     if stages > layers:
         raise LegroomError(
@@ -132,14 +130,14 @@ def _check_stages(settings: EngineSettings, model: Model) -> None:
         )
 
 
-def _check_block_size(settings: EngineSettings, model: Model) -> None:
-    """0.18+ has no list of sizes, its attention backends decide; each of them takes multiples of 16 at the least."""
+def _block_size(settings: EngineSettings, model: Model) -> None:
+    """0.18+ lists no sizes; every attention backend needs a multiple of 16."""
     size = settings.block_size
     if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
         raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
 
 
-def _check_state_blocks(settings: EngineSettings) -> None:
+def _state_blocks(settings: EngineSettings, model: Model) -> None:
     size, release = settings.given.mamba_block_size, known_release(settings.release)
     if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
         return
@@ -148,23 +146,3 @@ def _check_state_blocks(settings: EngineSettings) -> None:
         "add --enable-prefix-caching, or leave --mamba-block-size out",
         "--mamba-block-size can only be set with --enable-prefix-caching",
     )
-
-
-def _check_heads(settings: EngineSettings, model: Model) -> None:
-    heads, ways = attention_heads(model), settings.tensor_parallel_size
-    if heads is not None and heads % ways:
-        vllm_message = f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ways})."
-        fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
-        raise RefusedByVllm(
-            f"--tensor-parallel-size {ways} does not divide the {heads} attention heads of {model.name or 'the model'}",
-            f"use one of {', '.join(map(str, fitting))}",
-            vllm_message,
-        )
-    context = settings.decode_context_parallel_size
-    if context > 1 and ways % context:
-        vllm_message = f"tp_size={ways} must be divisible bydcp_size={context}."
-        raise RefusedByVllm(
-            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {ways}",
-            "it splits the tensor-parallel group: use a divisor of it",
-            vllm_message,
-        )

@@ -16,7 +16,7 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import flag_words
-from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS
+from legroom.vllm.flag_values import FIELDS, SPECULATIVE_FIELDS
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model

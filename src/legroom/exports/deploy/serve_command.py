@@ -12,7 +12,7 @@ from legroom.facts.releases import Release
 from legroom.masking import SECRET_FLAGS
 from legroom.records import dataclass
 from legroom.vllm.command_line import joined, plain_name
-from legroom.vllm.reading import looks_like_flag
+from legroom.vllm.flag_values import looks_like_flag
 
 API_KEY_NAME = "VLLM_API_KEY"
 WITHOUT_API_KEY = "without it the server answers everybody"

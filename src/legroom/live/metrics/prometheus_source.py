@@ -51,13 +51,13 @@ _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
 _TIMED_BY = "running"
 """Every release has it, one series per engine: its scrape times are the server's."""
 _MAX_SERVERS = 10_000
-"""Bounds memory: 2,000 servers take 300 MB (bench/watch_fleet.py)."""
+"""Bounds memory, at five times the largest fleet of bench/watch_fleet.py."""
 _FORGET_AFTER_POLLS = 120
 """Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _JITTER = 0.9
-"""Scrapes come up to a tenth of the interval early."""
+"""Tolerates scrapes that come a tenth of the interval early."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
 """Above this many servers one sample in fifteen seconds is taken: ten minutes of thousands of servers at five seconds
 would be half a gigabyte."""
