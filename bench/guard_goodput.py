@@ -28,7 +28,7 @@ from guard_loads import CARD_LOADS, CARD_POOL, Asked
 from legroom.guard.pool import early_start
 from legroom.guard.pool.admission import LOOK_AGAIN_S, LOOK_AHEAD
 from legroom.guard.pool.block_pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.engine_usage import EngineUsage
 from legroom.guard.pool.projection import Growth
 from legroom.guard.pool.reservation import Need, Ticket, TicketState
 from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
@@ -126,9 +126,9 @@ class Run:
     worst_s: float
 
 
-def use_of(scheduler: Scheduler, steps: int = 0, prompt_tokens: int = 0) -> EngineUse:
+def use_of(scheduler: Scheduler, steps: int = 0, prompt_tokens: int = 0) -> EngineUsage:
     used = 1 - scheduler.kv.pool.num_free / POOL.blocks
-    return EngineUse(used, len(scheduler.running), len(scheduler.waiting), steps, prompt_tokens)
+    return EngineUsage(used, len(scheduler.running), len(scheduler.waiting), steps, prompt_tokens)
 
 
 StepMs = tuple[float, float, float]
@@ -211,7 +211,7 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
         if now_s >= next_use_s:
             next_use_s = now_s + min(POOL.use_s, max(0.05, now_s))
             counters = (steps, prefilled) if POOL.learn else ()
-            pool.learn_use(use_of(scheduler, *counters), now_s)
+            pool.learn_usage(use_of(scheduler, *counters), now_s)
         if now_s >= next_look_s:
             pool.admit_waiting(now_s)
             next_look_s = now_s + pool.look_in_s(now_s, LOOK_AGAIN_S)

@@ -189,19 +189,18 @@ async def test_an_upload_over_the_limit_gets_413(policy):
     announced = await Call(guard, path, raw=b"x", headers=[(b"content-length", b"99999")])
     assert (announced.status, server.scopes) == (413, [])
     sent = await Call(guard, path, raw=b"x" * 2001)
-    assert (sent.status, sent.error["code"], server.bodies) == (413, "body_too_large", [b""])
+    assert (sent.status, sent.error["code"], server.bodies) == (413, "body_too_large", [])
     assert (await Call(guard, path, raw=b"x" * 2000)).status == 200
 
 
 async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
-    guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 5"))
+    guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 0.25"))
     sent, pieces = [], 0
-    guard.admission.clock = lambda: 4.0 * pieces
 
     async def receive():
         nonlocal pieces
         pieces += 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     async def send(message):
@@ -209,7 +208,7 @@ async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": vllm_state()}
     await guard(scope, receive, send)
-    assert (sent[0]["status"], pieces) == (408, 3), "asked for again at 4 s and at 8 s"
+    assert (sent[0]["status"], pieces) == (408, 3)
 
 
 async def test_a_body_that_never_comes_gets_408(policy):

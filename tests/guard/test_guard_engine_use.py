@@ -7,7 +7,7 @@ import pytest
 
 from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.block_pool import Pool, PoolLimits
-from legroom.guard.pool.engine_usage import LOOKS, EngineUse, use_of_page, use_of_registry
+from legroom.guard.pool.engine_usage import LOOKS, EngineUsage, usage_of_page, usage_of_registry
 from legroom.guard.pool.projection import Growth, hold_of
 from legroom.guard.pool.reservation import Need, TicketState
 from legroom.guard.pool.step_clock import StepClock
@@ -26,24 +26,24 @@ GROWING = Need(10, 1, Growth(5, 10, 100, 100), 50)
 
 
 def test_a_metrics_page_tells_what_all_engines_use():
-    use = use_of_page(PAGE)
+    use = usage_of_page(PAGE)
     assert (use.running, use.waiting) == (8, 1)
     assert use.kv_share == pytest.approx(0.3)
 
 
 def test_a_page_with_the_engines_counters_tells_its_steps_and_prompt_tokens():
     counters = 'vllm:iteration_tokens_total_count{engine="0"} 70\nvllm:prompt_tokens_total{engine="0"} 900.0\n'
-    use = use_of_page(PAGE + counters)
+    use = usage_of_page(PAGE + counters)
     assert (use.running, use.steps, use.prompt_tokens) == (8, 70, 900)
 
 
 def test_an_older_release_calls_it_by_another_name():
-    assert use_of_page(PAGE.replace("kv_cache", "gpu_cache")).kv_share == pytest.approx(0.3)
+    assert usage_of_page(PAGE.replace("kv_cache", "gpu_cache")).kv_share == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("page", ["", "not metrics", PAGE.replace("kv_cache_usage_perc", "other"), "vllm:x{ 1"])
 def test_a_page_without_these_series_says_nothing(page):
-    assert use_of_page(page) is None
+    assert usage_of_page(page) is None
 
 
 def test_inside_vllm_the_registry_says_the_same(monkeypatch):
@@ -52,24 +52,24 @@ def test_inside_vllm_the_registry_says_the_same(monkeypatch):
     for name, value in (("num_requests_running", 4), ("num_requests_waiting", 2), ("kv_cache_usage_perc", 0.5)):
         prometheus.Gauge(f"vllm:{name}", "", ["engine"], registry=registry).labels("0").set(value)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(REGISTRY=registry))
-    assert use_of_registry() == EngineUse(0.5, 4, 2)
+    assert usage_of_registry() == EngineUsage(0.5, 4, 2)
     steps = prometheus.Histogram("vllm:iteration_tokens_total", "", ["engine"], registry=registry).labels("0")
     for tokens in (120, 8, 8):
         steps.observe(tokens)
     prometheus.Counter("vllm:prompt_tokens", "", ["engine"], registry=registry).labels("0").inc(112)
-    assert use_of_registry() == EngineUse(0.5, 4, 2, 3, 112)
+    assert usage_of_registry() == EngineUsage(0.5, 4, 2, 3, 112)
 
 
 def test_prompt_tokens_that_the_prefix_cache_had_are_not_taken_for_computed():
     counters = "vllm:prompt_tokens_total 400\nvllm:generation_tokens_total 60\n"
     steps = "vllm:iteration_tokens_total_count 50\nvllm:iteration_tokens_total_sum 160\n"
-    use = use_of_page(PAGE + counters + steps)
+    use = usage_of_page(PAGE + counters + steps)
     assert (use.steps, use.prompt_tokens, use.engines) == (50, 100, 2)
 
 
 def test_of_several_api_servers_no_registry_is_asked(monkeypatch):
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/anywhere")
-    assert use_of_registry() is None
+    assert usage_of_registry() is None
 
 
 def full_pool(recompute=0.001):
@@ -81,7 +81,7 @@ def full_pool(recompute=0.001):
 def test_prefixes_that_requests_share_make_room_for_more():
     pool, waiting = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.3, pool.running, 0), 0.1 * look)
     before = pool.running
     pool.admit_waiting(1.0)
     assert pool.running > 1.5 * before
@@ -91,23 +91,23 @@ def test_prefixes_that_requests_share_make_room_for_more():
 def test_a_small_difference_is_not_followed():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.9, pool.running, 0), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.9, pool.running, 0), 0.1 * look)
     assert pool.use_ratio == 1.0
 
 
 def test_one_look_that_finds_the_pool_full_ends_it():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.3, pool.running, 0), 0.1 * look)
     assert pool.use_ratio < 0.5
-    pool.learn_use(EngineUse(1.0, pool.running, 0), 1.0)
+    pool.learn_usage(EngineUsage(1.0, pool.running, 0), 1.0)
     assert pool.use_ratio == 1.0
 
 
 def test_what_was_in_use_a_while_ago_is_not_taken_for_what_is():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.3, pool.running, 0), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.3, pool.running, 0), 0.1 * look)
     pool.admit_waiting(10.0)
     assert pool.use_ratio == 1.0
 
@@ -115,7 +115,7 @@ def test_what_was_in_use_a_while_ago_is_not_taken_for_what_is():
 def test_requests_that_wait_in_the_engine_are_not_taken_for_shared_prefixes():
     pool, _ = full_pool()
     for look in range(LOOKS):
-        pool.learn_use(EngineUse(0.4, 3, pool.running - 3), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.4, 3, pool.running - 3), 0.1 * look)
     assert pool.use_ratio == 1.0
 
 
@@ -131,7 +131,7 @@ def busy_looks(step_s, token_s, prompt_tokens=(0, 0, 400, 0, 1200)):
         more = prompt_tokens[look % len(prompt_tokens)]
         steps, tokens = steps + 10, tokens + more
         now_s += 10 * step_s + more * token_s
-        pool.learn_use(EngineUse(0.9, 10, 5, steps, tokens), now_s)
+        pool.learn_usage(EngineUsage(0.9, 10, 5, steps, tokens), now_s)
     return pool
 
 
@@ -152,8 +152,8 @@ def test_until_the_engine_has_shown_it_a_preemption_is_taken_to_be_cheap():
 
 def test_an_engine_that_restarted_does_not_unlearn_what_a_preemption_costs():
     pool = busy_looks(step_s=0.02, token_s=0.002)
-    pool.learn_use(EngineUse(0.9, 10, 5, 3, 100), 1000.0)
-    pool.learn_use(EngineUse(0.9, 10, 5, 13, 100), 1000.5)
+    pool.learn_usage(EngineUsage(0.9, 10, 5, 3, 100), 1000.0)
+    pool.learn_usage(EngineUsage(0.9, 10, 5, 13, 100), 1000.5)
     assert pool.recompute_is_dear
 
 
@@ -179,7 +179,7 @@ def test_an_answer_that_has_ended_by_the_engines_steps_makes_room_before_it_is_s
     pool = Pool(PoolLimits(100, None, 100, 1.0))
     tickets = [pool.acquire(SHORT, 0.0) for _ in range(12)]
     for look in range(1, 4):
-        pool.learn_use(EngineUse(0.9, 10, 0, 10 * look), 0.1 * look)
+        pool.learn_usage(EngineUsage(0.9, 10, 0, 10 * look), 0.1 * look)
         pool.admit_waiting(0.1 * look)
     assert [ticket.state for ticket in tickets[10:]] == [TicketState.ADMITTED] * 2
 

@@ -12,7 +12,7 @@ import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.serving.middleware import covered_paths
+from legroom.guard.serving.middleware import checked_paths
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -138,7 +138,7 @@ async def test_strangers_without_the_servers_key_take_nobodys_place():
     ],
 )
 def test_only_paths_that_the_release_asks_a_key_for_pass_without_one(version, covered):
-    assert covered_paths(version) == covered
+    assert checked_paths(version) == covered
 
 
 async def test_a_path_that_vllm_serves_without_a_key_is_guarded_without_one():

@@ -20,7 +20,7 @@ from legroom.facts.releases import release
 from legroom.guard.log import LOG
 from legroom.guard.policy import Policy, PolicyFile
 from legroom.guard.pool.block_pool import USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.engine_usage import EngineUsage
 from legroom.guard.pool.meters import Meters
 from legroom.guard.pool.reservation import Need, Ticket, TicketState
 from legroom.guard.request import refusals
@@ -57,10 +57,10 @@ class Admission:
         plan: EngineLimits | None = None,
         tokenize: Tokenize | None = None,
         clock: Callable[[], float] = time.monotonic,
-        engine_use: Callable[[], EngineUse | None] | None = None,
+        engine_usage: Callable[[], EngineUsage | None] | None = None,
     ) -> None:
         self.clock = clock
-        self._engine_use = engine_use
+        self._engine_usage = engine_usage
         """Asked while requests wait; it must answer at once."""
         self.file = PolicyFile(policy, clock())
         self.meters = Meters()
@@ -274,10 +274,10 @@ class Admission:
 
     def _looked(self) -> None:
         self._look = None
-        if self._engine_use is not None and self.clock() - self._asked_s >= USE_AGAIN_S:
+        if self._engine_usage is not None and self.clock() - self._asked_s >= USE_AGAIN_S:
             self._asked_s = self.clock()
-            if (use := self._engine_use()) is not None:
-                self.pool.learn_use(use, self._asked_s)
+            if (use := self._engine_usage()) is not None:
+                self.pool.learn_usage(use, self._asked_s)
         self.pool.admit_waiting(self.clock())
         if self.pool.waiting:
             self._look_again()

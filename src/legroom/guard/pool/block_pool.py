@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from legroom.guard.pool.early_start import Crowd, pays_to_begin
-from legroom.guard.pool.engine_usage import EngineUse, UsedShare
+from legroom.guard.pool.engine_usage import EngineUsage, UsedShare
 from legroom.guard.pool.fair_queue import MOST_CLIENTS, FairQueue
 from legroom.guard.pool.prefill_cost import PrefillCost
 from legroom.guard.pool.projection import Outlook, hold_of
@@ -187,7 +187,7 @@ class Pool:
             self._pace_s += (seconds - self._pace_s) * share
             self.steps_per_s = self._pace_steps / self._pace_s
 
-    def learn_use(self, use: EngineUse, now_s: float) -> None:
+    def learn_usage(self, use: EngineUsage, now_s: float) -> None:
         """The engine said what part of what was expected is really in use, and how far it has come."""
         blocks = self.limits.blocks
         self._prefill_cost.learn(use, now_s)

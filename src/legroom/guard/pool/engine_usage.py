@@ -51,7 +51,7 @@ class UsedShare:
         return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
 
 
-class EngineUse(NamedTuple):
+class EngineUsage(NamedTuple):
     """At one moment, over all engines of a server."""
 
     kv_share: float
@@ -80,12 +80,12 @@ def _line() -> re.Pattern[str]:
     return re.compile(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+|NaN)$", re.MULTILINE)
 
 
-def use_of_page(page: str) -> EngineUse | None:
+def usage_of_page(page: str) -> EngineUsage | None:
     """What a metrics page says; None where it lacks one of the series."""
     return _use((name, float(value)) for name, value in _line().findall(page))
 
 
-def use_of_registry() -> EngineUse | None:
+def usage_of_registry() -> EngineUsage | None:
     """The same, inside vLLM's API server. With several of them the registry of one does not know it all."""
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -97,7 +97,7 @@ def use_of_registry() -> EngineUse | None:
         return None
 
 
-def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
+def _use(samples: Iterable[tuple[str, float]]) -> EngineUsage | None:
     values: dict[str, dict[str, list[float]]] = {}
     for name, value in samples:
         role = _roles_by_name().get(name)
@@ -107,7 +107,7 @@ def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
         return None
     # Where a release exposes an old and a new name, both say the same.
     kv, running, waiting = (next(iter(values[role].values())) for role in _GAUGES)
-    use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting), engines=len(kv))
+    use = EngineUsage(sum(kv) / len(kv), sum(running), sum(waiting), engines=len(kv))
     counted = {role: sum(next(iter(series.values()))) for role, series in values.items()}
     if _STEPS not in counted or "prompt_tokens" not in counted:
         return use

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from legroom.guard.pool.engine_usage import EngineUse
+from legroom.guard.pool.engine_usage import EngineUsage
 
 FEWEST_STEPS = 8
 """Between two looks that are compared: with fewer, whether the last one had just ended decides."""
@@ -35,7 +35,7 @@ class PrefillCost:
         self._looks = 0
         self._squares = [0.0] * 5
 
-    def learn(self, use: EngineUse, now_s: float) -> None:
+    def learn(self, use: EngineUsage, now_s: float) -> None:
         """Another look at an engine that had work since the last one."""
         steps, tokens, seconds = use.steps - self._steps, use.prompt_tokens - self._prompt_tokens, now_s - self._at_s
         was_busy = steps >= 0 and 0 <= now_s - self._looked_s <= LONGEST_S
