@@ -99,7 +99,7 @@ async def test_a_pool_of_unknown_size_lets_in_or_turns_away_as_the_policy_says(p
     lost = vllm_state(blocks=None)
     guard = Guard(Server(answer=b"", kind=b"text/plain"))
     assert (await Call(guard, body=SMALL, app=lost)).status == 200
-    assert "legroom_guard_fail_open 1" in guard.admission.page()
+    assert b"legroom_guard_fail_open 1.0" in guard.admission.page()
     closed = Guard(Server(answer=b"", kind=b"text/plain"), policy=policy('[pool]\nwhen_unknown = "closed"'))
     call = await Call(closed, body=SMALL, app=lost)
     assert (call.status, call.error["code"]) == (503, "pool_unknown")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.guard.serving.proxy import REPEATED_SIGNAL_S, Proxy, ProxyOptions
 from legroom.guard.serving.client_connection import origin_form
+from legroom.guard.serving.proxy import REPEATED_SIGNAL_S, Proxy, ProxyOptions
 from legroom.guard.serving.upstream import request_head, upstream_of
 
 
@@ -260,17 +260,17 @@ async def test_the_metrics_page_of_the_server_gets_the_guards_series():
     async with proxied(Upstream(answer)) as (_, port):
         _, _, body = await ask(port, b"", "/metrics", "GET")
         assert body.startswith(b"vllm:x 1\n")
-        assert b"legroom_guard_pool_tokens 160" in body
+        assert b"legroom_guard_pool_tokens 160.0" in body
 
 
 async def test_a_guard_before_a_guard_shows_each_series_once():
     async with proxied() as (proxy, port):
-        inner = b"vllm:x 1\n" + proxy.admission.page(stopped_engines=1).encode() + b"vllm:y 2\n"
+        inner = b"vllm:x 1\n" + proxy.admission.page(stopped_engines=1) + b"vllm:y 2\n"
     async with proxied(Upstream(answer_of(inner))) as (_, port):
         lines = (await ask(port, b"", "/metrics", "GET"))[2].splitlines()
         assert len(set(lines)) == len(lines)
-        assert {b"vllm:x 1", b"vllm:y 2", b"legroom_guard_pool_tokens 160"} <= set(lines)
-        assert b"legroom_guard_stopped_engines 1" in lines  # which only the one inside of vLLM can see
+        assert {b"vllm:x 1", b"vllm:y 2", b"legroom_guard_pool_tokens 160.0"} <= set(lines)
+        assert b"legroom_guard_stopped_engines 1.0" in lines  # which only the one inside of vLLM can see
 
 
 async def test_the_pool_is_learnt_from_the_servers_metrics_page():

@@ -356,7 +356,7 @@ async def test_a_client_that_leaves_the_queue_is_counted():
         await until(lambda: proxy.admission.pool.waiting == 1)
         waiting.close()
         await until(lambda: proxy.admission.pool.waiting == 0)
-        assert proxy.admission.meters.left_queue == 1
+        assert proxy.admission.metrics.left_queue == 1
         inside.close()
 
 

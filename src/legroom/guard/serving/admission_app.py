@@ -9,8 +9,7 @@ from typing import Any
 
 from legroom.guard.pool.admission import Admission
 from legroom.guard.request import refusals
-from legroom.guard.request.clients import client_of
-from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, Kind, kind_of, plain_path
+from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, Kind, client_of, kind_of, plain_path
 from legroom.guard.request.refusals import Refusal
 from legroom.guard.serving import control
 from legroom.guard.weight.guarded_request import GuardedRequest
@@ -45,7 +44,7 @@ class AdmissionApp:
         elif path in (DRAIN, STATUS):
             await self._control(scope, receive, send)
         else:
-            self.admission.meters.passed += 1
+            self.admission.metrics.passed += 1
             await self.app(scope, receive, send)
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:

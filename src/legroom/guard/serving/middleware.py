@@ -19,8 +19,8 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.guard.log import LOG, log_to_stderr
 from legroom.guard.pool.admission import Admission
-from legroom.guard.pool.engine_usage import usage_of_registry
-from legroom.guard.pool.meters import with_page
+from legroom.guard.pool.engine_usage import steps_of_registry
+from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS, TOKEN_NAME
 from legroom.guard.serving.admission_app import AdmissionApp, App, Message, Receive, Scope, Send, collect_response
 from legroom.guard.serving.control import Peers, together
@@ -64,7 +64,7 @@ class Guard(AdmissionApp):
         try:
             planned = read_limits(Path(plan)) if plan else None
             file = Path(policy) if policy else None
-            admission = Admission(file, planned, self._tokenize, engine_usage=usage_of_registry)
+            admission = Admission(file, planned, self._tokenize, read_steps=steps_of_registry)
         except LegroomError as error:
             # vLLM prints a traceback for other exceptions of a middleware.
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
@@ -92,7 +92,7 @@ class Guard(AdmissionApp):
         headers = [(name.lower(), value) for name, value in headers]
         if status == 200:
             is_open_metrics = b"openmetrics" in dict(headers).get(b"content-type", b"")
-            page = with_page(page, self.admission.page(is_open_metrics, stopped_engines=stopped))
+            page = append_page(page, self.admission.page(is_open_metrics, stopped_engines=stopped))
         headers = [header for header in headers if header[0] != b"content-length"]
         headers.append((b"content-length", b"%d" % len(page)))
         await send({"type": "http.response.start", "status": status, "headers": headers})

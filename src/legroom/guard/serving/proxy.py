@@ -19,8 +19,8 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.guard.log import LOG, log_bug
 from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.block_pool import PoolLimits
-from legroom.guard.pool.engine_usage import usage_of_page
-from legroom.guard.pool.meters import with_page
+from legroom.guard.pool.engine_usage import steps_of_page
+from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS
 from legroom.guard.serving.admission_app import AdmissionApp, Receive, Scope, Send, send_refusal, send_response
 from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection
@@ -235,9 +235,9 @@ class Proxy(AdmissionApp):
             begun_s = admission.clock()
             page = await self._get(METRICS)
             delay_s = max(min(longest_s, 2 * delay_s), (admission.clock() - begun_s) / SCRAPE_SHARE)
-            usage = usage_of_page(page.decode("utf-8", "replace")) if page is not None else None
-            if usage is not None:
-                admission.pool.learn_usage(usage, admission.clock())
+            steps = steps_of_page(page.decode("utf-8", "replace")) if page is not None else None
+            if steps is not None:
+                admission.pool.learn_steps(steps, admission.clock())
 
     async def _learn(self) -> None:
         while True:
@@ -301,7 +301,7 @@ class Proxy(AdmissionApp):
             await self.app(scope, receive, send)
             return
         server_page = await self._get(METRICS)
-        page = with_page(server_page or b"", self.admission.page(upstream_up=server_page is not None))
+        page = append_page(server_page or b"", self.admission.page(upstream_up=server_page is not None))
         is_refused = server_page is None and self.admission.policy.proxy.metrics_when_down == "503"
         await send_response(503 if is_refused else 200, b"text/plain; version=0.0.4; charset=utf-8", page, send)
 

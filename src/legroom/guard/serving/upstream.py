@@ -93,12 +93,7 @@ def is_itself(upstream: Upstream, host: str, port: int) -> bool:
 
 
 def request_head(
-    method: str,
-    target: bytes,
-    headers: Headers,
-    upstream: Upstream,
-    length: int | None,
-    peer: str,
+    method: str, target: bytes, headers: Headers, upstream: Upstream, length: int | None, peer: str
 ) -> bytes:
     """The request line and headers sent to the server; `length` None: there is no body."""
     lines = [
