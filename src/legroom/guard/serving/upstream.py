@@ -181,10 +181,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self.unsent, self.unsent_since_s = self.unsent[WRITE_BYTES:], self._pool.now_s
             await self.changed()
 
-    async def changed(self) -> None:
-        """Wait for the status, a chunk, the end, a failure, or room to write."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+    def changed(self) -> asyncio.Future[None]:
+        """A future of the next status, chunk, end, failure, or room to write."""
+        self._waiter = self._pool.loop.create_future()
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -281,6 +281,7 @@ class UpstreamPool:
         self.now_s = clock()
         """The time of the last `sweep`."""
         self.busy: set[UpstreamConnection] = set()
+        self.loop: asyncio.AbstractEventLoop
         self._idle: list[UpstreamConnection] = []
         self._tls = ssl.create_default_context() if upstream.tls else None
 
@@ -337,10 +338,10 @@ class UpstreamPool:
         return None
 
     async def _connect(self) -> UpstreamConnection:
-        upstream = self.upstream
+        upstream, self.loop = self.upstream, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await asyncio.get_running_loop().create_connection(
+                _, connection = await self.loop.create_connection(
                     lambda: UpstreamConnection(self), upstream.host, upstream.port, ssl=self._tls
                 )
         except (OSError, TimeoutError) as error:

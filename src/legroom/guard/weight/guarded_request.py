@@ -169,6 +169,7 @@ class GuardedRequest:
         "body",
         "changed",
         "client",
+        "copies",
         "demand",
         "events",
         "informative",
@@ -183,6 +184,8 @@ class GuardedRequest:
         self.changed = changed
         """The body is not as the client sent it."""
         self.client = client
+        self.copies = max(1, demand.sequences * len(demand.prompts))
+        """Answers that it asks for."""
         self.informative = demand.informative
         self.weight: Weight | None = None
         self.reservation: Reservation | None = None

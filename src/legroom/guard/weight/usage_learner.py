@@ -104,11 +104,11 @@ class UsageLearner:
     def on_chunk(self, request: GuardedRequest, piece: bytes) -> None:
         if request.demand.streams:
             request.events += piece.count(b"data:")
+            if request.reservation is not None:
+                request.reservation.steps_seen = request.events // request.copies
         usage = usage_in(piece)
         if usage is not None and usage[0]:
             request.usage = usage
-        if request.reservation is not None and request.events:
-            request.reservation.steps_seen = request.events // copies(request.demand)
 
     def on_finished(self, request: GuardedRequest) -> int:
         """A whole answer teaches once: a stream may name its usage so far in every piece (continuous_usage_stats).
@@ -117,7 +117,7 @@ class UsageLearner:
         demand, usage = request.demand, request.usage
         if not request.informative or (usage is None and not request.events):
             return 0
-        length = (usage[1] if usage is not None else request.events) // copies(demand)
+        length = (usage[1] if usage is not None else request.events) // request.copies
         if demand.generates:
             self.lengths.observe(demand.model, request.client, demand.output_tokens, length)
             if demand.output_tokens is None:
@@ -141,11 +141,6 @@ class UsageLearner:
                 sum(prompt.messages for prompt in demand.prompts),
                 prompt_tokens,
             )
-
-
-def copies(demand: Demand) -> int:
-    """Answers that one request asks for."""
-    return max(1, demand.sequences * len(demand.prompts))
 
 
 def is_countable(demand: Demand) -> bool:
