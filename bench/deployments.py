@@ -20,12 +20,12 @@ from collections import Counter
 from pathlib import Path
 
 from legroom.deployments.deployment import deployment_from_file, deployment_of
-from legroom.deployments.kinds import kind_of
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.source_text import read_text
 from legroom.deployments.subjects import StartedServer
-from legroom.deployments.text import read_text
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
-from legroom.lint.read import LintedPart, read_linted
+from legroom.lint.linted_parts import LintedPart, linted_parts
 
 _COUNT = re.compile(r"(\d+) servers were found")
 _KNOWN_REASONS = ("is a template", "is older than any release", "never closed")
@@ -43,7 +43,7 @@ def planned(path: Path) -> tuple[int, object, str]:
 
 def linted(path: Path) -> list[StartedServer]:
     """The servers that lint judges."""
-    parts = [part for part in read_linted(str(path), read_text(path), latest()) if isinstance(part, LintedPart)]
+    parts = [part for part in linted_parts(str(path), read_text(path), latest()) if isinstance(part, LintedPart)]
     servers = [subject for part in parts for subject in part.subjects if isinstance(subject, StartedServer)]
     return [server for server in servers if server.words]
 

@@ -27,7 +27,7 @@ from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, plan_on_named_card
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 
 PLAIN, AWQ, FP8 = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B-AWQ", "Qwen/Qwen3-8B-FP8"
 FAILED_STARTS = Path(__file__).with_name("failed_starts.jsonl")

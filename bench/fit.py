@@ -24,13 +24,13 @@ import numpy as np
 from scoring import published_cases
 
 from legroom.errors import LegroomError
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.fit import by_release, constants
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release
-from legroom.memory.activation.peak import activation, activation_cold, forward_bytes
-from legroom.memory.graphs import (
+from legroom.memory.activation.profile_run import activation, activation_cold, forward_bytes
+from legroom.memory.cudagraph_memory import (
     captured_activations,
     captures,
     graph_bytes,

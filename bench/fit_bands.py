@@ -28,7 +28,7 @@ from scoring import Result, ScoredStart, gpu_run_cases, predict, published_cases
 
 from legroom.facts.fit import ROOT, BandRow, band, bands, sum_band
 from legroom.figures import Figure
-from legroom.memory.activation.peak import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold
 from legroom.memory.bands import (
     BandClass,
     band_class,
@@ -39,7 +39,7 @@ from legroom.memory.bands import (
     total_spread,
     weights_path,
 )
-from legroom.memory.graphs import graph_estimate
+from legroom.memory.cudagraph_memory import graph_estimate
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights.loaded import weights
 from legroom.planning.plan import Plan, cold_start

@@ -1,6 +1,6 @@
 """How fast the gate answers, and how much memory hostile bodies make it take: AdmissionReviews over TLS.
 
-    python bench/gate.py [--rate 500] [--seconds 20] [--manifests 200] [--new-every 50] [--processes 2] [--json FILE]
+    python bench/gate.py [--rate 500] [--seconds 20] [--manifests 200] [--new-every 50] [--json FILE]
 
 A gate is started here with a certificate of its own. Four loads: objects it has not seen (each is planned), the same
 objects at a steady rate (the deadline of the promise: 50 ms at the 99th percentile at 500 requests a second on two
@@ -174,13 +174,12 @@ async def unseen(callers: list[Caller], manifests: int) -> dict[str, Any]:
     failures: list[int] = []
     began = time.perf_counter()
     for number in range(manifests):
-        for caller in callers[:2]:  # so that every process has seen it, whichever took which connection
-            await timed(caller, review(number, manifests), times_s, failures, time.perf_counter())
-    return summary(times_s[::2], time.perf_counter() - began, len(failures))
+        await timed(callers[0], review(number, manifests), times_s, failures, time.perf_counter())
+    return summary(times_s, time.perf_counter() - began, len(failures))
 
 
 async def everywhere(callers: list[Caller], manifests: int) -> None:
-    """Every manifest over every connection, so that each of the processes has seen it, until all searches are done."""
+    """Every manifest over every connection, until all searches are done."""
 
     async def all_of(caller: Caller) -> int:
         answers = [(await caller.ask(review(number, manifests)))[1] for number in range(manifests)]
@@ -299,8 +298,8 @@ async def with_cpu(pid: int, load: Any) -> dict[str, Any]:
     return row | {"cpu_ms": round(1e3 * (cpu_s(pid) - before) / row["requests"], 3), "clients": round(own, 2)}
 
 
-def started(folder: str, processes: int) -> tuple[subprocess.Popen[str], int, ssl.SSLContext]:
-    from legroom.exports.gate.certificates import new_authority, new_certificate
+def started(folder: str) -> tuple[subprocess.Popen[str], int, ssl.SSLContext]:
+    from legroom.exports.gate_certificates import new_authority, new_certificate
 
     authority = new_authority()
     pair = new_certificate(authority, ["localhost"])
@@ -318,8 +317,6 @@ def started(folder: str, processes: int) -> tuple[subprocess.Popen[str], int, ss
         "--json",
         "--tls-dir",
         folder,
-        "--processes",
-        str(processes),
         "--deadline",
         "30",
     ]
@@ -331,11 +328,11 @@ def started(folder: str, processes: int) -> tuple[subprocess.Popen[str], int, ss
 
 async def measured(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        gate, port, context = started(folder, args.processes)
+        gate, port, context = started(folder)
         try:
             callers = [Caller(port, context) for _ in range(args.connections)]
             await callers[0].ask(review(0, 1))
-            result: dict[str, Any] = {"cores": os.cpu_count(), "processes": args.processes, "load": os.getloadavg()[0]}
+            result: dict[str, Any] = {"cores": os.cpu_count(), "load": os.getloadavg()[0]}
             result["unseen"] = await unseen(callers, args.manifests)
             await everywhere(callers, args.manifests)
             result["memory_mib"] = resident_mib(gate.pid)
@@ -367,7 +364,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--manifests", type=int, default=200)
     parser.add_argument("--new-every", type=int, default=50)
-    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()

@@ -4,10 +4,10 @@
     guard_proxy.py [--requests 30000] [--clients 64] [--streams 10000] [--port 18220] [--src DIR ...] [--json FILE]
 
 The proxy is pinned to one core; the ASGI server (uvicorn) and the clients share another. Every request is a chat with a
-JSON body of about 700 bytes that goes through bounds and admission. CPU time is the proxy's own, which other
-work on the machine changes less than the clock. Chunks are streamed by 32 connections, one each 20 ms. Streams stay open while more
-are opened: the proxy's memory is read every thousand. Each --src is the source folder of another version, measured in
-turn with this one.
+JSON body of about 700 bytes that goes through bounds and admission. CPU time is the proxy's own, which other work
+changes less than the clock. Chunks are streamed by 32 connections, one each 20 ms. Streams stay open while more are
+opened: the proxy's memory is read every thousand. Each --src is the source folder of another version, measured in turn
+with this one.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from legroom.live.journal.columns import FIELDS
 from legroom.live.journal.journal import Journal
+from legroom.live.journal.sample_store import FIELDS
 
 LIMIT_BYTES, LIMIT_S = 500_000_000, 0.1
 START_S = 1_750_000_000 // 3600 * 3600.0
@@ -53,9 +53,6 @@ class Server:
         total["prefix_queries"] = total["prompt_tokens"]
         total["prefix_hits"] += finished * rng.randint(0, 900)
         total["preemptions"] += rng.random() < load * 0.05
-        total["e2e_latency_sum_s"] += finished * rng.expovariate(0.2)
-        total["e2e_latency_count"] = total["ttft_count"] = total["finished"]
-        total["ttft_sum_s"] += finished * rng.expovariate(2.0)
         gauges = {
             "kv_use": min(load * 0.9 + rng.gauss(0, 0.03), 1.0),
             "running": int(load * 128),

@@ -4,7 +4,7 @@
     python bench/kills_together.py --kills 20 --vllm VENV/bin/vllm   # the real one
 
 One server below `legroom run`, a `legroom guard` in front of it, and an acting sidecar that is as hasty as can be (two
-looks without an answer, and it would restart), all with one journal. Clients send requests through the guard all the
+scrapes without an answer, and it would restart), all with one journal. Clients send requests through the guard all the
 time. A kill hits one of seven: run, its keeper, the API server, the engine core, a worker, the guard, the sidecar; with
 SIGKILL or SIGTERM; while the server serves, or while it is still coming back from the kill before. What dies of
 legroom's own is started again by the bench, as a unit with Restart=always would be.

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from legroom.lint.lint import Options, lint_texts
+from legroom.lint.linter import LintOptions, lint_texts
 
 JUDGEMENTS = Path(__file__).with_name("lint_judgements.jsonl")
 HASH_LENGTH = 12
@@ -71,7 +71,7 @@ def reported(folder: Path, repo: str, path: str) -> Iterator[tuple[Spot, str, st
     """What lint says of a file: the spot, the severity, the message."""
     text = (folder / repo / path).read_text("utf-8-sig", errors="replace")
     lines = text.splitlines()
-    for finding in lint_texts([(path, text)], Options(only_vllm=True)).findings:
+    for finding in lint_texts([(path, text)], LintOptions()).findings:
         line = lines[finding.place.line - 1] if finding.place.line <= len(lines) else ""
         yield Spot(repo, path, line_hash(line), finding.rule), finding.severity, finding.message
 

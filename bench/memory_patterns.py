@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import legroom
-from legroom.fragments.read import read_source
-from legroom.fragments.report import FragmentReport, fragment_report
+from legroom.fragments.fragment_report import FragmentReport, fragment_report
+from legroom.fragments.fragment_sources import read_source
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.memory.allocator.caching_allocator import CachedBlock, CachingAllocator, RequestRefused
+from legroom.memory.caching_allocator import Block, CachingAllocator, RequestRefused
 
 GIB, MIB = 1 << 30, 1 << 20
 CARD, CONTEXT = 80 * GIB, 600 * MIB
@@ -60,13 +60,13 @@ class WorkerLook(NamedTuple):
 
 
 class PlayedWorker:
-    """Writes down what the allocator is asked, and how it looks every five seconds."""
+    """Writes down what the allocator is asked, and how it scrapes every five seconds."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.allocator = CachingAllocator(card_bytes=CARD - CONTEXT)
         self.trace: list[dict[str, Any]] = []
-        self.live: dict[int, tuple[CachedBlock, int, str]] = {}
+        self.live: dict[int, tuple[Block, int, str]] = {}
         self.looks: list[WorkerLook] = []
         self.time_s = BASE_S
         self.others = self.retries = 0
@@ -110,9 +110,9 @@ class PlayedWorker:
             WorkerLook(self.time_s, state.allocated_bytes, state.reserved_bytes, self.others, self.retries)
         )
 
-    def step(self, most_bytes: int) -> None:
+    def step(self, max_bytes: int) -> None:
         """Tensors that live for one step of the model."""
-        sizes = [self.chance.randrange(most_bytes // 8, most_bytes) // 4 for _ in range(4)]
+        sizes = [self.chance.randrange(max_bytes // 8, max_bytes) // 4 for _ in range(4)]
         taken = [self.take(size, "step") for size in sizes]
         for address in self.chance.sample(taken, len(taken)):
             self.give(address)
@@ -123,9 +123,9 @@ class PlayedWorker:
         heads = [block for block in blocks if block.before is None]
         return [self._segment(head) for head in heads]
 
-    def _segment(self, head: CachedBlock) -> dict[str, Any]:
+    def _segment(self, head: Block) -> dict[str, Any]:
         entries: list[dict[str, Any]] = []
-        block: CachedBlock | None = head
+        block: Block | None = head
         while block is not None:
             _, requested, place = self.live.get(block.address, (block, 0, ""))
             state = "active_allocated" if block.is_allocated else "inactive"

@@ -8,7 +8,7 @@ faults: one server under a light load. Each fault happens inside a step of its w
 by its seed, and is caught there, so that the server goes on; the neighbour is a process of its own. `legroom diagnose`
 reads the black box, `legroom fragments` the live server while memory lies in pieces, torch's own snapshots and the
 black box, and the detectors of `legroom watch` the server's pages, recorded five times a second: at the usual five
-seconds a look for a burst and a neighbour, with the clock an hour a second for a leak and pieces, which last.
+seconds a scrape for a burst and a neighbour, with the clock an hour a second for a leak and pieces, which last.
 settings: the same fragmenting requests again in servers with other settings of the allocator; what they answer is held
 against what `legroom fragments` computed from the first server's history.
 torch: the same without vLLM, in processes that may take 6 GiB each, with more settings.
@@ -50,7 +50,7 @@ SETTINGS = ("expandable_segments:True", "max_split_size_mb:128")
 TORCH_SETTINGS = ("", "expandable_segments:True", *(f"max_split_size_mb:{size}" for size in (32, 64, 128, 256, 512)))
 TORCH_LIMIT = 6 * GIB
 SECONDS = {"burst": 25.0, "neighbour": 25.0, "fragmentation": 3600.0, "leak": 3600.0}
-"""What stands for a second of a fault: a look every 0.2 s is one every five, and what lasts here for seconds lasts for
+"""What stands for a second of a fault: a scrape every 0.2 s is one every 5 s, and what lasts here for seconds lasts for
 hours in a server."""
 LOOK_S = 0.2
 KEPT_LINES = re.compile(

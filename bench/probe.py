@@ -18,7 +18,7 @@ from pathlib import Path
 from h200 import unpacked
 from scoring import ScoredStart, gpu_run_cases, read_records, score
 
-from legroom.memory.deployment import Measurements
+from legroom.memory.deployment_memory import Measurements
 from legroom.planning.card_store import CardRecord, card_record, measured_card
 
 LIMIT = 0.001

@@ -30,7 +30,7 @@ from typing import Any
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
-from legroom.simulation.fast.accounting import span_seconds, step_seconds
+from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.from_plan import hardware
 from legroom.simulation.step_time import LinkEfficiency, StepBand, roofline, step_band, why_untrusted
@@ -95,7 +95,7 @@ class ClosedLoop:
         stored = sum(request.computed for request in self.running)
         if not prompts:
             steps = min(request.answer - request.answered for request in decodes)
-            self.now += span_seconds(self.cost, len(decodes), stored + len(decodes), steps)  # type: ignore[no-untyped-call]
+            self.now += decode_steps_seconds(self.cost, len(decodes), stored + len(decodes), steps)  # type: ignore[no-untyped-call]
             self._answer(decodes, steps)
             return
         left = tokens = self.step_tokens - len(decodes)

@@ -83,13 +83,13 @@ class Interrupted:
         while self.begun < CLIENTS // 2 and time.monotonic() < until:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
-        asked_s, printed = time.monotonic(), self.said.stat().st_size
+        record_requested_s, printed = time.monotonic(), self.said.stat().st_size
         self.run.send_signal(signal.SIGINT)
         if self.shape == "second":
             await asyncio.sleep(0.1)
             self.run.send_signal(signal.SIGINT)
         code, waited_s = await asyncio.to_thread(self._ended, self._cpu_wait_s() or 0.0)
-        ended_s = time.monotonic() - asked_s
+        ended_s = time.monotonic() - record_requested_s
         orphans = [pid for pid in pids if started(pid)]
         fates = await asyncio.gather(*clients)
         return {
@@ -98,7 +98,7 @@ class Interrupted:
             "exit_code": code,
             "orphans": len(orphans),
             "fates": dict(collections.Counter(fate for fate, _ in fates)),
-            "last_answer_s": round(max(at_s for _, at_s in fates) - asked_s, 2),
+            "last_answer_s": round(max(at_s for _, at_s in fates) - record_requested_s, 2),
             "cpu_wait_s": round(waited_s, 2),
             "log": self.said.read_bytes()[printed:].decode("utf-8", "replace").splitlines(),
         }

@@ -18,17 +18,17 @@ from typing import Any
 from recorded_models import UNSCORED_SOURCES, config_of, recorded_words
 
 from legroom.errors import LegroomError
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.flags import flag_name
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import Release, release
 from legroom.planning.plan import Plan, Target, cold_start, plan_on_named_card
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import with_draft
+from legroom.vllm.resolve import with_draft
 
 Records = list[tuple[str, Mapping[str, Any]]]
 MEASURES = ("weights", "kv", "kv_of_card", "tokens_per_byte", "activation", "peak_of_card")

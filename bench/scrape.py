@@ -27,9 +27,9 @@ from typing import Any
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.exposition import parse_sample
-from legroom.live.metrics.sample import EngineSample, Histogram, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import Endpoint, scrape_fleet
-from legroom.live.metrics.window import MOST_STEPS
+from legroom.live.metrics.window import MAX_STEPS
 
 REAL = Path(__file__).parents[1] / "tests/fixtures/live/metrics_0.32.0.txt"
 SIZE = 60_000
@@ -83,7 +83,7 @@ def serve(count: int, pipe: Connection) -> None:
 
 
 def moved(engine: EngineSample, by: int) -> EngineSample:
-    """The engine some looks later: totals and histograms grown."""
+    """The engine some scrapes later: totals and histograms grown."""
     totals = ("generation_tokens", "prompt_tokens", "prefix_queries", "finished")
     grown: dict[str, Any] = {name: (getattr(engine, name) or 0.0) + by * 100 for name in totals}
     for name in ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens"):
@@ -96,8 +96,8 @@ def moved(engine: EngineSample, by: int) -> EngineSample:
 def filled(server: str, sample: Sample) -> Watcher:
     """A watcher whose window is as full as it gets."""
     watcher = Watcher(server)
-    start = time.time() - (MOST_STEPS + 2) * INTERVAL_S
-    for number in range(MOST_STEPS + 1):
+    start = time.time() - (MAX_STEPS + 2) * INTERVAL_S
+    for number in range(MAX_STEPS + 1):
         engines = tuple(moved(engine, number) for engine in sample.engines)
         watcher.window.add(replace(sample, time_s=start + number * INTERVAL_S, server=server, engines=engines))
     return watcher
@@ -113,7 +113,7 @@ def watch(count: int, rounds: int, port: int) -> dict[str, Any]:
     seen = {"looks": 0, "failures": 0}
     marks: list[tuple[float, float, int]] = []
 
-    def take(look: Look) -> None:
+    def take(look: ScrapeResult) -> None:
         seen["looks"] += 1
         seen["failures"] += isinstance(look, ScrapeFailure)
         watchers[look.server].take(look)

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
-from legroom.simulation.fast.accounting import least_seconds, step_seconds, weights_seconds
+from legroom.simulation.fast.accounting import min_host_seconds, step_seconds, weights_seconds
 from legroom.simulation.fast.rows import StepCost
-from legroom.simulation.from_plan import deployed, hardware
+from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import Efficiency, Hardware, roofline
 from legroom.simulation.trace import Trace
@@ -90,7 +90,7 @@ def parts(step: Step, cost: StepCost) -> tuple[float, float]:
     compute = cost.token * step.tokens + cost.pair * step.pairs
     read = weights_seconds(cost, step.tokens) + cost.kv_token * step.context
     busy = cost.overhead + cost.request * step.requests + max(compute, read)
-    return float(busy), float(least_seconds(cost, step.tokens, step.requests))
+    return float(busy), float(min_host_seconds(cost, step.tokens, step.requests))
 
 
 def fit(steps: list[Step], machine: dict[str, Hardware]) -> Efficiency:
@@ -181,7 +181,7 @@ def generate_runs(lines: Iterable[str], reached: Efficiency) -> Iterator[dict[st
     for line in lines:
         run = json.loads(line)
         plan = _plan(run["model"], run["gpu"], run["vllm"], run["args"])
-        flags = {**deployed(plan).flags, "async_scheduling": False, "enable_prefix_caching": False}
+        flags = {**planned_scheduler(plan).flags, "async_scheduling": False, "enable_prefix_caching": False}
         trace = Trace()
         for _ in range(run["requests"]):
             trace.add(run["prompt_len"], run["output_len"])

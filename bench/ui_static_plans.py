@@ -25,7 +25,7 @@ from legroom.facts.bundled import bundled_names
 from legroom.facts.gpus import all_gpus
 from legroom.facts.releases import known_releases
 from legroom.vllm.command_line import any_release_words
-from legroom.web.browser_python import runtime_files
+from legroom.web.browser_engine import runtime_files
 from legroom.web.static_edition import static_files
 
 NODE = """
@@ -85,7 +85,7 @@ def on_command_line(request: dict[str, object]) -> dict[str, object]:
     return document
 
 
-def in_browser_python(requests: list[dict[str, object]], runtime: str | None) -> list[dict[str, object]]:
+def in_browser_engine(requests: list[dict[str, object]], runtime: str | None) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, body in static_files(runtime).items():
@@ -109,7 +109,7 @@ def main() -> int:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     requests = [random_plan(rng) for _ in range(args.plans)]
-    answers = in_browser_python(requests, args.runtime)
+    answers = in_browser_engine(requests, args.runtime)
     os.environ["LEGROOM_HOME"] = tempfile.mkdtemp()  # what this user measured is not known to a visitor's browser
     pairs = zip(requests, answers, map(on_command_line, requests), strict=True)
     different = refused = 0

@@ -1,13 +1,13 @@
-"""How long one look at a large fleet takes through Prometheus, and whether memory stays flat.
+"""How long one scrape at a large fleet takes through Prometheus, and whether memory stays flat.
 
     python bench/watch_fleet.py [--servers 2000] [--rounds 12] [--prometheus PROGRAM [--scrape-every 5]]
 
 With --prometheus a real one scrapes the series of all servers, and is asked every five seconds; then it is asked for
-the fleet's view. Of each look is told how long it took, what of that was waiting for answers, and what CPU Prometheus
-had meanwhile, its scrapes included. The windows are full from the first of these looks on: what ten minutes of looks
+the fleet's view. Of each scrape is told how long it took, what of that was waiting for answers, and what CPU Prometheus
+had meanwhile, its scrapes included. The windows are full from the first of these on: what ten minutes of scrapes
 would have left there is taken before, from made answers with times of the past. Without it, Prometheus' HTTP API is
 served by a process of its own on loopback, from series with the names, labels and number that a vLLM of the release
-shows; answers are made before the clock starts. A look is everything `legroom watch --prometheus` does with them:
+shows; answers are made before the clock starts. A scrape is everything `legroom watch --prometheus` does with them:
 queries, parsing, samples, detectors, views. The detectors' windows must be full before memory can be flat, so rounds
 are fifteen seconds of the fleet's time apart: 40 of them fill the windows, and with fewer what memory will be is
 computed from what the steps so far have taken.
@@ -40,8 +40,8 @@ from legroom.facts.metrics import metrics_of, role_of
 from legroom.facts.releases import release
 from legroom.live.metrics.prometheus_source import _LARGE_FLEET, _LATENCIES, _VALUES, PrometheusSource
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
-from legroom.live.metrics.window import MOST_STEPS, WINDOW_S
-from legroom.sidecar.watch import WatchSession
+from legroom.live.metrics.window import MAX_STEPS, WINDOW_S
+from legroom.sidecar.watch_session import WatchSession
 
 VERSION = "0.32.0"
 APART_S = 15.0
@@ -160,7 +160,7 @@ def serve(servers: int, rounds: int, ready: Any) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One look."""
+    """One scrape."""
 
     wall_s: float
     cpu_s: float
@@ -168,7 +168,7 @@ class Measured:
     steps: int
     """That are kept of all servers afterwards."""
     taken: int
-    """Servers that were looked at."""
+    """Servers that were scraped."""
     waited_s: float
     """For answers, some of which were read meanwhile."""
     prometheus_cpu_s: float = 0.0
@@ -183,7 +183,7 @@ async def measured_look(
 ) -> Measured:
     before_s = sum(prometheus.cpu_times()[:2]) if prometheus else 0.0
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    looks = await source.looks(connections, time_s)
+    looks = await source.poll(connections, time_s)
     answered_s, answered_cpu_s = time.perf_counter(), time.process_time()
     for seen in looks:
         session.take(seen)
@@ -211,7 +211,7 @@ def rows_of(servers: int, number: int) -> list[tuple[dict[str, str], float]]:
 
 
 def fill(source: PrometheusSource, session: WatchSession, servers: int) -> None:
-    """Ten minutes of looks, up to now."""
+    """Ten minutes of scrapes, up to now."""
     each = [({name: labels[name] for name in SERVER}, 1.0) for labels, _ in rows_of(servers, 0)]
     for number in range(STEPS):
         time_s = time.time() - APART_S * (STEPS - number)
@@ -320,11 +320,11 @@ def shown(servers: int, size: int, apart_s: float, measured: list[Measured]) -> 
     for name in ("wall_s", "cpu_s", "waited_s", "prometheus_cpu_s"):
         ordered = sorted(getattr(each, name) for each in measured)
         print(f"{name}: median {ordered[len(ordered) // 2]:.2f}, longest {ordered[-1]:.2f}")
-    # From the second look on: the first makes what every server has, whatever it keeps.
+    # From the second scrape on: the first makes what every server has, whatever it keeps.
     first, last = measured[min(1, len(measured) - 1)], measured[-1]
     if last.steps > first.steps:
         each_bytes = (last.resident_bytes - first.resident_bytes) / (last.steps - first.steps)
-        most = min(MOST_STEPS, round(WINDOW_S / apart_s)) * servers
+        most = min(MAX_STEPS, round(WINDOW_S / apart_s)) * servers
         plateau = last.resident_bytes + (most - last.steps) * each_bytes
         print(f"{each_bytes:.0f} bytes a step; with the windows full ({most} steps) {plateau / 2**20:.0f} MiB")
 

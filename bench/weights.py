@@ -4,7 +4,7 @@
     bench/weights.py [FOLDER] [--classes FIXTURE.jsonl] [--json] [--show N]
 
 FOLDER holds startups.jsonl (real start-ups) and models.json (the config fields of their models); without it only the
-recorded model classes are compared (`bench/record_weights.py` records them). Prints one table a source of truth:
+recorded model classes are compared (tests/recorders/record_weights.py records them). Prints a table a source of truth:
 errors overall, by quantization and by model family; with --json, one JSON document.
 """
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "tests" / "memory"))
 from weight_cases import H100, settings
 
 from legroom.errors import LegroomError
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import Gpu
 from legroom.facts.gpus import gpu as find_gpu
 from legroom.memory.weights.loaded import parameter_bytes, weights

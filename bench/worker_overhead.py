@@ -35,7 +35,7 @@ import psutil
 from guard_overhead import BODY, median_interval
 from guard_toggle import Connection, RealServer, print_table
 
-from legroom.worker.telemetry import EVERY_S
+from legroom.worker.telemetry import READ_INTERVAL_S
 
 CLIENTS, EACH = 8, 4
 MEMORY = """
@@ -168,15 +168,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         beside = beside_vllm(Path(folder))
         telemetry = Path(beside) / "legroom/worker/telemetry.py"
-        interval = f"EVERY_S = {EVERY_S}\n"
+        interval = f"READ_INTERVAL_S = {READ_INTERVAL_S}\n"
         assert interval in telemetry.read_text()
-        telemetry.write_text(telemetry.read_text().replace(interval, f"EVERY_S = {EVERY_S / args.amplified}\n"))
+        telemetry.write_text(
+            telemetry.read_text().replace(interval, f"READ_INTERVAL_S = {READ_INTERVAL_S / args.amplified}\n")
+        )
         paths = os.pathsep.join((beside, str(Path(__file__).parent)))
         env = {"PYTHONPATH": paths, "LEGROOM_HOME": folder, "TMPDIR": folder}
         alone = plugin_alone(args.python, beside)
         print(
             f"{alone['added_bytes'] / 1e6:.1f} MB a worker, {alone['reading_s'] * 1e3:.2f} ms of processor time "
-            f"a reading: {alone['reading_s'] / EVERY_S:.3%} of one core",
+            f"a reading: {alone['reading_s'] / READ_INTERVAL_S:.3%} of one core",
             flush=True,
         )
         for number in range(args.starts):

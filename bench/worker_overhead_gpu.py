@@ -25,7 +25,7 @@ from typing import Any
 from gpu_server import GpuServer, write_line
 from memory_patterns_gpu import order
 
-EVERY_S = 5.0
+READ_INTERVAL_S = 5.0
 _TOKENS = re.compile(rb"^vllm:generation_tokens_total\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
 _RUNNING = re.compile(rb"^vllm:num_requests_running\{[^\n]*\} ([0-9.e+]+)$", re.MULTILINE)
 GRAPHS = json.dumps({"mode": 0, "cudagraph_mode": "FULL"})
@@ -109,7 +109,7 @@ def main() -> None:
         args.out / "overhead",
         *common,
         *words,
-        env={"LEGROOM_FAULTS_EVERY_S": str(EVERY_S / args.amplified)},
+        env={"LEGROOM_FAULTS_EVERY_S": str(READ_INTERVAL_S / args.amplified)},
     )
     off, dice, pairs = server.folder / "off", random.Random(2), list[dict[str, float]]()
     try:

@@ -23,7 +23,7 @@ from legroom.cli.main import main
 from legroom.run import supervisor, task_process, tasks
 from legroom.run.run_options import Timing
 
-QUICK = Timing(look_s=0.02, port_patience_s=1.0, leftover_grace_s=0.05)
+QUICK = Timing(poll_interval_s=0.02, port_timeout_s=1.0, leftover_grace_s=0.05)
 
 
 class Forked:

@@ -33,7 +33,7 @@ def test_importing_legroom_is_cheap_until_it_is_used():
     import subprocess
     import sys
 
-    code = "import sys, legroom; sys.exit('legroom.memory.deployment' in sys.modules)"
+    code = "import sys, legroom; sys.exit('legroom.memory.deployment_memory' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING, Any
 from legroom.version import __version__
 
 if TYPE_CHECKING:
-    from legroom.api import DiagnosisReport as DiagnosisReport
-    from legroom.api import PlanReport as PlanReport
-    from legroom.api import SizeReport as SizeReport
-    from legroom.api import WatchReport as WatchReport
-    from legroom.api import diagnose as diagnose
-    from legroom.api import layout as layout
-    from legroom.api import plan as plan
-    from legroom.api import simulate as simulate
-    from legroom.api import size as size
-    from legroom.api import watch as watch
+    from legroom.api.diagnosis_report import DiagnosisReport as DiagnosisReport
+    from legroom.api.diagnosis_report import diagnose as diagnose
+    from legroom.api.plan_report import PlanReport as PlanReport
+    from legroom.api.plan_report import layout as layout
+    from legroom.api.plan_report import plan as plan
+    from legroom.api.simulate_request import simulate as simulate
+    from legroom.api.size_report import SizeReport as SizeReport
+    from legroom.api.size_report import size as size
+    from legroom.api.watch_report import WatchReport as WatchReport
+    from legroom.api.watch_report import watch as watch
 
-_PUBLIC = (
-    "DiagnosisReport",
-    "PlanReport",
-    "SizeReport",
-    "WatchReport",
-    "diagnose",
-    "layout",
-    "plan",
-    "simulate",
-    "size",
-    "watch",
-)
+_MODULE_OF = {
+    "DiagnosisReport": "diagnosis_report",
+    "PlanReport": "plan_report",
+    "SizeReport": "size_report",
+    "WatchReport": "watch_report",
+    "diagnose": "diagnosis_report",
+    "layout": "plan_report",
+    "plan": "plan_report",
+    "simulate": "simulate_request",
+    "size": "size_report",
+    "watch": "watch_report",
+}
 
 __all__ = [
     "DiagnosisReport",
@@ -55,11 +55,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the API only when it is used: the command line should not pay for it."""
-    if name in _PUBLIC:
-        from legroom import api
+    """A verb's module is imported when the verb is first used."""
+    if name in _MODULE_OF:
+        from importlib import import_module
 
-        return getattr(api, name)
+        return getattr(import_module(f"legroom.api.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'legroom' has no attribute {name!r}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from legroom.records import dataclass, field
@@ -42,3 +43,10 @@ def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
 def isolation() -> Isolation | None:
     """What is in force; None where files and the Hub may be read."""
     return _ISOLATION.get()
+
+
+def is_local_model(model: str) -> bool:
+    """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
+    if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
+        return True
+    return isolation() is None and Path(model).exists()

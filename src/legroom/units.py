@@ -67,6 +67,30 @@ def parse_length(text: str, what: str = "length") -> int:
         raise LegroomError(f"{what} {text!r} is not a length", "write it like 4096 or 32k (32,768)") from None
 
 
+def parse_speed(text: str | None, what: str, default: float) -> float:
+    """`2GB/s` in bytes a second; `default` where it was not given."""
+    if text is None:
+        return default
+    speed = parse_bytes(text.removesuffix("/s"), what)
+    if speed < 10**5:
+        raise LegroomError(f"{what} {text} is too slow to be one", f"write it like {what} 2GB/s")
+    return float(speed)
+
+
+def parse_seconds(text: str | None, what: str) -> float | None:
+    """`2s`, `150ms` or `0.2`; None where it was not given."""
+    if text is None:
+        return None
+    number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
+    try:
+        seconds = float(number) * scale
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise LegroomError(f"{what} {text!r} is not a time", f"write it like {what} 2s or {what} 150ms")
+    return seconds
+
+
 def gib(bytes_: float, digits: int = 2) -> str:
     """`12.34 GiB`."""
     return f"{bytes_ / GIB:.{digits}f} GiB"

@@ -75,7 +75,7 @@ def test_output_goes_to_the_streams_it_was_printed_to(launch, tmp_path):
 def test_lines_are_seen_and_kept_as_they_come(launch, tmp_path):
     seen: list[bytes] = []
     log = ServerLog(tmp_path / "log")
-    child = launch("print('one'); print('two', end='')", log=log, see=seen.append)
+    child = launch("print('one'); print('two', end='')", log=log, on_line=seen.append)
     child.wait_gone(20)
     child.close()
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"

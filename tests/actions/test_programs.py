@@ -21,42 +21,42 @@ from legroom.actions.platform import (
     keep_override,
     kept_override,
     undo_file,
-    write_whole,
+    write_atomically,
 )
-from legroom.actions.programs import call, process_identity, succeed
+from legroom.actions.programs import process_identity, run_checked, run_program
 from legroom.actions.run_platform import RunChild
 
 
 def test_words_are_never_read_as_shell(tmp_path):
-    done = asyncio.run(call(["printf", "%s", "$(touch bad); `id` > x"], timeout_s=10))
+    done = asyncio.run(run_program(["printf", "%s", "$(touch bad); `id` > x"], timeout_s=10))
     assert (done.code, done.output) == (0, "$(touch bad); `id` > x")
 
     async def noted(pid, identity):
         assert process_identity(pid) == identity
 
     gated = asyncio.run(
-        call(["printf", "%s|", "a b", "$HOME;", '"'], timeout_s=10, asked=RestartRequest("1", launched=noted))
+        run_program(["printf", "%s|", "a b", "$HOME;", '"'], timeout_s=10, request=RestartRequest("1", launched=noted))
     )
     assert gated.output == 'a b|$HOME;|"|'
 
 
 def test_a_program_that_is_missing_or_slow_or_fails_is_a_sentence():
     with pytest.raises(ActionFailed, match="no-such-program is not installed"):
-        asyncio.run(call(["no-such-program"], timeout_s=1))
+        asyncio.run(run_program(["no-such-program"], timeout_s=1))
     with pytest.raises(ActionFailed, match=r"did not end within 0\.2 s"):
-        asyncio.run(call(["sleep", "60"], timeout_s=0.2))
+        asyncio.run(run_program(["sleep", "60"], timeout_s=0.2))
     with pytest.raises(ActionFailed, match=r"trying failed: sh ended with 3: oh no \*\*\*"):
-        asyncio.run(succeed(["sh", "-c", "echo oh no hf_abcdefghijkl; exit 3"], "trying", timeout_s=10))
+        asyncio.run(run_checked(["sh", "-c", "echo oh no hf_abcdefghijkl; exit 3"], "trying", timeout_s=10))
 
 
 KILLED_AT_THE_GATE = """
 import asyncio, os, signal, sys
 from legroom.actions.platform import RestartRequest
-from legroom.actions.programs import call
+from legroom.actions.programs import run_program
 async def launched(pid, identity):
     print(pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-asyncio.run(call(["touch", sys.argv[1]], timeout_s=10, asked=RestartRequest("1", launched=launched)))
+asyncio.run(run_program(["touch", sys.argv[1]], timeout_s=10, request=RestartRequest("1", launched=launched)))
 """
 
 
@@ -186,4 +186,4 @@ def test_what_stood_before_is_kept_until_it_is_forgotten(tmp_path):
 def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ActionFailed, match="cannot be written"):
-        write_whole(Path(tmp_path / "file" / "x"), "text")
+        write_atomically(Path(tmp_path / "file" / "x"), "text")

@@ -132,7 +132,7 @@ def test_a_server_that_prints_much_at_once_is_not_kept_waiting(monkeypatch):
     source, writing = os.pipe()
     with Path(os.devnull).open("wb") as nowhere:
         relay = OutputRelay(source, nowhere.fileno(), None, None)
-        relay.calm = True
+        relay.is_batching = True
         relay.start()
         for line in (b"x" * 500_000, b"the last\n"):
             os.write(writing, line)

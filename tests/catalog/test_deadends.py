@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.cli.main import main
-from legroom.explain.catalog import bundled, entries
-from legroom.explain.catalog_files import record_schema
+from legroom.explain.catalog_entries import bundled, entries, json_schema
 from legroom.explain.deadends import RECORD_KEYS, entry_of_record, record_problems, records_of, user_folder
 
 SHAPE = {
@@ -73,7 +72,7 @@ def test_a_record_has_the_documented_keys_in_order_and_their_types():
 
 
 def test_every_record_fits_the_schema_of_records():
-    validator = jsonschema.Draft202012Validator(record_schema())
+    validator = jsonschema.Draft202012Validator(json_schema("record.schema.json"))
     for record in exported().values():
         assert [error.message for error in validator.iter_errors(record)] == []
         assert record_problems(record) == []

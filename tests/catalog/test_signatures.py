@@ -6,7 +6,7 @@ import pytest
 import re2
 from release_messages import all_messages, family
 
-from legroom.explain.catalog import entry
+from legroom.explain.catalog_entries import entry
 
 SAID_BY = {
     "LR103": [*family("free_lt_util")],
@@ -50,7 +50,7 @@ def test_a_signature_knows_the_message_of_its_releases(entry_id, message):
 
 @pytest.mark.parametrize("size", [10_000, 1_000_000])
 def test_hostile_lines_are_read_to_their_end(size):
-    from legroom.explain.catalog import bundled
+    from legroom.explain.catalog_entries import bundled
 
     for line in ("max seq len (" * (size // 13), "9" * size, "cudaHostRegister" * (size // 16), "(" * size):
         for known in bundled():

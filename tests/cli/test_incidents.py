@@ -15,7 +15,7 @@ from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
 from legroom.live.metrics.sample import ScrapeFailure
-from legroom.sidecar.watch import WatchSession
+from legroom.sidecar.watch_session import WatchSession
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_and_watching_goes_on(tmp_path, monkeypatch):
             raise JournalUnavailable("the disk under the journal is full")
 
         monkeypatch.setattr(journal, "open_incident", full)
-        session = WatchSession(journal=journal, say=said.append)
+        session = WatchSession(journal=journal, log=said.append)
         for look in trouble():
             session.take(look)
     assert session.open_incidents

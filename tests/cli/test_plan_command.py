@@ -227,7 +227,7 @@ def test_the_picture_is_written_as_svg(capsys, tmp_path):
 def test_a_measured_term_is_used_and_said(capsys, monkeypatch):
     import dataclasses
 
-    from legroom.memory.deployment import Measurements
+    from legroom.memory.deployment_memory import Measurements
     from legroom.planning import machine
 
     def measured(target, args):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from legroom.cli.main import main
-from legroom.planning.wish import counts_up_to
+from legroom.planning.search_space import counts_up_to
 
 
 def answer(capsys, *words, code=0):

@@ -167,14 +167,6 @@ def test_a_model_with_experts_that_was_not_measured_gets_no_number(capsys):
     assert "experts" in document["rows"][0]["reason"]
 
 
-def test_the_older_name_of_the_first_token_goal_means_the_same(capsys):
-    by_both = [
-        answer(capsys, "llama-3.1-8b", *SMALL, "--gpu", "h200", name, "2")["goal"]
-        for name in ("--ttft", "--slo-first-token")
-    ]
-    assert by_both[0] == by_both[1] == {"first_token_p99_s": 2.0, "time_per_token_p99_s": None}
-
-
 def test_two_workers_give_the_rows_of_one(capsys):
     words = ("llama-3.2-1b", *SMALL, "--gpu", "h200,h100")
     assert answer(capsys, *words, "--workers", "2") == answer(capsys, *words)

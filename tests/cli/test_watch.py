@@ -1,4 +1,4 @@
-"""`legroom watch` at a look, as a stream, recorded and replayed."""
+"""`legroom watch` at a scrape, as a stream, recorded and replayed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from metrics_server import Metrics, serving
 import legroom
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.metrics.recording import Recorder
-from legroom.sidecar.config import simple_config
+from legroom.live.metrics.scrape_recording import Recorder
+from legroom.sidecar.watch_config import simple_config
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-# One look
+# One scrape
 
 
 def test_a_healthy_server_is_one_look_and_0(capsys):

@@ -16,8 +16,8 @@ from textual.widgets import DataTable, Static
 from legroom.cli import watch_page
 from legroom.cli.watch_page import WatchPage, detail_panel, incidents_panel
 from legroom.live.metrics.sample import ScrapeFailure
-from legroom.sidecar.config import simple_config
-from legroom.sidecar.watch import WatchSession
+from legroom.sidecar.watch_config import simple_config
+from legroom.sidecar.watch_session import WatchSession
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -28,7 +28,7 @@ def home(tmp_path, monkeypatch):
 
 
 def page_of(session: WatchSession, monkeypatch) -> WatchPage:
-    """A page whose looks were all made before."""
+    """A page whose scrapes were all made before."""
 
     async def nothing(*_: object) -> None:
         await asyncio.sleep(3600)
@@ -131,7 +131,7 @@ def test_a_server_that_is_no_longer_listed_leaves_the_page(monkeypatch):
         page = page_of(session, monkeypatch)
         async with page.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            session.gone("http://gpu3:8000")
+            session.server_removed("http://gpu3:8000")
             page.redraw()
             table = page.query_one("#servers", DataTable)
             assert [str(table.get_row_at(row)[1]) for row in range(table.row_count)] == ["gpu1:8000", "gpu2:8000"]

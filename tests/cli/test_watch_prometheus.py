@@ -1,4 +1,4 @@
-"""`legroom watch --prometheus --once`: one question is not one look, because Prometheus remembers."""
+"""`legroom watch --prometheus --once`: one question is not one scrape, because Prometheus remembers."""
 
 from __future__ import annotations
 

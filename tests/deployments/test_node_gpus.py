@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from legroom.deployments.read import read_file
+from legroom.deployments.file_reader import read_file
 from legroom.facts.releases import latest
 
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.deployments.deployment import Deployment, deployment_from_command, deployment_from_file
-from legroom.deployments.read import read_file
+from legroom.deployments.file_reader import read_file
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
 from legroom.facts.releases import latest
-from legroom.lint.read import LintedPart, read_linted
+from legroom.lint.linted_parts import LintedPart, linted_parts
 
 
 def linted_servers(path: str, text: str) -> list[StartedServer]:
-    parts = [part for part in read_linted(path, text, latest()) if isinstance(part, LintedPart)]
+    parts = [part for part in linted_parts(path, text, latest()) if isinstance(part, LintedPart)]
     return [
         subject for part in parts for subject in part.subjects if isinstance(subject, StartedServer) and subject.words
     ]
@@ -364,7 +364,7 @@ def test_plan_reads_a_file_of_every_kind(tmp_path, capsys):
         assert '"max_model_len": 8192' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("module", ["yaml", "legroom.deployments.read", "legroom.deployments.python"])
+@pytest.mark.parametrize("module", ["yaml", "legroom.deployments.file_reader", "legroom.deployments.python_reader"])
 def test_a_plain_command_line_needs_no_reader_of_files(module):
     words = ["plan", "--gpu", "h100", "--", "vllm", "serve", "llama-3.1-8b"]
     code = f"import sys; from legroom.cli.main import main; main({words!r}); sys.exit({module!r} in sys.modules)"

@@ -12,8 +12,8 @@ import pytest
 from legroom.black_box import parse_record
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.starting_plan import Hints
-from legroom.fragments.read import read_source
-from legroom.fragments.report import fragment_report
+from legroom.fragments.fragment_report import fragment_report
+from legroom.fragments.fragment_sources import read_source
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.exposition import parse_sample
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.diagnose import LogReading, read_log
 from legroom.errors import LegroomError
-from legroom.regex import HyperscanFinder, Re2Finder
 from legroom.vllm_logs.lines import line_width, unwrapped
 from legroom.vllm_logs.log_scanner import MOST_PER_MARK, Scanner, every_mark
 from legroom.vllm_logs.log_sources import pieces_of_file
@@ -147,15 +146,6 @@ def test_a_mark_that_is_everywhere_is_sampled_and_the_rest_still_found() -> None
     passages = list(scanner.passages([(flood + SHORT_KV + "\n" + flood).encode()]))
     assert len(passages) < MOST_PER_MARK + 2100
     assert any("To serve at least one request" in passage.line.text for passage in passages)
-
-
-def test_both_finders_find_the_same() -> None:
-    hyperscan = pytest.importorskip("hyperscan")
-    text = "\n".join(log for _, log in CAUSES.values()).encode()
-    by_re2 = {at for at, _ in Re2Finder(every_mark()).find(text, 0, len(text))}
-    by_hyperscan = {at for at, _ in HyperscanFinder(every_mark(), hyperscan).find(text, 0, len(text))}
-    # RE2 goes on behind each match, Hyperscan reports overlapping ones too.
-    assert by_re2 <= by_hyperscan
 
 
 def test_every_message_can_be_stopped_at() -> None:

@@ -5,9 +5,9 @@ import pytest
 from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding
 from legroom.diagnosis.starting_plan import Hints
-from legroom.facts.builds import build_of, last_build_with
+from legroom.facts.diagnosis_texts import lookalikes, package_of
 from legroom.facts.log_messages import message_patterns
-from legroom.facts.lookalikes import lookalikes, package_of
+from legroom.facts.release_support import build_of, last_build_with
 from legroom.facts.releases import release
 
 ENGINE = "INFO 01-02 03:04:00 [core.py:77] Initializing a V1 LLM engine (v{}) with config: model='{}'\n"

@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from legroom.api import plan
-from legroom.exports.request import ExportRequest
+from legroom import plan
+from legroom.exports.export_request import ExportRequest
 from legroom.planning.plan_document import plan_from_json
 
 SERVERS = {

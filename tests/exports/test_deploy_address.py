@@ -14,9 +14,8 @@ from planned import planned
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, systemd
-from legroom.exports.deploy.address import Address, address_of
-from legroom.exports.deploy.words import take_apart
-from legroom.exports.request import ExportRequest
+from legroom.exports.deploy.serve_command import Address, address_of, parse_command
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.releases import latest
 from legroom.planning.plan_document import plan_from_json
 
@@ -48,7 +47,7 @@ def pod(*flags, **options):
     ],
 )
 def test_the_address_follows_from_the_flags(flags, url):
-    assert address_of(take_apart(["vllm", "serve", "m", *flags], latest())).url == url
+    assert address_of(parse_command(["vllm", "serve", "m", *flags], latest())).url == url
 
 
 def test_a_unit_waits_where_the_server_listens():

@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned import SERVERS, planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
-from legroom.exports.deploy.drain import guard_drain, metrics_drain
-from legroom.exports.deploy.server import planned_server
+from legroom.exports.deploy.exported_server import guard_drain, metrics_drain, planned_server
 from legroom.exports.deploy.yaml_text import Commented, plain, yaml_text
-from legroom.exports.request import ExportRequest
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.releases import latest
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import GIB

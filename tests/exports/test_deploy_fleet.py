@@ -12,12 +12,12 @@ from planned import NAMES_OF_FLEETS, planned, request
 from legroom.cli.watch_fleet import fleet_queries
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kserve, kubernetes, llm_d_values
-from legroom.exports.deploy.server import planned_server
+from legroom.exports.deploy.exported_server import planned_server
+from legroom.exports.export_request import ExportRequest
 from legroom.exports.prometheus import rules
-from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
-from legroom.sidecar.config import read_config
+from legroom.sidecar.watch_config import read_config
 
 FLEETS = [
     {"replicas": "3"},

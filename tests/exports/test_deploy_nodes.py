@@ -7,12 +7,12 @@ import pytest
 import yaml
 from cluster_schemas import check
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import kserve, kubernetes
-from legroom.exports.request import ExportRequest
-from legroom.gate.judgement import judge
-from legroom.gate.review import deciding_part
+from legroom.exports.export_request import ExportRequest
+from legroom.gate.admission_review import startup_fields
+from legroom.gate.verdict import plan_verdict
 from legroom.planning.plan_document import plan_from_json
 
 BIG = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "max_model_len": 16384}
@@ -85,8 +85,8 @@ def test_every_object_of_a_group_is_valid_by_its_schema(make, extras):
 
 @pytest.mark.parametrize("make", EVERY_KIND.values(), ids=EVERY_KIND)
 def test_what_is_exported_passes_the_gate(make):
-    judged = [judge(deciding_part(document)) for document in documents(make())]
-    assert {judgement.outcome for judgement in judged} == {"fits", "no_server"}
+    verdicts = [plan_verdict(startup_fields(document)) for document in documents(make())]
+    assert {verdict.outcome for verdict in verdicts} == {"fits", "no_server"}
 
 
 @pytest.mark.parametrize("words", [("--nnodes", "2"), ()], ids=["said", "by itself"])

@@ -8,9 +8,9 @@ from planned import planned
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
-from legroom.exports.deploy.paths import named_paths
-from legroom.exports.deploy.server import is_model_folder, planned_server
-from legroom.exports.request import ExportRequest
+from legroom.exports.deploy.exported_server import is_model_folder, planned_server
+from legroom.exports.deploy.named_paths import named_paths
+from legroom.exports.export_request import ExportRequest
 from legroom.planning.plan_document import plan_from_json
 
 ELSEWHERE = [docker, compose, kubernetes, helm_values, systemd]

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from planned import SERVERS, planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.cli.main import main
 from legroom.deployments.deployment import deployment_from_command
 from legroom.errors import LegroomError
 from legroom.exports.deploy import env_file, script
-from legroom.exports.deploy.server import planned_server, unplanned_server
-from legroom.exports.request import ExportRequest
+from legroom.exports.deploy.exported_server import planned_server
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.flags import flags_of
 from legroom.facts.releases import latest
 from legroom.facts.releases import release as known_release
@@ -188,27 +188,20 @@ def test_a_json_value_survives_the_shell(tmp_path):
     assert json.loads(value)["num_speculative_tokens"] == 4
 
 
+def with_command(*words):
+    return planned_server(replace(planned("8b-h100"), command=words))
+
+
 def test_a_script_is_a_deployment_that_legroom_reads_back():
-    deployment = deployment_from_command(
-        script.script_text(unplanned_server(["vllm", "serve", "org/m", "--port", "9"], latest()))
-    )
+    deployment = deployment_from_command(script.script_text(with_command("vllm", "serve", "org/m", "--port", "9")))
     assert deployment.args.model == "org/m"
 
 
-def test_a_command_without_a_plan_becomes_a_script_that_adds_nothing(tmp_path):
-    words = ["vllm", "serve", "./tiny", "--max-model-len", "512", "--api-key", "k", "--seed=1"]
-    text = script.script_text(unplanned_server(words, latest(), {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_TOKEN": "hf_x"}))
-    started = bash(text, tmp_path, VLLM_API_KEY="k")
-    assert started == ["vllm", "serve", "./tiny", "--max-model-len", "512", "--seed", "1"]
-    assert "export VLLM_CPU_KVCACHE_SPACE=1" in text
-    assert "hf_x" not in text
-
-
-def test_a_program_is_started_by_the_path_it_was_given_with(tmp_path):
-    by_path = unplanned_server(["/venv/bin/vllm", "serve", "./tiny"], latest())
+def test_a_program_is_started_by_the_path_it_was_given_with():
+    by_path = with_command("/venv/bin/vllm", "serve", "./tiny")
     assert "exec /venv/bin/vllm serve ./tiny" in script.script_text(by_path)
     module = ["/venv/bin/python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "./tiny"]
-    assert f"exec {' '.join(module)}" in script.script_text(unplanned_server(module, latest()))
+    assert f"exec {' '.join(module)}" in script.script_text(with_command(*module))
 
 
 def test_a_command_with_its_plan_becomes_a_script_with_numbers():
@@ -222,7 +215,7 @@ def test_a_command_with_its_plan_becomes_a_script_with_numbers():
 @pytest.mark.parametrize("words", [["ls"], ["vllm", "serve"], ["vllm", "serve", "--port", "1"], []])
 def test_what_is_no_server_is_said(words):
     with pytest.raises(LegroomError):
-        unplanned_server(words, latest())
+        with_command(*words)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from planned import planned
 from legroom.cli.main import main
 from legroom.deployments.deployment import deployment_from_command, deployment_from_file
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes, script, systemd
-from legroom.exports.request import ExportRequest
+from legroom.exports.export_request import ExportRequest
 
 FORMATS = ("script", "systemd", "docker", "compose", "kubernetes", "helm-values", "env")
 

@@ -12,8 +12,8 @@ from planned import SERVERS, planned, request
 from legroom.deployments.deployment import deployment_from_file
 from legroom.errors import LegroomError
 from legroom.exports.deploy import systemd
-from legroom.exports.deploy.server import planned_server
-from legroom.exports.request import ExportRequest
+from legroom.exports.deploy.exported_server import planned_server
+from legroom.exports.export_request import ExportRequest
 from legroom.planning.plan_document import plan_from_json
 
 ANALYZE = shutil.which("systemd-analyze")

@@ -4,15 +4,15 @@ import pytest
 import yaml
 from planned import planned, request
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.exports.deploy import compose, docker, helm_values, kubernetes
+from legroom.exports.deploy.exported_server import host_needs_of, planned_server, server_options
 from legroom.exports.deploy.script import script_text
-from legroom.exports.deploy.server import host_needs_of, options_of, planned_server
-from legroom.exports.deploy.words import take_apart
-from legroom.exports.request import ExportRequest
+from legroom.exports.deploy.serve_command import parse_command
+from legroom.exports.export_request import ExportRequest
 from legroom.facts.releases import release
-from legroom.memory.host import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
+from legroom.memory.host_needs import API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES
 from legroom.planning.plan_document import PlanDocument, plan_from_json
 from legroom.units import GIB
 
@@ -109,7 +109,7 @@ def test_workers_that_tell_their_memory_have_legroom_in_the_image(module):
 def test_a_guard_that_is_there_already_is_not_added_again():
     flags = ("--middleware", "legroom.guard.Guard", "--middleware", "my.auth.Middleware")
     made = asked(*flags, with_guard=True)
-    written = script_text(planned_server(made.plan, options_of(made.options)))
+    written = script_text(planned_server(made.plan, server_options(made.options)))
     assert written.count("--middleware legroom.guard.Guard") == 1
     lines = [line.strip() for line in written.splitlines()]
     assert lines[lines.index("--middleware my.auth.Middleware") - 1] == "# A layer around every request, as given."
@@ -143,7 +143,7 @@ def test_what_needs_no_volume_of_its_own_is_not_mentioned(flags):
     ("version", "flags", "fronts"), [("0.32.0", (), 4), ("0.14.0", (), 1), ("0.32.0", ("--api-server-count", "2"), 2)]
 )
 def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fronts):
-    words = take_apart(["vllm", "serve", "m", *flags], release(version))
+    words = parse_command(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={"data_parallel_size": 4})
     needs = host_needs_of(words, 4, 4, 0, document, {})
     assert needs.shares[0].bytes == fronts * API_SERVER_BYTES + 4 * ENGINE_BYTES + 4 * WORKER_BYTES
@@ -167,14 +167,14 @@ def test_every_copy_has_an_engine_and_from_0_15_an_api_server(version, flags, fr
     ],
 )
 def test_the_media_cache_of_the_release_is_counted_for_every_process(version, modalities, flags, env, gib):
-    words = take_apart(["vllm", "serve", "m", *flags], release(version))
+    words = parse_command(["vllm", "serve", "m", *flags], release(version))
     document = PlanDocument(vllm=version, args={}, modalities=tuple(modalities))
     counted = [share.bytes for share in host_needs_of(words, 1, 1, 0, document, env).shares if "media" in share.what]
     assert counted == ([2 * gib * GIB] if gib else [])
 
 
 def test_a_media_cache_in_shared_memory_is_counted_once():
-    words = take_apart(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
+    words = parse_command(["vllm", "serve", "m", "--mm-processor-cache-type", "shm"], release("0.32.0"))
     document = PlanDocument(vllm="0.32.0", args={}, modalities=("image",))
     needs = host_needs_of(words, 1, 1, 0, document, {})
     assert needs.shm_bytes == 5 * GIB

@@ -7,7 +7,7 @@ import pytest
 
 from legroom.cli import export
 from legroom.cli.main import main
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 
 
 class OneFile:

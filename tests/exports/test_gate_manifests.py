@@ -143,7 +143,7 @@ def test_a_kept_authority_signs_the_next_certificate_too(tmp_path):
 def test_a_certificate_lasts_a_year_and_the_authority_ten():
     from cryptography import x509
 
-    from legroom.exports.gate.certificates import new_authority, new_certificate
+    from legroom.exports.gate_certificates import new_authority, new_certificate
 
     authority = new_authority()
     pair = new_certificate(authority, ["a.b.svc"])
@@ -155,7 +155,7 @@ def test_a_certificate_lasts_a_year_and_the_authority_ten():
 
 
 def test_a_file_that_is_no_authority_is_refused(tmp_path):
-    from legroom.exports.gate.certificates import kept_authority
+    from legroom.exports.gate_certificates import kept_authority
 
     (tmp_path / "ca.pem").write_text("nothing")
     with pytest.raises(LegroomError, match="does not hold a certificate"):

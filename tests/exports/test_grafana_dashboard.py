@@ -9,9 +9,9 @@ import pytest
 from planned import planned, request
 
 from legroom.cli.main import main
+from legroom.exports.export_request import ExportRequest
 from legroom.exports.grafana import dashboard as grafana
 from legroom.exports.prometheus import rules as prometheus
-from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
 SCHEMAS = Path(__file__).parents[2] / ".tools/grafana"

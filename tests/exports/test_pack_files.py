@@ -5,12 +5,12 @@ from __future__ import annotations
 import yaml
 
 from legroom.deployments.deployment import deployment_from_file
-from legroom.exports.deploy.pack import pack_files
+from legroom.exports.deploy.pack_files import pack_files
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
+from legroom.planning.packing.gpu_packing import PackRequest, pack
 from legroom.planning.packing.needs import PackedServer
-from legroom.planning.packing.pack import PackRequest, pack
 from legroom.planning.packing.placement import Card, Shift
 from legroom.planning.plan import Target
 from legroom.vllm.args import ServeArgs

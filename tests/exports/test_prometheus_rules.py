@@ -12,10 +12,10 @@ from planned import planned
 from rule_cases import CASES, OWN_CASES, WEEK_CASES
 from scraped_servers import HEALTHY, growing, in_turn, level, second
 
+from legroom.exports.export_request import ExportRequest
 from legroom.exports.grafana import dashboard as grafana
 from legroom.exports.prometheus import rules as prometheus
 from legroom.exports.prometheus.alerts import alert_texts
-from legroom.exports.request import ExportRequest
 from legroom.facts.metrics import exposed_names
 from legroom.facts.releases import release
 

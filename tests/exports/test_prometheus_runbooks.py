@@ -9,10 +9,10 @@ import yaml
 from planned import planned
 
 from legroom.cli.main import COMMANDS, main
+from legroom.exports.export_request import ExportRequest
 from legroom.exports.prometheus import alert_runbooks
 from legroom.exports.prometheus import rules as prometheus
 from legroom.exports.prometheus.alerts import alert_texts
-from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
 

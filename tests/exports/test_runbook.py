@@ -6,10 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from legroom.cli.main import main
-from legroom.explain.catalog import bundled
-from legroom.exports.request import ExportRequest
-from legroom.exports.runbook import runbook
-from legroom.exports.runbook.tree import label, tree
+from legroom.explain.catalog_entries import bundled
+from legroom.exports import runbook
+from legroom.exports.export_request import ExportRequest
+from legroom.exports.runbook import label, tree
 from legroom.facts.releases import latest
 
 IDS = [entry.id for entry in bundled()]

@@ -1,6 +1,6 @@
 """Alerts that fall silent on another release."""
 
-from legroom.exports.prometheus.alert_changes import silenced_alerts
+from legroom.exports.prometheus.alerts import silenced_alerts
 from legroom.facts.releases import release
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
-from legroom.facts.config.attention import draft_mixers, encoder_mixers, further_mixers, mixers
 from legroom.facts.config.layer_patterns import layer_kinds
+from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
+from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace
 
 BASE: dict[str, Any] = {
     "hidden_size": 2048,

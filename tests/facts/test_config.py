@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
+from legroom.facts.model import Attention, LatentAttention, StateSpace
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
-from legroom.facts import gpus
-from legroom.facts.data_files import read_data
+from legroom.facts import gpus, read_data
 from legroom.facts.gpus import Gpu, all_gpus, gpu, nearest_gpus, with_total
 from legroom.units import GIB
 

@@ -118,7 +118,7 @@ def hub() -> Iterator[str]:
 ASK = """
 import json, os, sys
 from legroom.errors import LegroomError
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 for line in sys.stdin:
     name, revision, token = json.loads(line)
     os.environ["HF_TOKEN"] = token

@@ -5,7 +5,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts import bundled
-from legroom.facts.models import bundled_names, load, nearest, smaller_siblings, variants
+from legroom.facts.model_sources import bundled_names, load, nearest, smaller_siblings, variants
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_no_two_models_claim_the_same_hub_id() -> None:
 
 def test_a_bundled_name_needs_no_hub_library() -> None:
     script = (
-        "import sys; from legroom.facts.models import load; load('llama-3.1-8b');"
+        "import sys; from legroom.facts.model_sources import load; load('llama-3.1-8b');"
         "assert 'huggingface_hub' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

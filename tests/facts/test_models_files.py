@@ -6,8 +6,7 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.bundled import expanded, find
-from legroom.facts.model_files import local_tensors, total_bytes
-from legroom.facts.models import load
+from legroom.facts.model_sources import load, local_tensors, total_bytes
 
 
 def llama_config() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 
 
 def text(value: str) -> bytes:

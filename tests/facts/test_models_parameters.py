@@ -6,7 +6,7 @@ import pytest
 
 from legroom.facts import bundled
 from legroom.facts.gpus import gpu
-from legroom.facts.models import bundled_names, load
+from legroom.facts.model_sources import bundled_names, load
 from legroom.facts.releases import release
 from legroom.memory.weights.loaded import parameter_bytes
 from legroom.vllm.args import ServeArgs

@@ -2,8 +2,8 @@
 
 from snapshot_writer import GIB, MIB, SnapshotWriter, block, pinned_segments
 
-from legroom.fragments.report import FragmentReport, fragment_report
-from legroom.fragments.summary_text import read_summary
+from legroom.fragments.fragment_report import FragmentReport, fragment_report
+from legroom.fragments.fragment_sources import read_summary
 from legroom.fragments.torch_snapshot import read_snapshot
 
 

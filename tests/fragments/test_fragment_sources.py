@@ -6,9 +6,8 @@ import pytest
 
 from legroom.black_box import AllocatorState, BlackBox, CardMemory, FailedRequest, MemoryReading, WorkerProcess
 from legroom.errors import LegroomError
-from legroom.fragments.read import read_content
-from legroom.fragments.report import fragment_report
-from legroom.fragments.worker_page import read_page
+from legroom.fragments.fragment_report import fragment_report
+from legroom.fragments.fragment_sources import read_content, read_page
 from legroom.live.metrics.exposition import parse_sample
 from legroom.units import GIB, MIB
 

@@ -53,13 +53,13 @@ def review(thing: dict, operation: str = "CREATE", old: dict | None = None, name
 
 class RunningGate(Spawned):
     def __init__(self, folder: Path, *words: str) -> None:
-        from legroom.exports.gate.certificates import new_authority, new_certificate
+        from legroom.exports.gate_certificates import new_authority, new_certificate
 
         self.folder, self.authority = folder, new_authority()
         (folder / "ca.crt").write_bytes(self.authority.certificate)
         self.write(new_certificate(self.authority, ["localhost", "legroom-gate.legroom.svc"]))
         address = ("--host", "127.0.0.1", "--port", "0", "--tls-dir", str(folder))
-        super().__init__("gate", *address, "--processes", "1", "--deadline", "30", *words)
+        super().__init__("gate", *address, "--deadline", "30", *words)
         self.context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
 
     def write(self, pair: Any) -> None:

@@ -5,8 +5,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.lint.lint import Options, lint_texts
-from legroom.lint.promql import operands
+from legroom.lint.linter import LintOptions, lint_texts
+from legroom.lint.promql_reader import operands
 
 KV = "vllm:kv_cache_usage_perc"
 WAITING = "vllm:num_requests_waiting"
@@ -15,7 +15,7 @@ WAITING = "vllm:num_requests_waiting"
 def rules_of(expression, *records):
     rules = [{"record": name, "expr": text} for name, text in records] + [{"alert": "A", "expr": expression}]
     text = yaml.safe_dump({"groups": [{"name": "a", "rules": rules}]}, width=1000)
-    return sorted(finding.rule for finding in lint_texts([("rules.yml", text)], Options()).findings)
+    return sorted(finding.rule for finding in lint_texts([("rules.yml", text)], LintOptions()).findings)
 
 
 @pytest.mark.parametrize(

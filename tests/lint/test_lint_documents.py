@@ -1,9 +1,9 @@
-"""Lint on a whole document, as people post them: rules, a dashboard, scripts and prose in one text."""
+"""Lint on a whole document, as people post them: rules, a dashboard and scripts in one text."""
 
 import pytest
 
 from legroom.facts.releases import release
-from legroom.lint.lint import Options, lint_texts
+from legroom.lint.linter import LintOptions, lint_texts
 
 DOCUMENT = """\
 Serving notes
@@ -51,6 +51,7 @@ def use(metrics):
 
 Rules:
 
+```yaml
 groups:
 - name: serving
   rules:
@@ -67,9 +68,11 @@ groups:
     expr: rate(vllm:request_success_total[5m]) == 0
   - alert: Mine
     expr: vllm:mine > 10
+```
 
 A dashboard:
 
+```json
 {
   "title": "Serving",
   "panels": [
@@ -77,13 +80,14 @@ A dashboard:
     {"title": "speed", "targets": [{"expr": "rate(vllm_generation_tokens_total{a=\\"b\\"}[1m]) / vllm_prompts"}]}
   ]
 }
+```
 
 That is all.
 """
 
 
 def linted(text, vllm=None, path="notes.txt", **options):
-    return lint_texts([(path, text)], Options(release(vllm) if vllm else None, **options))
+    return lint_texts([(path, text)], LintOptions(release(vllm) if vllm else None, **options))
 
 
 def pairs(report):
@@ -235,4 +239,4 @@ def test_a_command_between_lines_of_prose_is_read_with_its_continued_lines():
 
 @pytest.mark.parametrize("text", ["```", "words\n~~~bash", "> ```sh"])
 def test_a_document_may_end_where_a_code_block_begins(text):
-    assert lint_texts([("a.md", text)], Options()).findings == ()
+    assert lint_texts([("a.md", text)], LintOptions()).findings == ()

@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.api import plan
+from legroom import plan
 from legroom.cli.main import main
-from legroom.deployments.shell.words import commands
-from legroom.deployments.text import Text
-from legroom.lint.lint import SEARCHED, Options, lint_texts
-from legroom.lint.promql import comparisons, series_names
-from legroom.lint.rules import modules, rules
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text
+from legroom.lint.linter import SEARCHED, LintOptions, lint_texts
+from legroom.lint.promql_reader import comparisons, series_names
+from legroom.lint.rules import all_checks, rules
 from legroom.planning.plan_document import plan_from_json
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ RULES_FILE = "groups: [{name: a, rules: [{alert: A, expr: 'EXPR'}]}]"
 
 
 def lint(text, path="file", **options):
-    return lint_texts([(path, text)], Options(**options))
+    return lint_texts([(path, text)], LintOptions(**options))
 
 
 def rules_of(text, path="file", **options):
@@ -85,7 +85,7 @@ def test_rules_of_the_operator_and_rules_in_a_config_map_are_read():
 def test_a_series_that_the_rules_record_is_known():
     text = yaml.safe_dump({"groups": [{"name": "a", "rules": [{"record": "vllm:own", "expr": "1"}]}]})
     used = RULES_FILE.replace("EXPR", "vllm:own > 1")
-    assert lint_texts([("a.yml", text), ("b.yml", used)], Options()).findings == ()
+    assert lint_texts([("a.yml", text), ("b.yml", used)], LintOptions()).findings == ()
 
 
 # PromQL
@@ -126,18 +126,18 @@ def names_of_parser(expression):
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_series_names_are_those_of_a_real_parser(expression):
-    assert sorted(series.name for series in series_names(expression)) == names_of_parser(expression)
+    assert sorted(series.text for series in series_names(expression)) == names_of_parser(expression)
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_names_stand_where_they_are_said_to_stand(expression):
     for series in series_names(expression):
-        assert expression[series.offset :].startswith(series.name)
+        assert expression[series.offset :].startswith(series.text)
 
 
 def test_variables_of_a_dashboard_do_not_hide_the_names():
     expression = 'rate(vllm:a_total{job="$job"}[$__rate_interval]) / [[scale]] + ${x:pipe} * vllm:b'
-    assert [series.name for series in series_names(expression)] == ["vllm:a_total", "vllm:b"]
+    assert [series.text for series in series_names(expression)] == ["vllm:a_total", "vllm:b"]
 
 
 @given(st.text(alphabet="ab:_(){}[]\"'`$#@0123456789.emsd><=!~+-*/%^, \n\\", max_size=60))
@@ -363,7 +363,7 @@ def test_a_comment_silences_a_rule_on_its_line_or_below():
     ],
 )
 def test_what_cannot_be_read_is_said_and_the_rest_goes_on(path, text, reason):
-    report = lint_texts([(path, text), ("good.sh", "vllm serve org/m --nope")], Options())
+    report = lint_texts([(path, text), ("good.sh", "vllm serve org/m --nope")], LintOptions())
     assert reason in report.unread[0].reason
     assert [finding.rule for finding in report.findings] == ["flag-unknown"]
 
@@ -433,7 +433,7 @@ def test_every_rule_says_why_and_a_page_lists_it(capsys):
         assert rule.help.endswith((".", ")."))
         assert f"`{rule.id}`" in page
         assert rule.id in listed
-    assert len(modules()) >= 20
+    assert len(all_checks()) >= 20
 
 
 def test_the_pre_commit_hook_is_given_every_file_that_a_folder_is_searched_for():

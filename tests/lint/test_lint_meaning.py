@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.lint.lint import Options, lint_texts
+from legroom.lint.linter import LintOptions, lint_texts
 
 POD = """apiVersion: v1
 kind: Pod
@@ -30,7 +30,7 @@ def pod(model=LLAMA_70B, ranks=4, failures=600, memory="200Gi", gpu="nvidia-h100
 
 
 def judged(text, path="a.yaml"):
-    return [(finding.rule, finding.severity) for finding in lint_texts([(path, text)], Options()).findings]
+    return [(finding.rule, finding.severity) for finding in lint_texts([(path, text)], LintOptions()).findings]
 
 
 def test_a_pod_with_room_and_time_is_clean():
@@ -135,7 +135,7 @@ def test_an_alert_that_may_be_meant_so_is_a_warning(expression, rule):
 
 
 def test_a_ratio_that_became_two_counters_is_written_as_their_quotient():
-    report = lint_texts([("a.yaml", rule_file("vllm:gpu_prefix_cache_hit_rate < 0.5"))], Options())
+    report = lint_texts([("a.yaml", rule_file("vllm:gpu_prefix_cache_hit_rate < 0.5"))], LintOptions())
     assert [finding.suggestion for finding in report.findings] == [
         "write rate(vllm:prefix_cache_hits_total[5m]) / rate(vllm:prefix_cache_queries_total[5m])"
     ]

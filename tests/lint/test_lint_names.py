@@ -5,12 +5,12 @@ import json
 import pytest
 
 from legroom.facts.releases import release
-from legroom.lint.lint import Options, lint_texts
-from legroom.lint.promql import series_names
+from legroom.lint.linter import LintOptions, lint_texts
+from legroom.lint.promql_reader import series_names
 
 
 def findings(text, path, vllm="0.32.0"):
-    return lint_texts([(path, text)], Options(release(vllm))).findings
+    return lint_texts([(path, text)], LintOptions(release(vllm))).findings
 
 
 def dashboard(*targets, variables=(), **panel):
@@ -52,8 +52,8 @@ def test_queries_of_another_data_source_are_not_promql():
 )
 def test_a_selector_names_its_series_in_several_ways(expression, expected):
     named = list(series_names(expression))
-    assert [series.name for series in named] == expected
-    assert all(expression[series.offset :].startswith(series.name) for series in named)
+    assert [series.text for series in named] == expected
+    assert all(expression[series.offset :].startswith(series.text) for series in named)
 
 
 # Patterns
@@ -128,7 +128,7 @@ def test_a_series_that_measures_something_else_is_not_offered_for_one_of_another
 
 def test_a_removed_series_under_the_prefix_of_kserve_is_found():
     rule = "groups:\n- name: g\n  rules:\n  - record: a\n    expr: kserve_vllm:gpu_cache_usage_perc\n"
-    report = lint_texts([("a.yaml", rule)], Options())
+    report = lint_texts([("a.yaml", rule)], LintOptions())
     assert [(finding.rule, finding.suggestion) for finding in report.findings] == [
         ("metric-unknown", "write kserve_vllm:kv_cache_usage_perc")
     ]
@@ -141,6 +141,6 @@ def test_series_that_a_program_among_the_files_shows_itself_are_right():
     rules = "groups:\n- name: a\n  rules:\n  - {record: 'a:b', expr: 'rate(vllm_request_success_total[5m])'}\n"
     script = "curl -s localhost:8000/metrics | grep vllm_request_success_total\n"
     texts = [("rules.yml", rules), ("look.sh", script)]
-    alone = [finding.rule for finding in lint_texts(texts, Options()).findings]
-    beside = [finding.rule for finding in lint_texts([*texts, ("app.py", program)], Options()).findings]
+    alone = [finding.rule for finding in lint_texts(texts, LintOptions()).findings]
+    beside = [finding.rule for finding in lint_texts([*texts, ("app.py", program)], LintOptions()).findings]
     assert (alone, beside) == (["metric-unknown", "metric-grep"], [])

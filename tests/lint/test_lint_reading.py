@@ -7,18 +7,18 @@ import sys
 import pytest
 
 from legroom.cli.main import main
-from legroom.deployments.shell import scan
-from legroom.lint.lint import Options, lint_files, lint_texts
+from legroom.deployments.shell import lexer
+from legroom.lint.linter import LintOptions, lint_files, lint_texts
 
 WRONG = "vllm serve org/m --nope\n"
 
 
 def rules_of(text, path="start.sh"):
-    return [finding.rule for finding in lint_texts([(path, text)], Options()).findings]
+    return [finding.rule for finding in lint_texts([(path, text)], LintOptions()).findings]
 
 
 def lines_of(text, path="start.sh"):
-    return [finding.place.line for finding in lint_texts([(path, text)], Options()).findings]
+    return [finding.place.line for finding in lint_texts([(path, text)], LintOptions()).findings]
 
 
 # Folders
@@ -29,21 +29,21 @@ def test_a_folder_is_read_though_its_own_path_has_a_dot(folder, tmp_path):
     inner = tmp_path / folder
     inner.mkdir(parents=True)
     (inner / "start.sh").write_text(WRONG)
-    assert [finding.rule for finding in lint_files([str(inner)], Options()).findings] == ["flag-unknown"]
+    assert [finding.rule for finding in lint_files([str(inner)], LintOptions()).findings] == ["flag-unknown"]
 
 
 def test_the_folder_above_is_read(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     (tmp_path / "start.sh").write_text(WRONG)
     monkeypatch.chdir(tmp_path / "sub")
-    assert [finding.rule for finding in lint_files([".."], Options()).findings] == ["flag-unknown"]
+    assert [finding.rule for finding in lint_files([".."], LintOptions()).findings] == ["flag-unknown"]
 
 
 def test_what_is_hidden_inside_a_folder_is_left_out(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "start.sh").write_text(WRONG)
     (tmp_path / "good.sh").write_text("vllm serve org/m\n")
-    assert lint_files([str(tmp_path)], Options()).files == (str(tmp_path / "good.sh"),)
+    assert lint_files([str(tmp_path)], LintOptions()).files == (str(tmp_path / "good.sh"),)
 
 
 def test_a_folder_without_any_file_to_read_is_said(tmp_path, capsys):
@@ -54,7 +54,7 @@ def test_a_folder_without_any_file_to_read_is_said(tmp_path, capsys):
 def test_a_pipe_in_a_folder_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe.sh")
     (tmp_path / "start.sh").write_text(WRONG)
-    assert lint_files([str(tmp_path)], Options()).files == (str(tmp_path / "start.sh"),)
+    assert lint_files([str(tmp_path)], LintOptions()).files == (str(tmp_path / "start.sh"),)
 
 
 # Standard input
@@ -87,8 +87,8 @@ def test_a_script_is_read_on_behind_shifts_and_here_documents(before):
 
 
 def test_a_script_with_too_many_words_is_said_to_be_cut(monkeypatch):
-    monkeypatch.setattr(scan, "_MOST_WORDS", 10)
-    report = lint_texts([("start.sh", WRONG * 4)], Options())
+    monkeypatch.setattr(lexer, "_MAX_WORDS", 10)
+    report = lint_texts([("start.sh", WRONG * 4)], LintOptions())
     assert [finding.place.line for finding in report.findings] == [1, 2]
     assert [(unread.place.line, "more than 10 words" in unread.reason) for unread in report.unread] == [(3, True)]
 
@@ -114,12 +114,12 @@ HEALTHCHECK --interval=30s \\
 
 
 def test_the_continued_lines_of_a_health_check_are_not_the_command_of_the_image():
-    findings = lint_texts([("Dockerfile", DOCKERFILE)], Options()).findings
+    findings = lint_texts([("Dockerfile", DOCKERFILE)], LintOptions()).findings
     assert [(finding.rule, finding.place.line) for finding in findings] == [("flag-unknown", 7), ("flag-not-yet", 7)]
 
 
 def test_the_default_of_a_build_argument_names_the_release():
-    findings = lint_texts([("Dockerfile", DOCKERFILE.replace("v0.10.2", "v0.18.0"))], Options()).findings
+    findings = lint_texts([("Dockerfile", DOCKERFILE.replace("v0.10.2", "v0.18.0"))], LintOptions()).findings
     assert "flag-removed" in {finding.rule for finding in findings}
 
 
@@ -151,7 +151,7 @@ services:
 
 
 def test_merge_keys_are_resolved_and_own_keys_come_first():
-    findings = lint_texts([("compose.yaml", COMPOSE)], Options()).findings
+    findings = lint_texts([("compose.yaml", COMPOSE)], LintOptions()).findings
     assert sorted({(finding.rule, finding.place.line) for finding in findings}) == [
         ("env-unknown", 4),
         ("flag-removed", 17),
@@ -161,7 +161,7 @@ def test_merge_keys_are_resolved_and_own_keys_come_first():
 
 @pytest.mark.parametrize("text", ["a: &a [*a]\n", "a: &a\n  <<: *a\n"])
 def test_a_value_that_contains_itself_is_said(text):
-    assert "contains itself" in lint_texts([("a.yaml", text)], Options()).unread[0].reason
+    assert "contains itself" in lint_texts([("a.yaml", text)], LintOptions()).unread[0].reason
 
 
 # Documents and settings
@@ -170,19 +170,19 @@ def test_a_value_that_contains_itself_is_said(text):
 def test_a_line_that_a_diff_takes_out_is_not_wrong():
     header = "# Notes\n\n```diff\n--- a/start.sh\n+++ b/start.sh\n@@ -1 +1 @@\n"
     text = header + "".join(f"{mark} vllm serve org/m --nope\n" for mark in "-+ ") + "```\n"
-    findings = lint_texts([("notes.md", text)], Options()).findings
+    findings = lint_texts([("notes.md", text)], LintOptions()).findings
     assert [(finding.place.line, finding.place.column) for finding in findings] == [(8, 20), (9, 20)]
 
 
 def test_a_share_of_the_gpu_in_percent_is_found():
-    (finding,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], Options()).findings
+    (finding,) = lint_texts([("a.sh", "vllm serve org/m --gpu-memory-utilization 95")], LintOptions()).findings
     assert (finding.rule, finding.suggestion) == ("flag-value", "write --gpu-memory-utilization 0.95")
     assert rules_of("vllm serve org/m --gpu-memory-utilization 1.0") == []
 
 
 def test_a_key_that_begins_with_no_is_named_as_it_stands():
     text = "model: org/m\nmax-model-len: 8192\ntensor-parallel-size: 1\nno-such-key: 5\n"
-    (finding,) = lint_texts([("config.yaml", text)], Options()).findings
+    (finding,) = lint_texts([("config.yaml", text)], LintOptions()).findings
     assert (finding.place.line, finding.message) == (4, "no vLLM release has --no-such-key")
 
 
@@ -193,7 +193,7 @@ def compose_findings(folder, text, **beside):
     (folder / "compose.yml").write_text(text)
     for name, content in beside.items():
         (folder / name.replace("_", ".")).write_text(content)
-    report = lint_files([str(folder / "compose.yml")], Options())
+    report = lint_files([str(folder / "compose.yml")], LintOptions())
     return [(finding.rule, finding.place.line) for finding in report.findings]
 
 
@@ -228,7 +228,7 @@ def test_a_file_of_variables_is_read_by_itself(tmp_path):
     (tmp_path / "vllm.env").write_text('# of the unit\nexport VLLM_USE_V1="1"\nHF_TOKEN=hf_abcdefghijk\n')
     (tmp_path / "other.env").write_text("PORT=1\n")
     (tmp_path / "tokens.env").write_text("VLLM_MAX_TOKENS_PER_EXPERT_FP8_MOE=1\n")  # counted, and no secret
-    report = lint_files([str(tmp_path)], Options())
+    report = lint_files([str(tmp_path)], LintOptions())
     assert [(finding.rule, finding.place.line) for finding in report.findings] == [
         ("env-unknown", 1),
         ("env-unknown", 2),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from legroom.lint.lint import Options, lint_texts
+from legroom.lint.linter import LintOptions, lint_texts
 
 
 def findings(text, path="start.sh"):
-    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], Options()).findings]
+    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], LintOptions()).findings]
 
 
 # Words
@@ -113,7 +113,7 @@ def test_a_function_sees_the_variables_before_its_call_and_leaves_what_it_export
 
 def test_a_finding_that_is_silenced_in_a_function_counts_once():
     text = "run() { vllm serve org/m --nope; }  # legroom: ignore flag-unknown\nrun\nrun"
-    report = lint_texts([("start.sh", text)], Options())
+    report = lint_texts([("start.sh", text)], LintOptions())
     assert (report.findings, report.ignored) == ((), 1)
 
 
@@ -136,7 +136,9 @@ def test_units_and_manifests_that_a_script_writes_are_read_where_they_stand():
 
 
 def test_a_here_document_that_is_no_manifest_yet_stops_nothing():
-    assert lint_texts([("s.sh", "cat <<E\napiVersion: {{ x }}: y\nE\nvllm serve m --port 1")], Options()).unread == ()
+    assert (
+        lint_texts([("s.sh", "cat <<E\napiVersion: {{ x }}: y\nE\nvllm serve m --port 1")], LintOptions()).unread == ()
+    )
 
 
 def test_values_that_grow_for_ever_are_read_to_an_end():

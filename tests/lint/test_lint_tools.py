@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from legroom.lint.lint import Options, lint_texts
+from legroom.lint.linter import LintOptions, lint_texts
 
 
 def findings(text, path="values.yaml"):
-    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], Options()).findings]
+    return [(finding.rule, finding.place.line) for finding in lint_texts([(path, text)], LintOptions()).findings]
 
 
 UNKNOWN = "flag-unknown"
@@ -136,7 +136,7 @@ def test_the_release_that_a_file_installs_is_the_one_it_serves_with(path, text):
 
 def test_a_server_older_than_any_known_release_is_said_and_the_rest_goes_on():
     old = "services:\n  v: {image: 'vllm/vllm-openai:v0.3.3', command: --model m --nope}\n"
-    report = lint_texts([("a.yml", old), ("b.sh", "vllm serve m --nope")], Options())
+    report = lint_texts([("a.yml", old), ("b.sh", "vllm serve m --nope")], LintOptions())
     assert [finding.place.path for finding in report.findings] == ["b.sh"]
     assert "0.3.3 is older" in report.unread[0].reason
 
@@ -221,7 +221,7 @@ def test_a_family_is_known_whoever_gives_it_and_whatever_its_name_ends_in(text):
 
 def test_families_have_no_total_and_series_do():
     families = 'for m in llm.get_metrics():\n  if m.name in ("vllm:num_preemptions", "vllm:generation_token"): pass'
-    report = lint_texts([("a.py", families)], Options())
+    report = lint_texts([("a.py", families)], LintOptions())
     assert [finding.suggestion for finding in report.findings] == ["write vllm:generation_tokens"]
     scraped = 'requests.get(url + "/metrics")\nvalue = series["vllm:num_preemptions"]'
     assert findings(scraped, "a.py") == [("metric-unknown", 2)]
@@ -236,7 +236,7 @@ def test_code_that_knows_both_names_of_a_series_is_right():
 def test_a_series_that_a_program_shows_itself_is_known_to_every_file():
     program = 'from prometheus_client import Counter\nC = Counter(\n  "vllm_pii_requests", "of a router")'
     rules = "groups:\n- rules:\n  - record: a\n    expr: rate(vllm_pii_requests_total[5m])\n"
-    assert lint_texts([("r.py", program), ("a.yml", rules)], Options()).findings == ()
+    assert lint_texts([("r.py", program), ("a.yml", rules)], LintOptions()).findings == ()
 
 
 def test_a_metrics_adapter_of_kubernetes_shows_names_without_colons():

@@ -14,8 +14,8 @@ from legroom.facts import metrics
 from legroom.facts.releases import known_releases, release
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
 from legroom.live.metrics.names import slots_by_name
-from legroom.live.metrics.recording import rendered
 from legroom.live.metrics.sample import Sample
+from legroom.live.metrics.scrape_recording import rendered
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from legroom.live.gpu_memory import GpuMemory, devices, held_by, server_processes, used_by
-from legroom.live.metrics.address import port_of
+from legroom.live.metrics.endpoint import port_of
 from legroom.units import GIB
 
 CARDS = (

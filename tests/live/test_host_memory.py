@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from own_cgroup import LIMIT_BYTES, limited_cgroup
 
-from legroom.live.host_memory import Cgroup, KernelAccount, kernel_kill
+from legroom.live.kernel_memory import Cgroup, KernelAccount, kernel_kill
 
 EATER = """
 import os, pathlib, sys

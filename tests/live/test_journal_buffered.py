@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
-from legroom.live.journal import buffered
-from legroom.live.journal.buffered import BufferedJournal
+from legroom.live.journal import journal_buffer
 from legroom.live.journal.journal import Journal, JournalUnavailable
+from legroom.live.journal.journal_buffer import BufferedJournal
 from legroom.live.metrics.sample import EngineSample, Sample
 
 
@@ -46,7 +46,7 @@ def test_a_lock_delays_what_is_written_and_changes_no_order(patient, tmp_path, c
         assert not patient.add_samples([sample(100.0)])
         assert patient.waiting == 3
         with pytest.raises(JournalUnavailable, match="locked"):
-            patient.for_acting()
+            patient.open_journal()
         other.execute("ROLLBACK")
     clock.now_s += 60
     assert patient.write(opened("third"))
@@ -70,8 +70,8 @@ def test_a_full_disk_is_waited_out(patient, tmp_path, clock):
 
 
 def test_memory_is_bounded_and_what_is_lost_is_counted(patient, tmp_path, monkeypatch):
-    monkeypatch.setattr(buffered, "_MOST_SAMPLES", 10)
-    monkeypatch.setattr(buffered, "_MOST_WRITES", 5)
+    monkeypatch.setattr(journal_buffer, "_MAX_SAMPLES", 10)
+    monkeypatch.setattr(journal_buffer, "_MAX_WRITES", 5)
     with closing(sqlite3.connect(tmp_path / "j.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         for at in range(8):
@@ -80,7 +80,7 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(patient, tmp_path, monkey
         assert patient.waiting == 15
         assert patient.lost == 3 + 6
         other.execute("ROLLBACK")
-    patient.for_acting()
+    patient.open_journal()
     patient.close()
     with Journal.open(tmp_path / "j.db") as journal:
         assert journal.incidents()[0].title == "number 7"
@@ -93,7 +93,7 @@ def test_a_journal_that_cannot_be_opened_yet_is_tried_again(tmp_path, clock):
     (tmp_path / "folder").unlink()
     clock.now_s += 60
     assert patient.write(opened("second"))
-    assert patient.for_acting().incidents(limit=1)[0].title == "second"
+    assert patient.open_journal().incidents(limit=1)[0].title == "second"
 
 
 @pytest.mark.parametrize("value", [10**30, "\ud800", object()])
@@ -101,5 +101,5 @@ def test_what_can_never_be_written_holds_up_nothing(patient, value):
     patient.write(lambda journal: journal.open_incident(value, "stuck", "never", {}))
     assert patient.write(opened("after"))
     assert (patient.lost, patient.waiting, patient.problem) == (1, 0, None)
-    assert patient.mistake
-    assert [entry.title for entry in patient.for_acting().incidents()] == ["after"]
+    assert patient.error_text
+    assert [entry.title for entry in patient.open_journal().incidents()] == ["after"]

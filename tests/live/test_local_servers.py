@@ -1,4 +1,4 @@
-"""What is added to looks at servers of this machine. NVML and the sockets are stood in for."""
+"""What is added to scrapes at servers of this machine. NVML and the sockets are stood in for."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from loopback import listening
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 Series = tuple[dict[str, str], float]
@@ -51,16 +51,16 @@ class FakePrometheus:
 
 def ask(
     fake: FakePrometheus, *times_s: float, between: Any = None, expected: tuple[str, ...] = (), **options: Any
-) -> list[list[Look]]:
-    """What each of several rounds of looks brings; `between` changes the fake after the first."""
+) -> list[list[ScrapeResult]]:
+    """What each of several rounds of scrapes brings; `between` changes the fake after the first."""
 
-    async def run() -> list[list[Look]]:
+    async def run() -> list[list[ScrapeResult]]:
         rounds = []
         async with listening(web.post("/prom/api/v1/query", fake.query)) as port, open_session() as session:
             source = PrometheusSource(f"http://u:secret@127.0.0.1:{port}/prom", **options)
             source.expect(expected)
             for number, time_s in enumerate(times_s):
-                rounds.append(await source.looks(session, time_s))
+                rounds.append(await source.poll(session, time_s))
                 if number == 0 and between:
                     between()
         return rounds
@@ -170,14 +170,14 @@ def test_a_lost_scrape_is_one_failure_however_often_it_is_asked_for() -> None:
     server(fake, "a:8000", 100, vllm__num_requests_running=3)
     lost: list[Series] = [({"__name__": "up", "instance": "a:8000"}, 0.0)]
 
-    async def run() -> list[Look]:
-        seen: list[Look] = []
+    async def run() -> list[ScrapeResult]:
+        seen: list[ScrapeResult] = []
         async with listening(web.post("/api/v1/query", fake.query)) as port, open_session() as session:
             source = PrometheusSource(f"http://127.0.0.1:{port}")
             for time_s in range(100, 150, 5):  # scraped every 15 s; from 130 on the scrapes fail
                 fake.scraped_s["a:8000"] = 100.0 + (time_s - 100) // 15 * 15
                 fake.series = lost if time_s >= 130 else fake.series
-                seen += await source.looks(session, float(time_s))
+                seen += await source.poll(session, float(time_s))
         return seen
 
     assert [(look.time_s, type(look)) for look in asyncio.run(run())] == [
@@ -291,7 +291,7 @@ def large_fleet(at_s: float = 100.0) -> FakePrometheus:
 
 
 def values_asked_for(fake: FakePrometheus) -> list[str]:
-    """The queries for figures after the first look."""
+    """The queries for figures after the first scrape."""
     return [query for query in fake.queries[3:] if "kv_cache_usage_perc" in query]
 
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from loopback import listening
 
 from legroom.live.metrics.prometheus_source import PrometheusSource
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 
 ROOT = Path(__file__).parents[2]
@@ -49,13 +49,13 @@ def config(ports: list[int]) -> str:
     )
 
 
-async def until(source: PrometheusSource, wanted: int, kind: type[Look]) -> list[Look]:
+async def until(source: PrometheusSource, wanted: int, kind: type[ScrapeResult]) -> list[ScrapeResult]:
     """Ask until that many servers are seen so, for half a minute at most."""
-    seen: dict[str, Look] = {}
+    seen: dict[str, ScrapeResult] = {}
     async with open_session() as session:
         for _ in range(600):
             with contextlib.suppress(ScrapeFailed):  # it is still starting
-                seen |= {look.server: look for look in await source.looks(session, time.time())}
+                seen |= {look.server: look for look in await source.poll(session, time.time())}
             looks = [look for look in seen.values() if isinstance(look, kind)]
             if len(looks) >= wanted:
                 return looks

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from legroom.live.detectors import DetectorFinding, Watcher
-from legroom.live.metrics.recording import replay
 from legroom.live.metrics.sample import Sample
+from legroom.live.metrics.scrape_recording import replay
 from legroom.live.remedies import remedies_for
 
 FOLDER = Path(__file__).parents[1] / "fixtures/live"

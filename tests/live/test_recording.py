@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
 from legroom.live.metrics.exposition import parse_sample
-from legroom.live.metrics.recording import Recorder, rendered, replay
-from legroom.live.metrics.sample import EngineSample, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure, ScrapeResult
+from legroom.live.metrics.scrape_recording import Recorder, rendered, replay
 
 REAL = Path(__file__).parents[1] / "fixtures/live/metrics_0.32.0.txt"
 SERVER = "http://host:8000"
 
 
-def looks(count: int = 300) -> list[Look]:
+def looks(count: int = 300) -> list[ScrapeResult]:
     """A real sample whose figures go on, with a failure now and then."""
     first = parse_sample(REAL.read_bytes(), 1000.0, SERVER)
-    made: list[Look] = []
+    made: list[ScrapeResult] = []
     for number in range(count):
         if number % 50 == 49:
             made.append(ScrapeFailure(1000.0 + 5 * number, SERVER, "timeout", "slow"))

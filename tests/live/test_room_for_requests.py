@@ -6,7 +6,7 @@ import pytest
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.live.view import ServerView, view
+from legroom.live.server_view import ServerView, view
 
 
 def seen(*engines: EngineSample) -> ServerView:

@@ -12,18 +12,18 @@ from aiohttp import web
 from loopback import listening
 
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import endpoint, masked_url
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.endpoint import endpoint, masked_url
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import Endpoint, ScrapeFailed, look, open_session, scrape, scrape_fleet
 
 METRICS = 'vllm:num_requests_running{model_name="m",engine="0"} 3\n'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def ask(handler: Handler, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None, **options: object) -> Look:
-    """What a look at a server with this handler brings."""
+def ask(handler: Handler, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None, **options: object) -> ScrapeResult:
+    """What a scrape at a server with this handler brings."""
 
-    async def run() -> Look:
+    async def run() -> ScrapeResult:
         async with listening(web.get("/metrics", handler), tls=tls) as port, open_session() as session:
             address = f"{'https' if tls else 'http'}://user:secret@localhost:{port}"
             return await look(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_a_web_page_is_no_metrics() -> None:
 
 
 def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("legroom.live.metrics.scrape.MOST_BYTES", 100_000)
+    monkeypatch.setattr("legroom.live.metrics.scrape.MAX_BYTES", 100_000)
 
     async def handler(request: web.Request) -> web.Response:
         return web.Response(text=METRICS * 10_000)
@@ -177,7 +177,7 @@ def test_a_printed_address_shows_neither_user_nor_password_nor_query() -> None:
 def test_a_slow_server_of_a_fleet_holds_up_nobody_and_is_not_asked_twice() -> None:
     asked = {"a": 0, "slow": 0, "b": 0}
 
-    async def run() -> tuple[Look, int]:
+    async def run() -> tuple[ScrapeResult, int]:
         others_were_asked, slow_answered = asyncio.Event(), asyncio.Event()
 
         async def handler(request: web.Request) -> web.Response:
@@ -189,9 +189,9 @@ def test_a_slow_server_of_a_fleet_holds_up_nobody_and_is_not_asked_twice() -> No
                 others_were_asked.set()
             return web.Response(text=METRICS)
 
-        slow: list[Look] = []
+        slow: list[ScrapeResult] = []
 
-        def take(seen: Look) -> None:
+        def take(seen: ScrapeResult) -> None:
             if seen.server.endswith("/slow"):
                 slow.append(seen)
                 slow_answered.set()

@@ -8,7 +8,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.cli.mcp import address_of
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.model import Model
 from legroom.facts.releases import release

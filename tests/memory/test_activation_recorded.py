@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from recorded_runs import H200, Recorded, recorded
 
-from legroom.memory.activation.peak import activation, activation_cold
+from legroom.memory.activation.profile_run import activation, activation_cold
 from legroom.units import MIB
 
 RUNS = recorded()

@@ -10,8 +10,7 @@ from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu
 from legroom.facts.model import Modality
-from legroom.memory.activation.peak import activation, cublas_workspace
-from legroom.memory.activation.sampler import sampling, scratch_rows
+from legroom.memory.activation.profile_run import activation, cublas_workspace, sampling, scratch_rows
 from legroom.units import MIB
 
 LLAMA = models()["t-llama-3.1-8b"]

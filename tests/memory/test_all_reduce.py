@@ -9,9 +9,8 @@ from recorded_runs import settle
 
 from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.model import Model
-from legroom.facts.models import load
-from legroom.memory.all_reduce import captured_all_reduce, is_fused
-from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.facts.model_sources import load
+from legroom.memory.cudagraph_memory import captured_all_reduce, graph_bytes, graph_estimate, is_fused
 from legroom.units import GIB
 
 H100, A100, L40S, RTX_4090 = (gpu(name) for name in ("h100", "a100-sxm4-80gb", "l40s", "rtx4090"))

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.memory.allocator.caching_allocator import CachedBlock, CachingAllocator, RequestRefused
-from legroom.memory.allocator.settings import AllocatorSettings, parse_allocator_settings, segment_bytes
+from legroom.memory.caching_allocator import (
+    AllocatorSettings,
+    Block,
+    CachingAllocator,
+    RequestRefused,
+    parse_allocator_settings,
+    segment_bytes,
+)
 from legroom.units import GIB, MIB
 
 SETTINGS = st.sampled_from(
@@ -76,6 +82,49 @@ def test_settings_are_read_from_the_environments_text() -> None:
     assert parse_allocator_settings(text) == AllocatorSettings(True, 128 * MIB)
 
 
+def allocated(sizes: list[int], limit: int | None = None) -> int:
+    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=limit))
+    for size in sizes:
+        allocator.allocate(size)
+    return allocator.allocated_bytes
+
+
+def test_small_tensors_are_rounded_to_512_bytes() -> None:
+    assert allocated([4, 513, 512]) == 512 + 1024 + 512
+
+
+def test_a_rest_of_up_to_a_mebibyte_is_not_split_off() -> None:
+    assert allocated([259 * MIB]) == 260 * MIB
+    assert allocated([24 * MIB + MIB // 2]) == 24 * MIB + MIB // 2
+
+
+def test_under_a_split_limit_large_blocks_are_used_whole() -> None:
+    assert allocated([24 * MIB + MIB // 2], 20 * MIB) == 26 * MIB
+
+
+def test_a_freed_block_is_used_again_by_the_best_fit() -> None:
+    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=20 * MIB))
+    block = allocator.allocate(64 * MIB)
+    allocator.free(block)
+    allocator.allocate(48 * MIB)
+    assert allocator.allocated_bytes == 64 * MIB
+
+
+def test_under_a_split_limit_a_block_20_mib_too_large_stays_free() -> None:
+    allocator = CachingAllocator(AllocatorSettings(max_split_bytes=20 * MIB))
+    allocator.free(allocator.allocate(70 * MIB))
+    allocator.allocate(48 * MIB)
+    assert allocator.allocated_bytes == 48 * MIB
+
+
+def test_neighbours_are_joined_when_they_are_freed() -> None:
+    allocator = CachingAllocator()
+    first, second = allocator.allocate(8 * MIB), allocator.allocate(8 * MIB)
+    allocator.free(first)
+    allocator.free(second)
+    assert allocator.allocate(20 * MIB).address == first.address
+
+
 @given(SETTINGS, REQUESTS)
 def test_what_is_given_back_can_all_go_back_to_the_card(
     settings: AllocatorSettings, requests: list[tuple[int, bool]]
@@ -90,6 +139,8 @@ def test_what_is_given_back_can_all_go_back_to_the_card(
         if is_freed:
             allocator.free(live.pop(0))
         assert 0 <= allocator.allocated_bytes <= allocator.reserved_bytes
+    assert allocator.allocated_bytes == sum(block.size_bytes for block in live) <= allocator.peak_allocated_bytes
+    assert settings.expandable_segments or sum(allocator.used_segments) <= allocator.reserved_bytes
     for block in live:
         allocator.free(block)
     assert allocator.allocated_bytes == 0
@@ -110,7 +161,7 @@ def test_blocks_in_use_never_overlap(settings: AllocatorSettings, requests: list
 
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "allocator_h200.jsonl.gz"
-"""An H200 with torch 2.11.0+cu130, 4 GiB to use; by bench/record_allocator.py."""
+"""An H200 with torch 2.11.0+cu130, 4 GiB to use; by tests/recorders/record_allocator.py."""
 CASES = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
 TIED_FROM = {"roundup_power2_divisions:4/1": 491}
 """From here on another of two free blocks of one size was taken: by address, which the driver decides."""
@@ -119,7 +170,7 @@ TIED_FROM = {"roundup_power2_divisions:4/1": 491}
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
 def test_every_request_is_answered_as_the_h200_answered_it(case: dict[str, Any]) -> None:
     allocator = CachingAllocator(parse_allocator_settings(case["settings"]), limit_bytes=case["limit_bytes"])
-    live: dict[int, CachedBlock] = {}
+    live: dict[int, Block] = {}
     for outcome, number, size, allocated, reserved, retries in case["requests"][: TIED_FROM.get(case["case"])]:
         answer = "free"
         if outcome == "free" and number in live:

@@ -6,7 +6,7 @@ import pytest
 from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu
-from legroom.memory.attention_scratch import flashinfer_workspace, split_buffers
+from legroom.memory.attention_workspace import flashinfer_workspace, split_buffers
 from legroom.units import MIB
 
 LLAMA = models()["g-llama"]

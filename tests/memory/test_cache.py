@@ -8,11 +8,11 @@ import pytest
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.memory.activation.peak import activation
-from legroom.memory.cache import Inputs, cached
-from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.memory.activation.profile_run import activation
+from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
+from legroom.memory.figure_cache import Inputs, cached
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.overhead import non_torch, outside
 from legroom.memory.weights.loaded import weights
@@ -141,7 +141,7 @@ def test_every_flag_is_part_of_the_key_unless_it_is_left_out(name):
 )
 def test_a_rule_that_reads_a_setting_its_key_lacks_fails_at_once(rule):
     with pytest.raises(TypeError):
-        cached(rule, load("llama-3.1-8b"), _settings(), gpu("h100"), inputs=INPUTS)
+        cached(INPUTS)(rule)(load("llama-3.1-8b"), _settings(), gpu("h100"))
 
 
 def test_a_figure_is_computed_once_for_settings_that_differ_in_what_is_left_out():
@@ -153,8 +153,8 @@ def test_a_figure_is_computed_once_for_settings_that_differ_in_what_is_left_out(
         return 0
 
     for length in (1024, 2048, 4096):
-        cached(rule, model, replace(settings, max_model_len=length), card, inputs=INPUTS)
-    cached(rule, model, replace(settings, max_num_seqs=7), card, inputs=INPUTS)
+        cached(INPUTS)(rule)(model, replace(settings, max_model_len=length), card)
+    cached(INPUTS)(rule)(model, replace(settings, max_num_seqs=7), card)
     assert calls == [settings.max_num_seqs, 7]
 
 

@@ -8,13 +8,12 @@ import pytest
 
 from legroom.facts.gpus import gpu
 from legroom.facts.model import Model
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.memory.kv.plan import kv_plan
+from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import with_draft
+from legroom.vllm.resolve import resolve, with_draft
 
 CARD = gpu("h100")
 SPEC = {"model": "meta-llama/Llama-3.2-1B-Instruct", "num_speculative_tokens": 5}

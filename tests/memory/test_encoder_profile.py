@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import gpu
 from legroom.facts.model import Model
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.memory.activation.encoder import (
+from legroom.memory.activation.encoder_profile import (
     EncoderProfile,
     encoder_budget,
     encoder_profile,
     items_per_batch,
     profiled_items,
 )
-from legroom.memory.activation.peak import activation
+from legroom.memory.activation.profile_run import activation
 from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve

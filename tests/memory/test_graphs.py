@@ -8,9 +8,9 @@ import pytest
 from recorded_runs import H200, Recorded, models, recorded, settle
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
-from legroom.memory.attention_scratch import split_buffers
-from legroom.memory.graphs import captures, graph_bytes, graph_estimate, warm_up_cache
+from legroom.facts.model_sources import load
+from legroom.memory.attention_workspace import split_buffers
+from legroom.memory.cudagraph_memory import captures, graph_bytes, graph_estimate, warm_up_cache
 from legroom.units import MIB
 
 GRAPHS = [run for run in recorded() if run.seen.get("graph_bytes")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legroom.facts.releases import release
-from legroom.memory.host import HostSettings, host_failure, host_needs, pinned_bytes
+from legroom.memory.host_needs import HostSettings, host_failure, host_needs, pinned_bytes
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from kv_cases import H100, settings
 
-from legroom.facts.attention import Attention, LatentAttention, Mixer, StateSpace
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Layer, Model
-from legroom.memory.kv.layers import block_size
+from legroom.facts.model import Attention, LatentAttention, Layer, Mixer, Model, StateSpace
+from legroom.memory.kv.layer_specs import block_size
 from legroom.vllm.args import ServeArgs
 
 B200 = Gpu("NVIDIA B200", 180 * 2**30, compute_capability=(10, 0))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_cases import GIB, H100, settings
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.model import Model
-from legroom.memory.kv.plan import kv_plan
+from legroom.memory.kv.kv_plan import kv_plan
 from legroom.memory.kv.shape import kv_shape
 from legroom.vllm.args import ServeArgs
 

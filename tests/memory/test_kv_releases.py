@@ -12,7 +12,7 @@ import pytest
 from kv_cases import GIB, settings
 
 from legroom.facts.releases import Release, release
-from legroom.memory.kv.plan import KvPlan, plan_of_shape
+from legroom.memory.kv.kv_plan import KvPlan, plan_of_shape
 from legroom.memory.kv.shape import shape_of_specs
 from legroom.memory.kv.specs import CacheSpec, FullAttentionSpec, LatentSpec, SlidingWindowSpec, StateSpec
 

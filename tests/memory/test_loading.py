@@ -8,12 +8,11 @@ import pytest
 
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
-from legroom.memory.deployment import deployment_memory
+from legroom.memory.deployment_memory import deployment_memory
 from legroom.memory.weights.loaded import loaded_weights
 from legroom.units import GIB
 from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 CARD = gpu("rtx4090")
 MODEL = served_model(ServeArgs(model="Qwen/Qwen3-14B"))

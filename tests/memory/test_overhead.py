@@ -5,10 +5,10 @@ from __future__ import annotations
 from recorded_runs import H200, models, recorded, settle
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.memory.activation.peak import activation, activation_cold
-from legroom.memory.graphs import graph_estimate
+from legroom.memory.activation.profile_run import activation, activation_cold
+from legroom.memory.cudagraph_memory import graph_estimate
 from legroom.memory.overhead import (
     cached_bytes,
     communication_bytes,
@@ -22,8 +22,7 @@ from legroom.memory.overhead import (
 from legroom.memory.weights.loaded import weights
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 WHOLE = [run for run in recorded() if "kv_cache_bytes" in run.seen]
 LLAMA = models()["g-llama"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from recorded_runs import H200
 
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.plan import Plan, Target, plan
 from legroom.vllm.args import ServeArgs

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from legroom.api import plan
+from legroom import plan
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.memory.host import pinned_bytes
-from legroom.memory.sleep import residue
+from legroom.memory.caching_allocator import CachingAllocator
+from legroom.memory.host_needs import pinned_bytes
+from legroom.memory.server_states import residue
 from legroom.memory.weights.loaded import weight_segments
-from legroom.memory.weights.torch_allocator import TorchAllocator
 from legroom.planning.machine import Machine, make_plan
-from legroom.planning.sleep_states import plan_states
+from legroom.planning.plan_json import plan_states
 from legroom.units import MIB
 from legroom.vllm.parse import parse_flags
 
@@ -97,14 +97,14 @@ def test_a_release_without_sleep_mode_says_so():
         plan_states(made(vllm="0.6.6"))
 
 
-def test_segments_that_hold_nothing_are_given_back():
-    allocator = TorchAllocator()
+def test_used_segments_leave_out_empty_ones():
+    allocator = CachingAllocator()
     large, small = allocator.allocate(30 * MIB), allocator.allocate(1000)
-    assert allocator.segments == [30 * MIB, 2 * MIB]
+    assert allocator.used_segments == [30 * MIB, 2 * MIB]
     allocator.free(large)
-    assert allocator.segments == [2 * MIB]
+    assert allocator.used_segments == [2 * MIB]
     allocator.free(small)
-    assert allocator.segments == []
+    assert allocator.used_segments == []
 
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "h200_pack_0.32.jsonl"

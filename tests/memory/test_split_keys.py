@@ -6,8 +6,8 @@ import pytest
 from recorded_runs import H200, settle
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
-from legroom.memory.activation.split_keys import parts_of_keys, split_key_bytes
+from legroom.facts.model_sources import load
+from legroom.memory.attention_workspace import num_splits, split_key_bytes
 
 LLAMA = load("llama-3.1-8b")
 
@@ -27,7 +27,7 @@ LLAMA = load("llama-3.1-8b")
 def test_keys_are_cut_where_queries_do_not_fill_the_card(
     tower: str, length: int, sequences: int, head_dim: int, parts: int
 ) -> None:
-    assert parts_of_keys(length, sequences, 16, head_dim) == parts, tower
+    assert num_splits(length, sequences, 16, head_dim) == parts, tower
 
 
 def test_partial_sums_are_those_recorded_for_internvl3() -> None:

@@ -9,13 +9,13 @@ from recorded_runs import H200, models, settle
 
 from legroom.facts.gpus import gpu, with_total
 from legroom.facts.releases import release
-from legroom.memory.deployment import deployment_memory
-from legroom.memory.unified import charged_to_vllm, host_note, host_terms, loader_bytes, reserve_bytes, system_bytes
+from legroom.memory.deployment_memory import deployment_memory
+from legroom.memory.overhead import charged_to_vllm, host_note, host_terms, loader_bytes, reserve_bytes, system_bytes
 from legroom.planning.plan import Target, plan, verdict
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.batching import device_defaults
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 
 LLAMA = models()["g-llama"]
 SPARK = gpu("gb10")

@@ -1,4 +1,4 @@
-"""vLLM 0.32.0's own model classes, built on the meta device by bench/record_weights.py: parameters to the byte."""
+"""vLLM 0.32.0's own model classes, built on the meta device by record_weights.py: parameters to the byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from weight_cases import H100, settings
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.memory.weights.loaded import parameter_bytes
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "vllm_weights.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.memory.weights.loaded import weights
 from legroom.vllm.args import ServeArgs

@@ -22,8 +22,8 @@ from weight_cases import (
 )
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.config.quantization import online_quantization, quantization
-from legroom.facts.config.reading import model_from_config
 from legroom.facts.releases import release
 from legroom.memory.weights.loaded import parameter_bytes, weights
 from legroom.memory.weights.module import Module

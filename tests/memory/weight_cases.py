@@ -7,7 +7,7 @@ from typing import Any
 import kv_cases
 from kv_cases import GIB
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.vllm.args import EngineSettings

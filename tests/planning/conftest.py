@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from legroom.facts.gpus import gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.planning.plan import Target
 

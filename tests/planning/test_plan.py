@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import legroom
 from legroom.errors import LegroomError
 from legroom.facts.gpus import gpu, with_total
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Target, cold_start, plan
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.refusals import RefusedByVllm
+from legroom.vllm.setting_checks import RefusedByVllm
 
 LLAMA = load("llama-3.1-8b")
 CARD = gpu("h200")

@@ -3,9 +3,8 @@
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import gpu
-from legroom.facts.prices import list_prices
-from legroom.planning.price_file import read_price_file
+from legroom.facts.gpus import gpu, list_prices
+from legroom.planning.sizing import read_price_file
 
 
 def written(tmp_path, text):

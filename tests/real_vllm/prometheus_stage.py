@@ -26,9 +26,9 @@ import psutil
 import tiny_models
 from client_loads import Client, crowd
 
+from legroom.exports.export_request import ExportRequest
 from legroom.exports.grafana import dashboard
 from legroom.exports.prometheus import rules
-from legroom.exports.request import ExportRequest
 from legroom.facts.releases import release
 
 SPEED_UP = 10

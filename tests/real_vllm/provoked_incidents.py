@@ -21,9 +21,9 @@ import psutil
 from client_loads import Client, Load, backlog, full_pool, low_hit_rate, steady, thrash
 
 from legroom.live.detectors import Watcher
-from legroom.live.metrics.recording import Recorder
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import endpoint, look, open_session
+from legroom.live.metrics.scrape_recording import Recorder
 
 INTERVAL_S = 5.0
 WITHIN = 3
@@ -133,7 +133,7 @@ class Outcome:
         return self.looks is not None and self.looks <= WITHIN
 
 
-async def watch(url: str, seconds: float, take: Callable[[int, Look], bool], recorder: Recorder | None) -> None:
+async def watch(url: str, seconds: float, take: Callable[[int, ScrapeResult], bool], recorder: Recorder | None) -> None:
     """Look every interval; ends after `seconds`, or when `take` has seen enough."""
     target = endpoint(url)
     async with open_session() as session:
@@ -160,7 +160,7 @@ async def cause(incident: Incident, url: str, server: subprocess.Popen[bytes], r
     async with Client(url, MODEL) as client:
         running: list[asyncio.Task[None]] = []
 
-        def take(number: int, seen: Look) -> bool:
+        def take(number: int, seen: ScrapeResult) -> bool:
             if number == (0 if incident.inject else calm):
                 running.append(asyncio.create_task(incident.load(client)))
             findings = watcher.take(seen)

@@ -218,7 +218,7 @@ drain = {{ by = "guard", token = "{TOKEN}" }}
 """)
         code = (
             "import sys; from pathlib import Path; from legroom.sidecar.sidecar import run_sidecar; "
-            "from legroom.sidecar.config import read_config; "
+            "from legroom.sidecar.watch_config import read_config; "
             "sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
         )
         with (self.folder / "said").open("ab") as said:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from tiny_models import SERVE_ENV
 
-from legroom.api import plan
+from legroom import plan
 from legroom.exports.deploy import kserve, kubernetes
-from legroom.exports.request import ExportRequest
+from legroom.exports.export_request import ExportRequest
 from legroom.planning.plan_document import plan_from_json
 
 DENSE = ("llama-3.1-405b", "h100", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "max_model_len": 16384})

@@ -8,7 +8,8 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,28 @@ from metrics_page import RUNNING, metric
 from restart_load import free_port
 from tiny_models import SERVE_ENV, serve_words, write_model
 
-from legroom.api import plan
-from legroom.exports.deploy.drain import metrics_drain
+from legroom import plan
+from legroom.exports.deploy.environment import EnvVariable
+from legroom.exports.deploy.exported_server import CommentedFlag, ExportedServer, metrics_drain, planned_server
 from legroom.exports.deploy.script import script_text
-from legroom.exports.deploy.server import ExportedServer, planned_server, unplanned_server
+from legroom.exports.deploy.serve_command import parse_command
 from legroom.facts.releases import release
 from legroom.planning.plan_document import plan_from_json
 
 PATIENCE_S = 600.0
+
+
+def described(words: list[str], env: Mapping[str, str]) -> ExportedServer:
+    """A server of exactly these words, which runs on a CPU: of the plan only the times are used."""
+    command = parse_command(words, release("0.32.0"))
+    return replace(
+        planned_server(plan_from_json(plan("llama-3.1-8b", "l4", vllm="0.32.0", advice=False).json())),
+        model=command.model,
+        words=command,
+        lines=tuple(CommentedFlag(phrase, "") for phrase in command.phrases),
+        env=tuple(EnvVariable(name, value, "as given") for name, value in env.items()),
+        secrets=(),
+    )
 
 
 class Started:
@@ -45,7 +60,7 @@ class Started:
         self.words = ["vllm", *served[served.index("serve") :]]
         self.log = folder / "log"
         script = folder / "start.sh"
-        script.write_text(script_text(unplanned_server(self.words, release("0.32.0"), SERVE_ENV)))
+        script.write_text(script_text(described(self.words, SERVE_ENV)))
         env = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(["bash", str(script)], stdout=log, stderr=log, env=env)
@@ -80,7 +95,7 @@ class Started:
         raise AssertionError("the request was never seen to run")
 
     def description(self) -> ExportedServer:
-        return unplanned_server(self.words, release("0.32.0"))
+        return described(self.words, {})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +112,7 @@ def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_the_drain_line_waits_for_what_runs(server: Started) -> None:
     thread, answered = server.running(1200)
-    line = metrics_drain(server.description()).replace("sleep 10;", "").replace("seq 1)", "seq 60)")
+    line = metrics_drain(server.description()).replace("sleep 10;", "").replace("seq 30)", "seq 60)")
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     thread.join(timeout=60)

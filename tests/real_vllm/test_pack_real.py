@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
+from legroom.planning.packing.gpu_packing import PackRequest, pack
 from legroom.planning.packing.needs import PackedServer
-from legroom.planning.packing.pack import PackRequest, pack
 from legroom.planning.packing.placement import Card
 from legroom.planning.plan import Target
 from legroom.vllm.args import ServeArgs

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from legroom.facts.config.reading import model_from_config
+from legroom.facts.config.model_config import model_from_config
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
-from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import MIB
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve

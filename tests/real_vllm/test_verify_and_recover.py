@@ -17,10 +17,10 @@ from metrics_page import RUNNING, metric
 from tiny_models import SERVE_ENV, serve_words, write_model
 
 from legroom.cli.main import main
-from legroom.recover.free import free
-from legroom.recover.holders import look
-from legroom.recover.orphans import judge
-from legroom.verify.verify import VerificationRequest, verify
+from legroom.recover.free_memory import free
+from legroom.recover.machine_snapshot import read_machine
+from legroom.recover.orphans import classify_holders
+from legroom.verify.verification_run import VerificationRequest, verify
 
 PORT = 18310
 URL = f"http://127.0.0.1:{PORT}"
@@ -188,7 +188,7 @@ def test_a_look_while_the_pool_is_too_small_names_the_incident(server, capsys):
 
 def test_nothing_of_a_living_server_is_dead_weight(server):
     members = set(_group(server.pid))
-    judged = {holder.process.pid: holder for holder in judge(look()) if holder.process}
+    judged = {holder.process.pid: holder for holder in classify_holders(read_machine()) if holder.process}
     assert members & set(judged)
     assert not [holder for pid, holder in judged.items() if pid in members and holder.state == "dead"]
     assert {judged[server.pid].state} == {"in use"}
@@ -201,10 +201,16 @@ def test_when_its_api_server_is_killed_the_rest_is_dead_weight_and_is_freed(serv
     time.sleep(1)
     left = set(_group(server.pid))
     dead = [
-        holder for holder in judge(look()) if holder.process and holder.process.pid in left and holder.state == "dead"
+        holder
+        for holder in classify_holders(read_machine())
+        if holder.process and holder.process.pid in left and holder.state == "dead"
     ]
     assert {holder.what.partition("::")[2][:6] for holder in dead} == {"Engine", "Worker"}
-    segments = [holder for holder in judge(look()) if holder.segment and holder.state == "dead" and holder.top]
+    segments = [
+        holder
+        for holder in classify_holders(read_machine())
+        if holder.segment and holder.state == "dead" and holder.top
+    ]
     assert segments
     outcome = free([*dead, *segments])
     assert all(one.is_free for one in outcome), outcome

@@ -16,24 +16,34 @@ from multiprocessing import shared_memory
 import pytest
 
 from legroom.live.gpu_memory import GpuMemory
-from legroom.recover.holders import ELSEWHERE, Holdings, ProcessFact, SharedMemorySegment, look, socket_peers, tcp_peers
-from legroom.recover.orphans import judge, part_of
+from legroom.recover.machine_snapshot import (
+    ELSEWHERE,
+    MachineSnapshot,
+    ProcessInfo,
+    SharedMemorySegment,
+    read_machine,
+    socket_peers,
+    tcp_peers,
+)
+from legroom.recover.orphans import classify_holders, engine_part
 from legroom.units import GIB, MIB
 
 NOW = 1_000_000.0
-INIT = ProcessFact(1, 1.0, 0, "systemd", "/sbin/init", is_python=False)
-SERVER = ProcessFact(100, 5.0, 1, "vllm", "python3 /bin/vllm serve m", is_python=True, loads_vllm=True)
-CORE = ProcessFact(200, 6.0, 1, "VLLM::EngineCor", "VLLM::EngineCore", is_python=True, loads_vllm=True)
-WORKER = ProcessFact(300, 7.0, 200, "VLLM::Worker_TP", "VLLM::Worker_TP0", is_python=True, peers=frozenset({200}))
+INIT = ProcessInfo(1, 1.0, 0, "systemd", "/sbin/init", is_python=False)
+SERVER = ProcessInfo(100, 5.0, 1, "vllm", "python3 /bin/vllm serve m", is_python=True, loads_vllm=True)
+CORE = ProcessInfo(200, 6.0, 1, "VLLM::EngineCor", "VLLM::EngineCore", is_python=True, loads_vllm=True)
+WORKER = ProcessInfo(300, 7.0, 200, "VLLM::Worker_TP", "VLLM::Worker_TP0", is_python=True, peers=frozenset({200}))
 RING_BYTES = 10 * 16 * MIB + 10 * 2
 
 
-def machine(*facts: ProcessFact, **more) -> Holdings:
-    return Holdings(NOW, {fact.pid: fact for fact in (INIT, *facts)}, **more)
+def machine(*facts: ProcessInfo, **more) -> MachineSnapshot:
+    return MachineSnapshot(NOW, {process.pid: process for process in (INIT, *facts)}, **more)
 
 
-def states(holdings: Holdings) -> dict[int | str, str]:
-    return {holder.process.pid if holder.process else holder.what: holder.state for holder in judge(holdings)}
+def states(snapshot: MachineSnapshot) -> dict[int | str, str]:
+    return {
+        holder.process.pid if holder.process else holder.what: holder.state for holder in classify_holders(snapshot)
+    }
 
 
 def ring(path="/dev/shm/psm_1", length=RING_BYTES, age_s=3600.0, **more) -> SharedMemorySegment:
@@ -45,28 +55,28 @@ def test_an_adopted_engine_core_and_its_workers_that_nobody_talks_to_are_dead():
 
 
 def test_a_dead_worker_names_the_engine_core_to_end_first():
-    assert {holder.top for holder in judge(machine(CORE, WORKER))} == {200}
+    assert {holder.top for holder in classify_holders(machine(CORE, WORKER))} == {200}
 
 
 def test_nothing_of_a_living_server_is_dead():
-    judged = states(machine(SERVER, replace(CORE, parent=100, peers=frozenset({100})), WORKER))
-    assert judged == {100: "in use", 200: "in use", 300: "in use"}
+    holders = states(machine(SERVER, replace(CORE, parent=100, peers=frozenset({100})), WORKER))
+    assert holders == {100: "in use", 200: "in use", 300: "in use"}
 
 
 def test_a_server_that_is_pid_1_of_its_container_keeps_its_engine_core():
     first = replace(SERVER, pid=1, parent=0)
-    holdings = Holdings(NOW, {1: first, 200: replace(CORE, parent=1), 300: WORKER})
-    assert set(states(holdings).values()) == {"in use"}
+    snapshot = MachineSnapshot(NOW, {1: first, 200: replace(CORE, parent=1), 300: WORKER})
+    assert set(states(snapshot).values()) == {"in use"}
 
 
 def test_an_adopted_engine_core_that_an_api_server_still_talks_to_is_in_use():
-    worker = ProcessFact(150, 5.5, 1, "VLLM::APIServer", "VLLM::APIServer_0", is_python=True, loads_vllm=True)
+    worker = ProcessInfo(150, 5.5, 1, "VLLM::APIServer", "VLLM::APIServer_0", is_python=True, loads_vllm=True)
     assert states(machine(worker, replace(CORE, peers=frozenset({150}))))[200] == "in use"
 
 
 def test_a_log_daemon_and_a_resource_tracker_are_no_use():
-    journal = ProcessFact(50, 1.0, 1, "systemd-journal", "/usr/lib/systemd/systemd-journald", is_python=False)
-    tracker = ProcessFact(
+    journal = ProcessInfo(50, 1.0, 1, "systemd-journal", "/usr/lib/systemd/systemd-journald", is_python=False)
+    tracker = ProcessInfo(
         60, 5.0, 1, "python3", "python3 -c from multiprocessing.resource_tracker import main;main(3)", True
     )
     assert states(machine(journal, tracker, replace(CORE, peers=frozenset({50, 60}))))[200] == "dead"
@@ -86,16 +96,16 @@ def test_without_the_kernels_word_on_peers_nothing_is_dead():
 
 
 def test_a_python_supervisor_as_pid_1_may_have_made_it():
-    first = ProcessFact(1, 1.0, 0, "python3", "python3 supervise.py", is_python=True)
-    assert states(Holdings(NOW, {1: first, 200: CORE}))[200] == "suspect"
+    first = ProcessInfo(1, 1.0, 0, "python3", "python3 supervise.py", is_python=True)
+    assert states(MachineSnapshot(NOW, {1: first, 200: CORE}))[200] == "suspect"
 
 
 def test_a_program_that_only_borrows_the_name_is_not_vllm():
-    assert part_of(replace(CORE, is_python=False)) == ""
+    assert engine_part(replace(CORE, is_python=False)) == ""
 
 
 def test_actors_of_ray_are_rays_to_end():
-    assert part_of(replace(CORE, title="ray::Worker")) == ""
+    assert engine_part(replace(CORE, title="ray::Worker")) == ""
 
 
 def test_a_server_may_call_its_processes_by_another_name_if_they_are_vllms():
@@ -110,16 +120,16 @@ def test_a_spawned_process_without_a_title_is_known_by_the_code_it_loads():
 
 
 def test_another_program_on_the_gpu_is_in_use():
-    other = ProcessFact(400, 5.0, 1, "python3", "python3 train.py", is_python=True)
+    other = ProcessInfo(400, 5.0, 1, "python3", "python3 train.py", is_python=True)
     cards = (GpuMemory(0, "H100", "u", 80 * GIB, 30 * GIB, ((400, 30 * GIB), (999, GIB))),)
-    judged = {holder.state: holder for holder in judge(machine(other, gpus=cards))}
-    assert judged["in use"].gpu_bytes == 30 * GIB
-    assert judged["unseen"].what == "PID 999 on GPU 0"
+    holders = {holder.state: holder for holder in classify_holders(machine(other, gpus=cards))}
+    assert holders["in use"].gpu_bytes == 30 * GIB
+    assert holders["unseen"].what == "PID 999 on GPU 0"
 
 
 def test_a_zombie_is_shown_with_the_parent_that_has_to_collect_it():
-    judged = judge(machine(SERVER, replace(CORE, parent=100, title="", status="zombie")))
-    assert [(holder.state, "100" in holder.reason) for holder in judged if holder.process.pid == 200] == [
+    holders = classify_holders(machine(SERVER, replace(CORE, parent=100, title="", status="zombie")))
+    assert [(holder.state, "100" in holder.reason) for holder in holders if holder.process.pid == 200] == [
         ("zombie", True)
     ]
 
@@ -173,7 +183,7 @@ def test_a_look_finds_the_process_at_the_other_end_of_a_connection():
     child.start()
     try:
         theirs.close()
-        seen = look().processes
+        seen = read_machine().processes
         assert child.pid in seen[os.getpid()].peers
         assert os.getpid() in seen[child.pid].peers
     finally:
@@ -184,9 +194,9 @@ def test_a_look_finds_the_process_at_the_other_end_of_a_connection():
 def test_a_look_sees_which_process_maps_a_segment():
     made = shared_memory.SharedMemory(create=True, size=4096)
     try:
-        holdings = look()
-        assert f"/dev/shm/{made.name}" in holdings.processes[os.getpid()].shared
-        assert f"/dev/shm/{made.name}" in {segment.path for segment in holdings.segments}
+        snapshot = read_machine()
+        assert f"/dev/shm/{made.name}" in snapshot.processes[os.getpid()].shared
+        assert f"/dev/shm/{made.name}" in {segment.path for segment in snapshot.segments}
     finally:
         made.close()
         made.unlink()
@@ -208,16 +218,16 @@ def test_a_process_whose_command_line_is_no_text_is_looked_at_like_any_other():
     words = [sys.executable.encode(), b"-c", b"print(flush=True); input()", b"na\xefve"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as strange:
         strange.stdout.readline()
-        seen = look().processes[strange.pid]
+        seen = read_machine().processes[strange.pid]
         strange.stdin.close()
     assert seen.title.endswith("na?ve")
 
 
 def test_what_only_its_owner_may_look_into_is_said_to_be_theirs():
-    judged = judge(machine(replace(CORE, is_readable=False, user="bob")))
-    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]
+    holders = classify_holders(machine(replace(CORE, is_readable=False, user="bob")))
+    assert [(holder.state, holder.owner) for holder in holders] == [("suspect", "bob")]
 
 
 def test_a_segment_of_another_user_is_said_to_be_theirs():
-    judged = judge(machine(segments=(ring(is_accounted=False, owner="bob"),)))
-    assert [(holder.state, holder.owner) for holder in judged] == [("suspect", "bob")]
+    holders = classify_holders(machine(segments=(ring(is_accounted=False, owner="bob"),)))
+    assert [(holder.state, holder.owner) for holder in holders] == [("suspect", "bob")]

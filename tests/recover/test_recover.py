@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from legroom.live.journal.journal import Journal, JournalUnavailable
-from legroom.recover.free import free
-from legroom.recover.holders import SharedMemorySegment, look
-from legroom.recover.orphans import Holder, judge
+from legroom.recover.free_memory import free
+from legroom.recover.machine_snapshot import SharedMemorySegment, read_machine
+from legroom.recover.orphans import Holder, classify_holders
 
 ORPHAN = """
 import os, signal, sys
@@ -56,9 +56,9 @@ def orphan():
             os.kill(pid, signal.SIGKILL)
 
 
-def judged(pid: int) -> Holder:
+def dead_holder(pid: int) -> Holder:
     """The holder of a PID; its title is what vLLM's own would be, which a script cannot give itself."""
-    fact = look().processes[pid]
+    fact = read_machine().processes[pid]
     return Holder("dead", "VLLM::EngineCore", "an orphan", replace(fact, title="VLLM::EngineCore"), top=pid)
 
 
@@ -68,7 +68,7 @@ def looking():
     A test that ran before may have made this process one that adopts orphans, and a container's first process may be a
     Python, which `judge` takes for the server that made them.
     """
-    seen = look()
+    seen = read_machine()
     titled = {
         pid: replace(fact, title="VLLM::EngineCore", parent=0) if fact.title.startswith("VLLM::EngineCore -") else fact
         for pid, fact in seen.processes.items()
@@ -85,44 +85,44 @@ def lives(pid: int) -> bool:
 
 def test_an_orphan_is_judged_dead_and_ends_when_asked(orphan):
     pid = orphan()
-    dead = [holder for holder in judge(looking()) if holder.process and holder.process.pid == pid]
+    dead = [holder for holder in classify_holders(looking()) if holder.process and holder.process.pid == pid]
     assert [holder.state for holder in dead] == ["dead"]
-    assert [one.ending for one in free(dead, look_again=looking)] == ["ended"]
+    assert [one.ending for one in free(dead, rescan=looking)] == ["ended"]
     assert not lives(pid)
 
 
 def test_one_that_ignores_the_question_is_killed(orphan):
     pid = orphan("stubborn")
     time.sleep(0.2)
-    assert [one.ending for one in free([judged(pid)], look_again=looking, polite_s=0.3)] == ["killed"]
+    assert [one.ending for one in free([dead_holder(pid)], rescan=looking, sigterm_grace_s=0.3)] == ["killed"]
     assert not lives(pid)
 
 
 def test_a_pid_that_was_used_again_is_not_touched(orphan):
     pid = orphan()
-    older = judged(pid)
+    older = dead_holder(pid)
     assert older.process
     stale = replace(older, process=replace(older.process, created_s=older.process.created_s - 5))
-    (outcome,) = free([stale], look_again=looking, polite_s=0.2)
+    (outcome,) = free([stale], rescan=looking, sigterm_grace_s=0.2)
     assert (outcome.ending, lives(pid)) == ("gone by itself", True)
 
 
 def test_one_that_ends_while_the_machine_is_looked_at_is_gone():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        holder = judged(process.pid)
+        holder = dead_holder(process.pid)
 
         def look_on():
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
             return looking()
 
-        (outcome,) = free([holder], look_again=look_on, polite_s=0.2)
+        (outcome,) = free([holder], rescan=look_on, sigterm_grace_s=0.2)
     assert outcome.ending == "gone by itself"
 
 
 def test_what_is_no_longer_dead_weight_is_left_alone(orphan):
     pid = orphan()
-    (outcome,) = free([judged(pid)], look_again=lambda: replace(looking(), knows_peers=False), polite_s=0.2)
+    (outcome,) = free([dead_holder(pid)], rescan=lambda: replace(looking(), knows_peers=False), sigterm_grace_s=0.2)
     assert (outcome.ending, outcome.is_free, lives(pid)) == ("changed", False, True)
 
 
@@ -137,7 +137,7 @@ def test_without_permission_it_says_so_and_goes_on(orphan, monkeypatch):
         send(handle, number, *rest)
 
     monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
-    outcome = free([judged(first), judged(second)], look_again=looking, polite_s=2)
+    outcome = free([dead_holder(first), dead_holder(second)], rescan=looking, sigterm_grace_s=2)
     assert [one.ending for one in outcome] == ["not permitted", "ended"]
     assert "belongs to" in outcome[0].detail
 
@@ -150,13 +150,13 @@ def segment_holder(path: Path) -> Holder:
 
 
 def in_folder(folder: Path):
-    return lambda: look(folder)
+    return lambda: read_machine(folder)
 
 
 def test_a_leftover_segment_is_removed(tmp_path):
     path = tmp_path / "psm_x"
     path.write_bytes(b"x")
-    (outcome,) = free([segment_holder(path)], look_again=in_folder(tmp_path))
+    (outcome,) = free([segment_holder(path)], rescan=in_folder(tmp_path))
     assert (outcome.ending, path.exists()) == ("removed", False)
 
 
@@ -166,7 +166,7 @@ def test_a_segment_made_anew_under_the_same_name_stays(tmp_path):
     holder = segment_holder(path)
     assert holder.segment
     stale = replace(holder, segment=replace(holder.segment, inode=holder.segment.inode + 1))
-    (outcome,) = free([stale], look_again=in_folder(tmp_path))
+    (outcome,) = free([stale], rescan=in_folder(tmp_path))
     assert (outcome.ending, path.exists()) == ("gone by itself", True)
 
 
@@ -180,7 +180,7 @@ def test_a_journal_that_fails_keeps_nothing_from_being_freed(tmp_path, monkeypat
     monkeypatch.setattr(Journal, failing, locked)
     told: list[str] = []
     with Journal.open(tmp_path / "journal.db") as journal:
-        (outcome,) = free([segment_holder(path)], journal, look_again=in_folder(tmp_path), tell=told.append)
+        (outcome,) = free([segment_holder(path)], journal, rescan=in_folder(tmp_path), on_warning=told.append)
     assert (outcome.ending, path.exists()) == ("removed", False)
     assert len(told) == 1 and "locked" in told[0] and "not written down" in told[0]
 
@@ -193,8 +193,8 @@ def test_what_is_freed_is_in_the_journal_before_and_after(tmp_path):
 
         def watching():
             seen_before.append(len(journal.unfinished_actions()))
-            return look(tmp_path)
+            return read_machine(tmp_path)
 
-        free([segment_holder(path)], journal, look_again=watching)
+        free([segment_holder(path)], journal, rescan=watching)
         assert seen_before == [1]
         assert journal.unfinished_actions() == ()

@@ -14,16 +14,16 @@ from legroom.cli.main import main
 from legroom.drawing.terminal import Style
 from legroom.errors import LegroomError
 from legroom.live.gpu_memory import GpuMemory
-from legroom.recover import free as action
-from legroom.recover import holders, restart_command
-from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
-from legroom.recover.restart_command import Crashed, last_run, restart_after
-from legroom.render.recover_text import holdings_text
+from legroom.recover import free_memory as action
+from legroom.recover import machine_snapshot, restart_command
+from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, SharedMemorySegment
+from legroom.recover.restart_command import CrashedServer, last_run, restart_after
+from legroom.render.recover_text import snapshot_text
 from legroom.units import GIB, MIB
 
-INIT = ProcessFact(1, 1.0, 0, "systemd", "/sbin/init", is_python=False)
-CORE = ProcessFact(200, 6.0, 1, "VLLM::EngineCor", "VLLM::EngineCore", True, resident_bytes=2 * GIB, user="ann")
-OTHER = ProcessFact(400, 5.0, 1, "python3", "python3 train.py --api-key [masked]", True, user="bob")
+INIT = ProcessInfo(1, 1.0, 0, "systemd", "/sbin/init", is_python=False)
+CORE = ProcessInfo(200, 6.0, 1, "VLLM::EngineCor", "VLLM::EngineCore", True, resident_bytes=2 * GIB, user="ann")
+OTHER = ProcessInfo(400, 5.0, 1, "python3", "python3 train.py --api-key [masked]", True, user="bob")
 CARD = GpuMemory(0, "NVIDIA H100 80GB HBM3", "u", 80 * GIB, 75 * GIB, ((200, 70 * GIB), (400, 4 * GIB), (999, GIB)))
 SEGMENTS = tuple(SharedMemorySegment(f"/dev/shm/psm_{n}", 10 * 16 * MIB + 20, MIB, n, 0.0) for n in range(20))
 LOG = Path(__file__).parents[2] / "docs/samples/kv-too-small.log"
@@ -41,14 +41,14 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def machine(monkeypatch):
     """A machine with a dead engine core, somebody else's training, and leftovers; nothing of it real."""
-    seen = Holdings(1e6, {1: INIT, 200: CORE, 400: OTHER}, (CARD,), SEGMENTS)
+    seen = MachineSnapshot(1e6, {1: INIT, 200: CORE, 400: OTHER}, (CARD,), SEGMENTS)
     asked: list[object] = []
 
     def free(dead, journal=None, **_):
         asked.append([holder.what for holder in dead])
         return tuple(action.Freed(holder, "ended" if holder.process else "removed") for holder in dead)
 
-    monkeypatch.setattr(holders, "look", lambda *_: seen)
+    monkeypatch.setattr(machine_snapshot, "read_machine", lambda *_: seen)
     monkeypatch.setattr(action, "free", free)
     return asked
 
@@ -102,8 +102,8 @@ def test_the_reset_command_is_printed_with_its_conditions_and_not_run(machine, c
 
 
 def test_without_a_driver_it_says_so():
-    seen = Holdings(1e6, {1: INIT}, notes=(holders.NO_NVML,))
-    text = holdings_text(seen, (), Style())
+    seen = MachineSnapshot(1e6, {1: INIT}, notes=(machine_snapshot.NO_NVML,))
+    text = snapshot_text(seen, (), Style())
     assert "no NVIDIA driver answers" in text
     assert "Nothing here is dead weight" in text
 
@@ -112,25 +112,25 @@ def test_without_a_driver_it_says_so():
     ("seen", "said"),
     [
         (
-            Holdings(1e6, {1: INIT, 200: replace(CORE, is_readable=False, user="bob")}),
+            MachineSnapshot(1e6, {1: INIT, 200: replace(CORE, is_readable=False, user="bob")}),
             "1 process: 2.00 GiB of bob cannot be",
         ),
-        (Holdings(1e6, {7: OTHER}, hides_others=True), "the processes of other users are hidden"),
+        (MachineSnapshot(1e6, {7: OTHER}, hides_others=True), "the processes of other users are hidden"),
     ],
 )
 def test_what_may_not_be_looked_into_is_said_and_ends_with_1(seen, said, monkeypatch, capsys):
-    monkeypatch.setattr(holders, "look", lambda: seen)
+    monkeypatch.setattr(machine_snapshot, "read_machine", lambda: seen)
     assert main(["recover"]) == 1
     assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("width", [66, 80, 100])
 def test_no_line_is_wider_than_the_terminal(width):
-    from legroom.recover.orphans import judge
+    from legroom.recover.orphans import classify_holders
 
     long = replace(OTHER, title="python3 " + "x" * 300)
-    seen = Holdings(1e6, {1: INIT, 200: CORE, 400: long}, (CARD,), SEGMENTS)
-    assert max(map(len, holdings_text(seen, judge(seen), Style(width=width)).splitlines())) <= width
+    seen = MachineSnapshot(1e6, {1: INIT, 200: CORE, 400: long}, (CARD,), SEGMENTS)
+    assert max(map(len, snapshot_text(seen, classify_holders(seen), Style(width=width)).splitlines())) <= width
 
 
 # What to start instead
@@ -138,14 +138,14 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 def test_a_command_that_does_not_fit_becomes_one_that_does():
     line = "vllm serve llama-3.1-8b --max-model-len 131072"
-    restart = restart_after(Crashed(line, gpu="l4", vllm="0.11.0"))
+    restart = restart_after(CrashedServer(line, gpu="l4", vllm="0.11.0"))
     assert restart.plan and restart.plan.verdict == "fits"
     assert restart.command[:2] == ("vllm", "serve")
     assert restart.plan.settings.max_num_seqs <= max(1, int(restart.plan.memory.kv.max_concurrency))
 
 
 def test_a_command_that_fits_only_gets_as_many_requests_as_always_fit():
-    restart = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 32768", gpu="h100"))
+    restart = restart_after(CrashedServer("vllm serve llama-3.1-8b --max-model-len 32768", gpu="h100"))
     assert restart.plan
     assert restart.plan.settings.max_model_len == 32768
     assert 8 <= restart.plan.settings.max_num_seqs <= restart.plan.memory.kv.max_concurrency
@@ -153,26 +153,26 @@ def test_a_command_that_fits_only_gets_as_many_requests_as_always_fit():
 
 def test_after_a_crash_no_more_of_the_card_is_taken_than_before():
     line = "vllm serve Qwen/Qwen3-8B --max-model-len 32768"
-    restart = restart_after(Crashed(line, gpu="rtx4090", vllm="0.32.0"))
+    restart = restart_after(CrashedServer(line, gpu="rtx4090", vllm="0.32.0"))
     assert "--gpu-memory-utilization" not in restart.command
     assert restart.plan is not None and restart.plan.verdict == "fits"
     assert "; 1 request at a time" in restart.why
 
 
 def test_the_log_knows_better_than_the_command():
-    restart = restart_after(Crashed("vllm serve something-else", log=str(LOG)))
+    restart = restart_after(CrashedServer("vllm serve something-else", log=str(LOG)))
     assert restart.command[-2:] == ("--max-model-len", "40960")
 
 
 def test_without_a_gpu_it_asks_for_one(monkeypatch):
     monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: ())
     with pytest.raises(LegroomError, match="which GPU"):
-        restart_after(Crashed("vllm serve llama-3.1-8b"))
+        restart_after(CrashedServer("vllm serve llama-3.1-8b"))
 
 
 def test_the_gpu_that_the_driver_shows_is_taken(monkeypatch):
     monkeypatch.setattr("legroom.live.gpu_memory.devices", lambda: (CARD,))
-    restart = restart_after(Crashed("vllm serve llama-3.1-8b --max-model-len 8192"))
+    restart = restart_after(CrashedServer("vllm serve llama-3.1-8b --max-model-len 8192"))
     assert restart.plan and restart.plan.target.gpu.total_bytes == 80 * GIB
 
 
@@ -236,7 +236,7 @@ def test_the_variables_of_the_run_stand_before_the_new_command_and_its_keys_are_
 
 
 def test_a_fix_from_the_log_keeps_the_variables_too():
-    restart = restart_after(Crashed("OMP_NUM_THREADS=4 vllm serve llama-3.1-8b", log=str(LOG), gpu="l4"))
+    restart = restart_after(CrashedServer("OMP_NUM_THREADS=4 vllm serve llama-3.1-8b", log=str(LOG), gpu="l4"))
     assert restart.command[:3] == ("OMP_NUM_THREADS=4", "vllm", "serve")
 
 

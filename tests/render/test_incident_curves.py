@@ -1,15 +1,11 @@
 """The curves of an incident stand on an even line of time, so that its marks stand where they belong."""
 
-import math
-
-from legroom.live.journal.columns import COUNTERS, GAUGES, JournalPoint
+from legroom.live.journal.sample_store import JournalPoint
 from legroom.render.incident_text import curves
 
 
 def point(time_s: float, running: float = 1.0, span_s: int = 0) -> JournalPoint:
-    gauges = tuple(running if name == "running" else math.nan for name in GAUGES)
-    counters = (math.nan,) * len(COUNTERS)
-    return JournalPoint(time_s, span_s, 1, gauges, gauges, gauges, counters, counters)
+    return JournalPoint(time_s, span_s, running=running, running_max=running)
 
 
 def running(*points: JournalPoint) -> list[float]:

@@ -14,7 +14,7 @@ from legroom.drawing.text import visible_len
 from legroom.facts.gpus import Gpu
 from legroom.facts.releases import release
 from legroom.figures import Term, estimated, exact, measured
-from legroom.memory.deployment import DeploymentMemory
+from legroom.memory.deployment_memory import DeploymentMemory
 from legroom.memory.layout import Failure, Layout
 from legroom.planning.plan import Advice, Plan, Target
 from legroom.planning.plan import plan as predict
@@ -37,7 +37,7 @@ def _no_cold_start(monkeypatch):
 @pytest.fixture(scope="module")
 def real() -> Plan:
     """A real plan to hang made-up figures on: the pictures must not change when a fit does."""
-    from legroom.facts.models import load
+    from legroom.facts.model_sources import load
 
     card = Gpu("Example GPU 80GB", 80 * GIB, compute_capability=(9, 0))
     args = ServeArgs(model="llama-3.1-8b", max_model_len=32768)

@@ -8,7 +8,7 @@ from legroom.drawing.terminal import Style
 from legroom.facts.releases import release
 from legroom.planning.machine import Machine
 from legroom.planning.upgrades.kv_changes import ByteChange
-from legroom.planning.upgrades.upgrade import upgrade
+from legroom.planning.upgrades.release_upgrade import upgrade
 from legroom.render.upgrade_text import upgrade_text
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs

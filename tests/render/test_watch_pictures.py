@@ -5,7 +5,6 @@ After a change that is meant: UPDATE_SNAPSHOTS=1 pytest tests/render.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import xml.etree.ElementTree as ET
@@ -17,16 +16,16 @@ import pytest
 from legroom.drawing.terminal import Style
 from legroom.live.detectors import DetectorFinding
 from legroom.live.forecast import Forecast
-from legroom.live.journal.columns import COUNTERS, GAUGES, JournalPoint
 from legroom.live.journal.journal import Action, ActionStage, Incident, Note
-from legroom.live.view import ServerView
+from legroom.live.journal.sample_store import JournalPoint
+from legroom.live.server_view import ServerView
 from legroom.render.incident_text import duration, incident_svg, incident_text, incidents_text
 from legroom.render.verify_page import verification_svg, verification_text
-from legroom.render.watch_text import look_text, seconds
-from legroom.verify.checks import Check, LoadRun, Verification
+from legroom.render.watch_text import seconds, servers_text
 from legroom.verify.load import KvPool
-from legroom.verify.sampling import LoadSample
-from legroom.verify.server import RequestOutcome, ServedModel
+from legroom.verify.load_run import LoadSample
+from legroom.verify.openai_client import RequestOutcome, ServedModel
+from legroom.verify.verification_checks import Check, LoadRun, Verification
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 NOW = 1_700_000_000.0
@@ -102,23 +101,27 @@ VIEWS = (
 
 
 def test_a_look_is_as_kept():
-    check("watch_look", look_text(VIEWS, PLAIN))
+    check("watch_look", servers_text(VIEWS, PLAIN))
 
 
 def test_a_look_without_unicode_is_plain_ascii():
-    assert look_text(VIEWS, Style(width=80, unicode=False)).isascii()
+    assert servers_text(VIEWS, Style(width=80, unicode=False)).isascii()
 
 
 def point(number: int) -> JournalPoint:
     busy = 20 <= number < 50
-    gauges = {
-        "kv_use": 0.98 if busy else 0.3 + number / 200,
-        "running": 30.0 if busy else 8.0,
-        "waiting": 25.0 if busy else 0.0,
-    }
-    values = tuple(gauges.get(name, math.nan) for name in GAUGES)
-    growth = tuple(3.0 if busy and name == "preemptions" else 0.0 for name in COUNTERS)
-    return JournalPoint(NOW + 10 * number, 0, 1, values, values, values, growth, growth)
+    use, running, waiting = (0.98, 30.0, 25.0) if busy else (0.3 + number / 200, 8.0, 0.0)
+    return JournalPoint(
+        NOW + 10 * number,
+        0,
+        use,
+        running,
+        waiting,
+        kv_use_max=use,
+        running_max=running,
+        waiting_max=waiting,
+        preempted=3.0 if busy else 0.0,
+    )
 
 
 POINTS = tuple(point(number) for number in range(70))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from legroom.api import plan
-from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect
+from legroom import plan
+from legroom.run.expectation import Expectation, Gpus, expect, pool_comparison, store_calibration
 from legroom.run.server_command import read_command
 
 LOG = """\
@@ -38,22 +38,22 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_pool_as_planned_is_said_to_be(log):
-    assert compared(log, Expectation("", tokens=458752)).endswith("exactly as planned")
-    assert compared(log, Expectation("", tokens=455000)).endswith("as planned")
+    assert pool_comparison(log, Expectation("", tokens=458752)).endswith("exactly as planned")
+    assert pool_comparison(log, Expectation("", tokens=455000)).endswith("as planned")
 
 
 def test_a_pool_off_the_plan_is_told_with_both_numbers(log):
-    line = compared(log, Expectation("", tokens=500000))
+    line = pool_comparison(log, Expectation("", tokens=500000))
     assert "458,752 tokens" in line
     assert "the plan said 500,000 (-8.2%)" in line
 
 
 def test_a_log_without_a_pool_says_nothing(tmp_path):
-    assert compared(tmp_path / "none", Expectation("", tokens=1)) == ""
+    assert pool_comparison(tmp_path / "none", Expectation("", tokens=1)) == ""
 
 
 def test_what_a_start_measured_is_in_the_next_plan(log):
-    line = calibrated(log, Gpus("h100", 1))
+    line = store_calibration(log, Gpus("h100", 1))
     assert "activation" in line
     planned = plan("llama-3.1-8b", "h100", vllm="0.26.0", max_model_len=8192, max_num_seqs=64)
     assert planned.json()["confidence"]["activation_bytes"]["kind"] == "measured"
@@ -62,8 +62,8 @@ def test_what_a_start_measured_is_in_the_next_plan(log):
 def test_a_start_that_cannot_be_learnt_from_says_why(tmp_path):
     empty = tmp_path / "log"
     empty.write_text("hello\n")
-    assert "holds no vLLM start-up" in calibrated(empty, Gpus("h100", 1))
-    assert "without a GPU" in calibrated(empty, Gpus())
+    assert "holds no vLLM start-up" in store_calibration(empty, Gpus("h100", 1))
+    assert "without a GPU" in store_calibration(empty, Gpus())
 
 
 def test_a_plan_on_a_gpu_is_told_in_one_line(vllm):

@@ -13,7 +13,7 @@ import pytest
 
 from legroom.actions.child import Child
 from legroom.process_table import cpu_ticks, descendants, title
-from legroom.run.health import LOOKS, HangWatch, has_stopped_engine, ticks_in_front
+from legroom.run.health import HANG_CHECKS, HangWatch, api_server_cpu_ticks, has_stopped_engine
 
 PATIENCE_S = 40.0
 SLEEP = "import time; time.sleep(600)"
@@ -36,7 +36,7 @@ class Server:
         self.asked = 0
 
     def ask(self, patience_s: float) -> bool:
-        assert 0 < patience_s <= PATIENCE_S / LOOKS
+        assert 0 < patience_s <= PATIENCE_S / HANG_CHECKS
         self.asked += 1
         return self.answers
 
@@ -47,9 +47,9 @@ class Server:
         """So many looks, each after the server worked so much."""
         verdicts = []
         for _ in range(count):
-            self.now_s += PATIENCE_S / LOOKS
+            self.now_s += PATIENCE_S / HANG_CHECKS
             self.ticks = None if self.ticks is None else self.ticks + ticks
-            verdicts.append(watch.hangs())
+            verdicts.append(watch.is_hung())
         return verdicts
 
 
@@ -57,7 +57,7 @@ def test_neither_work_nor_an_answer_for_the_whole_patience_is_a_hang():
     server = Server()
     watch = server.watch()
     server.answers = False
-    assert server.looks(watch, LOOKS) == [False] * (LOOKS - 1) + [True]
+    assert server.looks(watch, HANG_CHECKS) == [False] * (HANG_CHECKS - 1) + [True]
 
 
 def test_a_busy_server_that_does_not_answer_is_left_alone_and_not_even_asked():
@@ -78,9 +78,9 @@ def test_one_sign_of_life_begins_the_patience_anew():
     server = Server()
     watch = server.watch()
     server.answers = False
-    server.looks(watch, LOOKS - 1)
+    server.looks(watch, HANG_CHECKS - 1)
     assert server.looks(watch, 1, ticks=1) == [False]
-    assert server.looks(watch, LOOKS) == [False] * (LOOKS - 1) + [True]
+    assert server.looks(watch, HANG_CHECKS) == [False] * (HANG_CHECKS - 1) + [True]
 
 
 def test_a_server_that_cannot_be_judged_is_left_alone():
@@ -93,8 +93,8 @@ def test_a_server_that_cannot_be_judged_is_left_alone():
 def test_between_two_looks_nothing_is_asked():
     server = Server()
     watch = server.watch()
-    assert watch.left_s() == PATIENCE_S / LOOKS
-    assert not watch.hangs()
+    assert watch.left_s() == PATIENCE_S / HANG_CHECKS
+    assert not watch.is_hung()
     assert server.asked == 0
 
 
@@ -119,7 +119,7 @@ def test_the_work_of_all_but_engines_counts_also_below_a_wrapper(name, counts):
     try:
         until_true(lambda: any(f"VLLM::{name}".encode() in title(pid) for pid in descendants(child.pid)))
         (server,) = [pid for pid in descendants(child.pid) if b"VLLM::" in title(pid)]
-        used = ticks_in_front(child)
+        used = api_server_cpu_ticks(child)
         before, worked = used(), cpu_ticks(server)
         until_true(lambda: cpu_ticks(server) > worked + 2)
         assert ((used() or 0) > (before or 0)) is counts
@@ -131,8 +131,8 @@ def test_a_server_whose_output_nobody_reads_is_not_judged():
     reading, writing = os.pipe()
     child = Child(["yes"], dict(os.environ), outputs=(writing, writing))
     try:
-        until_true(lambda: _is_full(writing) and child.is_held_up)
-        assert ticks_in_front(child)() is None
+        until_true(lambda: _is_full(writing) and child.is_blocked)
+        assert api_server_cpu_ticks(child)() is None
     finally:
         os.close(reading)
         child.close()
@@ -146,7 +146,7 @@ def _is_full(pipe: int) -> bool:
 def test_an_engine_that_was_stopped_hangs_though_its_api_server_lives():
     server = Server()
     watch = HangWatch(PATIENCE_S, lambda: server.ticks, server.ask, lambda: server.now_s, lambda: True)
-    assert server.looks(watch, LOOKS, ticks=5) == [False] * (LOOKS - 1) + [True]
+    assert server.looks(watch, HANG_CHECKS, ticks=5) == [False] * (HANG_CHECKS - 1) + [True]
 
 
 def test_a_stopped_engine_is_told_by_its_state():

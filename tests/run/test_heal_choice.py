@@ -13,7 +13,7 @@ import pytest
 
 from legroom.black_box import AllocatorState, BlackBox, CardMemory, FailedRequest, StackFrame, WorkerProcess
 from legroom.run.expectation import Gpus
-from legroom.run.healing import Bounds, Remedy, heal
+from legroom.run.healing import Bounds, Remedy, find_remedy
 from legroom.run.server_command import read_command
 
 SHORT = (
@@ -58,7 +58,7 @@ def mend(tmp_path: Path):
         path.write_text(log)
         command = read_command([str(program), "serve", "MODEL", *flags.split()], "0.32.0", os.environ)
         before = [((*command.words[:3], *words.split()), env) for words, env in tried]
-        return heal(path, command, Bounds(**bounds), Gpus(), environ, before)
+        return find_remedy(path, command, Bounds(**bounds), Gpus(), environ, before)
 
     return run
 

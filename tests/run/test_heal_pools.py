@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from legroom.run.expectation import Gpus, expect
-from legroom.run.healing import Bounds, Remedy, heal
+from legroom.run.healing import Bounds, Remedy, find_remedy
 from legroom.run.server_command import read_command
 
 _PATH = Path(__file__).parents[1] / "real_vllm/tiny_models.py"
@@ -41,7 +41,7 @@ def mend(tmp_path: Path):
         path = tmp_path / "log"
         path.write_text(VERSION + log)
         command = read_command([*env, str(program), "serve", str(model), *flags], "0.32.0", os.environ)
-        return heal(path, command, Bounds(**bounds), Gpus(), os.environ)
+        return find_remedy(path, command, Bounds(**bounds), Gpus(), os.environ)
 
     return run
 

@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.run.health import has_clients, port_problem
-from legroom.run.restart_policy import LONGEST_DELAY_S, WINDOW_S, RestartBudget
+from legroom.run.restart_policy import BUDGET_WINDOW_S, MAX_RESTART_DELAY_S, RestartBudget
 from legroom.run.run_file import RunFile
-from legroom.run.stopping import ANSWERING_S, GRACE_S, HURRY_S, LEAVING_S, NOT_UP_S, Signals, Stopping
+from legroom.run.stopping import (
+    ERROR_REPLY_S,
+    EXIT_GRACE_S,
+    KILL_GRACE_S,
+    SHUTDOWN_GRACE_S,
+    STARTING_GRACE_S,
+    Signals,
+    Stopping,
+)
 
 
 class Recorder:
@@ -49,11 +57,11 @@ def world():
 
 def test_sigterm_drains_with_a_deadline(world):
     stopping, server, clock = world
-    stopping.take(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGTERM, server)
     assert server.got == ["SIGTERM"]
-    assert stopping.for_good
-    assert stopping.left_s() == 60 + GRACE_S
-    clock[0] += 60 + GRACE_S
+    assert stopping.stop_requested
+    assert stopping.left_s() == 60 + SHUTDOWN_GRACE_S
+    clock[0] += 60 + SHUTDOWN_GRACE_S
     stopping.check(server)
     assert server.got == ["SIGTERM", "kill"]
 
@@ -61,8 +69,8 @@ def test_sigterm_drains_with_a_deadline(world):
 def test_a_server_that_is_not_up_has_nothing_to_finish(world):
     stopping, server, _ = world
     stopping.is_up = False
-    stopping.take(signal.SIGTERM, server)
-    assert stopping.left_s() == NOT_UP_S
+    stopping.on_signal(signal.SIGTERM, server)
+    assert stopping.left_s() == STARTING_GRACE_S
 
 
 @pytest.fixture
@@ -76,61 +84,61 @@ def behind_a_guard():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_with_a_guard_the_server_hears_of_it_when_it_is_empty(behind_a_guard, number):
     stopping, server, _, closed = behind_a_guard
-    stopping.take(number, server)
+    stopping.on_signal(number, server)
     assert (closed, server.got) == ([60.0], [])
-    stopping.drained(server)
-    stopping.drained(server)
-    assert (server.got, stopping.left_s()) == (["SIGTERM"], 60 + GRACE_S)
+    stopping.on_drained(server)
+    stopping.on_drained(server)
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], 60 + SHUTDOWN_GRACE_S)
 
 
 def test_what_is_inside_gets_no_more_time_by_a_guard(behind_a_guard):
     stopping, server, clock, _ = behind_a_guard
-    stopping.take(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGTERM, server)
     clock[0] += 60
     stopping.check(server)
-    assert (server.got, stopping.left_s()) == (["SIGTERM"], GRACE_S)
-    clock[0] += GRACE_S
+    assert (server.got, stopping.left_s()) == (["SIGTERM"], SHUTDOWN_GRACE_S)
+    clock[0] += SHUTDOWN_GRACE_S
     stopping.check(server)
     assert server.got == ["SIGTERM", "kill"]
 
 
 def test_a_second_signal_does_not_wait_for_a_guard(behind_a_guard):
     stopping, server, _, _ = behind_a_guard
-    stopping.take(signal.SIGTERM, server)
-    stopping.take(signal.SIGTERM, server)
-    assert (server.got, stopping.left_s()) == (["SIGINT"], HURRY_S)
-    stopping.drained(server)
+    stopping.on_signal(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGTERM, server)
+    assert (server.got, stopping.left_s()) == (["SIGINT"], KILL_GRACE_S)
+    stopping.on_drained(server)
     assert server.got == ["SIGINT"]
 
 
 def test_a_guard_that_drains_for_a_restart_does_not_drain_again_for_the_end(behind_a_guard):
     stopping, server, _, closed = behind_a_guard
-    stopping.take(signal.SIGHUP, server)
-    stopping.take(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGHUP, server)
+    stopping.on_signal(signal.SIGTERM, server)
     assert (len(closed), server.got) == (1, [])
-    stopping.drained(server)
+    stopping.on_drained(server)
     assert server.got == ["SIGTERM"]
 
 
 def test_a_guard_that_has_drained_needs_no_more_waiting(behind_a_guard):
     stopping, server, _, closed = behind_a_guard
-    stopping.take(signal.SIGHUP, server)
-    stopping.drained(server)
-    stopping.take(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGHUP, server)
+    stopping.on_drained(server)
+    stopping.on_signal(signal.SIGTERM, server)
     assert (len(closed), server.got) == (1, ["SIGTERM", "SIGTERM"])
 
 
 def test_the_guard_of_the_next_start_admits(behind_a_guard):
     stopping, server, _, closed = behind_a_guard
-    stopping.take(signal.SIGHUP, server)
-    stopping.restarting()
-    stopping.take(signal.SIGTERM, server)
+    stopping.on_signal(signal.SIGHUP, server)
+    stopping.reset()
+    stopping.on_signal(signal.SIGTERM, server)
     assert len(closed) == 2
 
 
 def test_a_guard_drains_for_sigterm_alone(behind_a_guard):
     stopping, server, _, closed = behind_a_guard
-    stopping.take(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
     assert (closed, server.got) == ([], ["SIGINT"])
 
 
@@ -138,21 +146,21 @@ def test_a_server_whose_clients_have_all_gone_is_asked_to_go_before_the_deadline
     clock, connected = [100.0], [True]
     stopping = Stopping(60.0, lambda line: None, lambda: clock[0], has_clients=lambda: connected[0])
     server, stopping.is_up = Recorder(has_engines=True), True
-    stopping.take(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
     stopping.check(server)
     assert server.got == ["kill engines"]
-    assert stopping.look_s() < stopping.left_s()
+    assert stopping.next_check_s() < stopping.left_s()
     connected[0] = False
     stopping.check(server)
     assert server.got == ["kill engines", "SIGINT"]
-    assert stopping.left_s() == ANSWERING_S + LEAVING_S
+    assert stopping.left_s() == ERROR_REPLY_S + EXIT_GRACE_S
 
 
 def test_several_api_servers_whose_clients_have_all_gone_are_killed_at_once():
     connected = [True]
     stopping = Stopping(60.0, lambda line: None, has_clients=lambda: connected[0])
     server, stopping.is_up = Recorder(has_engines=True, api_servers=2), True
-    stopping.take(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
     stopping.check(server)
     assert server.got == ["kill engines"]
     connected[0] = False
@@ -165,9 +173,9 @@ def test_a_server_that_is_killed_is_not_asked_to_go_as_well():
     clock = [100.0]
     stopping = Stopping(60.0, lambda line: None, lambda: clock[0])
     server, stopping.is_up = Recorder(has_engines=True), True
-    stopping.take(signal.SIGINT, server)
-    stopping.take(signal.SIGINT, server)
-    clock[0] += ANSWERING_S
+    stopping.on_signal(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
+    clock[0] += ERROR_REPLY_S
     stopping.check(server)
     assert server.got == ["kill engines", "kill"]
 
@@ -186,15 +194,15 @@ def test_a_client_is_seen_while_it_is_connected_and_no_longer():
 def test_after_sigterm_a_second_signal_ends_it_at_once_and_a_third_kills(world):
     stopping, server, _ = world
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-        stopping.take(number, server)
+        stopping.on_signal(number, server)
     assert server.got == ["SIGTERM", "SIGINT", "kill"]
-    assert stopping.left_s() == HURRY_S
+    assert stopping.left_s() == KILL_GRACE_S
 
 
 def test_a_second_sigint_kills(world):
     stopping, server, _ = world
     for number in (signal.SIGINT, signal.SIGINT):
-        stopping.take(number, server)
+        stopping.on_signal(number, server)
     assert server.got == ["SIGINT", "kill"]
 
 
@@ -202,18 +210,18 @@ def test_a_second_sigint_kills(world):
 def ending(world):
     stopping, _, clock = world
     server = Recorder(has_engines=True)
-    stopping.take(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
     return stopping, server, clock
 
 
 def test_sigint_takes_the_engines_away_so_that_the_api_server_answers_its_clients(ending):
     stopping, server, _ = ending
-    assert (server.got, stopping.left_s()) == (["kill engines"], ANSWERING_S)
+    assert (server.got, stopping.left_s()) == (["kill engines"], ERROR_REPLY_S)
 
 
 def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(ending):
     stopping, server, clock = ending
-    for patience_s in (ANSWERING_S, LEAVING_S):
+    for patience_s in (ERROR_REPLY_S, EXIT_GRACE_S):
         clock[0] += patience_s
         stopping.check(server)
     assert server.got == ["kill engines", "SIGINT", "kill"]
@@ -221,14 +229,14 @@ def test_an_api_server_that_has_not_noticed_is_asked_to_go_and_killed_at_last(en
 
 def test_a_server_that_is_still_starting_has_nobody_to_answer():
     stopping, server = Stopping(60.0, lambda line: None), Recorder(has_engines=True)
-    stopping.take(signal.SIGINT, server)
+    stopping.on_signal(signal.SIGINT, server)
     assert server.got == ["SIGINT"]
 
 
 def test_a_server_that_a_ctrl_c_had_to_kill_ended_by_ctrl_c(ending):
     stopping, server, clock = ending
     assert stopping.exit_code(137) == 137  # somebody else's kill
-    for patience_s in (ANSWERING_S, LEAVING_S):
+    for patience_s in (ERROR_REPLY_S, EXIT_GRACE_S):
         clock[0] += patience_s
         stopping.check(server)
     assert [stopping.exit_code(code) for code in (137, 0, 1)] == [130, 0, 1]
@@ -236,27 +244,27 @@ def test_a_server_that_a_ctrl_c_had_to_kill_ended_by_ctrl_c(ending):
 
 def test_a_server_that_did_not_drain_in_time_was_killed(world):
     stopping, server, clock = world
-    stopping.take(signal.SIGTERM, server)
-    clock[0] += 60 + GRACE_S
+    stopping.on_signal(signal.SIGTERM, server)
+    clock[0] += 60 + SHUTDOWN_GRACE_S
     stopping.check(server)
     assert stopping.exit_code(137) == 137
 
 
 def test_sighup_drains_and_starts_anew(world):
     stopping, server, _ = world
-    stopping.take(signal.SIGHUP, server)
+    stopping.on_signal(signal.SIGHUP, server)
     assert server.got == ["SIGTERM"]
-    assert stopping.restart
-    assert not stopping.for_good
-    stopping.restarting()
-    assert not stopping.begun
+    assert stopping.restart_requested
+    assert not stopping.stop_requested
+    stopping.reset()
+    assert not stopping.is_stopping
     assert stopping.left_s() is None
 
 
 def test_sighup_without_a_server_is_kept_for_the_next(world):
     stopping, _, _ = world
-    stopping.take(signal.SIGHUP, None)
-    assert stopping.restart
+    stopping.on_signal(signal.SIGHUP, None)
+    assert stopping.restart_requested
     assert stopping.left_s() is None
 
 
@@ -264,24 +272,24 @@ def test_sigquit_is_not_said_to_drain():
     lines: list[str] = []
     stopping, server = Stopping(60.0, lines.append), Recorder()
     stopping.is_up = True
-    stopping.take(signal.SIGQUIT, server)
+    stopping.on_signal(signal.SIGQUIT, server)
     assert server.got == ["SIGQUIT"]
     assert lines[0].startswith("SIGQUIT: ending at once")
 
 
 def test_sigterm_after_sighup_is_for_good(world):
     stopping, server, _ = world
-    stopping.take(signal.SIGHUP, server)
-    stopping.take(signal.SIGTERM, server)
-    assert stopping.for_good
-    assert not stopping.restart
+    stopping.on_signal(signal.SIGHUP, server)
+    stopping.on_signal(signal.SIGTERM, server)
+    assert stopping.stop_requested
+    assert not stopping.restart_requested
 
 
 def test_other_signals_are_passed_on(world):
     stopping, server, _ = world
-    stopping.take(signal.SIGUSR1, server)
+    stopping.on_signal(signal.SIGUSR1, server)
     assert server.got == ["SIGUSR1"]
-    assert not stopping.begun
+    assert not stopping.is_stopping
 
 
 def test_a_ctrl_c_is_heard_even_where_a_script_started_the_run_in_its_background():
@@ -289,7 +297,7 @@ def test_a_ctrl_c_is_heard_even_where_a_script_started_the_run_in_its_background
     try:
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGINT)
-            assert signals.taken() == [signal.SIGINT]
+            assert signals.received() == [signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -308,7 +316,7 @@ def terminal(monkeypatch):
 def hung_up(signals, times):
     for _ in range(times):
         os.kill(os.getpid(), signal.SIGHUP)
-    return signals.taken()
+    return signals.received()
 
 
 def test_a_terminal_that_closes_asks_to_stop(terminal):
@@ -325,7 +333,7 @@ def test_under_nohup_a_terminal_that_closes_asks_for_nothing(terminal, monkeypat
         terminal.clear()
         assert hung_up(signals, 1) == []
         assert hung_up(signals, 1) == []
-        monkeypatch.setattr("legroom.run.stopping._HANGING_UP_S", 0.0)
+        monkeypatch.setattr("legroom.run.stopping._TERMINAL_CLOSE_S", 0.0)
         assert hung_up(signals, 1) == [signal.SIGHUP]
 
 
@@ -334,24 +342,24 @@ def test_no_hour_has_more_restarts_than_its_budget(per_hour, gaps):
     budget, now, taken = RestartBudget(per_hour, 1.0), 0.0, []
     for gap in gaps:
         now += gap
-        if budget.take(now) is not None:
+        if budget.consume(now) is not None:
             taken.append(now)
-        assert sum(now - WINDOW_S < at for at in taken) <= per_hour
+        assert sum(now - BUDGET_WINDOW_S < at for at in taken) <= per_hour
 
 
 @given(st.floats(0.01, 100))
 def test_every_restart_of_an_hour_waits_longer_up_to_a_limit(first):
     budget = RestartBudget(12, first)
-    delays = [budget.take(0.0) for _ in range(12)]
+    delays = [budget.consume(0.0) for _ in range(12)]
     assert delays == sorted(delays)
     assert delays[0] == first
-    assert max(delays) <= LONGEST_DELAY_S
-    assert budget.take(0.0) is None
+    assert max(delays) <= MAX_RESTART_DELAY_S
+    assert budget.consume(0.0) is None
 
 
 def test_a_budget_may_be_large():
     budget = RestartBudget(2000, 0.0)
-    assert [budget.take(0.0) for _ in range(2000)] == [0.0] * 2000
+    assert [budget.consume(0.0) for _ in range(2000)] == [0.0] * 2000
 
 
 def test_a_port_that_is_bound_but_does_not_listen_is_in_use():
@@ -385,10 +393,10 @@ def test_changes_that_would_move_the_server_are_refused_once(tmp_path, monkeypat
     file = RunFile(8000)
     file.write({"pid": 1})
     (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {flag: "1", "--seed": "1"}}))
-    changes, problem = file.take_changes()
+    changes, problem = file.pop_changes()
     assert changes is None
     assert flag in problem
-    assert file.take_changes() == (None, "")
+    assert file.pop_changes() == (None, "")
 
 
 def test_changes_for_the_next_restart_are_taken_once(tmp_path, monkeypatch):
@@ -396,8 +404,8 @@ def test_changes_for_the_next_restart_are_taken_once(tmp_path, monkeypatch):
     file = RunFile(8000)
     file.write({"pid": 1})
     (tmp_path / "runs/8000.flags.json").write_text(json.dumps({"flags": {"--seed": "1"}}))
-    assert file.take_changes() == ({"flags": {"--seed": "1"}}, "")
-    assert file.take_changes() == (None, "")
+    assert file.pop_changes() == ({"flags": {"--seed": "1"}}, "")
+    assert file.pop_changes() == (None, "")
 
 
 def test_changes_that_cannot_be_read_are_said_and_left_out(tmp_path, monkeypatch):
@@ -405,7 +413,7 @@ def test_changes_that_cannot_be_read_are_said_and_left_out(tmp_path, monkeypatch
     file = RunFile(8000)
     file.write({"pid": 1})
     (tmp_path / "runs/8000.flags.json").write_text("[]")
-    changes, problem = file.take_changes()
+    changes, problem = file.pop_changes()
     assert changes is None
     assert "nothing is changed" in problem
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from own_cgroup import limited_cgroup
 
-from legroom.live.host_memory import KernelKill
+from legroom.live.kernel_memory import KernelKill
 from legroom.run.expectation import Gpus
-from legroom.run.healing import Bounds, heal
-from legroom.run.run_file import LifeRecord
+from legroom.run.healing import Bounds, find_remedy
+from legroom.run.run_file import ProcessRecord
 from legroom.run.server_command import read_command
 from legroom.units import GIB
 
@@ -42,15 +42,15 @@ def test_a_server_that_its_real_cgroup_kills_while_it_serves_is_diagnosed_and_re
 
 
 def test_a_server_that_is_moved_into_its_cgroup_late_is_followed_there(own_cgroup, tmp_path):
-    life = LifeRecord(tmp_path / "log")
+    record = ProcessRecord(tmp_path / "log")
     with subprocess.Popen(["sleep", "60"]) as server:
-        life.follow(server.pid)
+        record.track_cgroup(server.pid)
         (own_cgroup / "cgroup.procs").write_text(str(server.pid))
-        life.follow(server.pid)
+        record.track_cgroup(server.pid)
         server.kill()
         os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
-        life.follow(server.pid)  # it has ended, and nobody has collected it
-    assert life.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
+        record.track_cgroup(server.pid)  # it has ended, and nobody has collected it
+    assert record.question()["account"]["cgroup"]["folder"] == str(own_cgroup)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def diagnosed(tmp_path):
 
     def diagnose(*flags: str, kill: KernelKill, bounds: Bounds = NO_BOUNDS, gpus: Gpus = NO_GPU):
         command = read_command([str(vllm), "serve", "Qwen/Qwen3-8B", *flags], "0.32.0", {})
-        return heal(log, command, bounds, gpus, {}, kill=kill)
+        return find_remedy(log, command, bounds, gpus, {}, kill=kill)
 
     return diagnose
 

@@ -116,9 +116,9 @@ def test_a_record_that_found_no_room_is_written_once_there_is_some(full_disk, mo
     lines: list[str] = []
     file = RunFile(8000)
     file.record({"state": "serving"}, lines.append)
-    file.write_what_is_left()
+    file.retry_write()
     assert [path.name for path in file.path.parent.iterdir()] == []
     assert ["cannot be written" in line for line in lines] == [True]
     (full_disk / "ballast").unlink()
-    file.write_what_is_left()
+    file.retry_write()
     assert json.loads(file.path.read_text())["state"] == "serving"

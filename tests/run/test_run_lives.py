@@ -248,7 +248,7 @@ def dead(run, timing):
 
 
 def test_a_stop_is_heard_while_a_restart_waits_for_its_port(run, port):
-    supervised = dead(run, replace(QUICK, port_patience_s=60.0))
+    supervised = dead(run, replace(QUICK, port_timeout_s=60.0))
     with socket.create_server(("127.0.0.1", port)):
         time.sleep(0.8)  # past the delay: it waits for the port now
         assert supervised.process.poll() is None

@@ -15,8 +15,8 @@ from forked import Forked, take_streams
 from held_run import Run, until
 
 from legroom.actions.run_platform import run_under_way
-from legroom.sidecar.config import read_config
 from legroom.sidecar.sidecar import run_sidecar
+from legroom.sidecar.watch_config import read_config
 
 CONFIG = """
 interval_s = 0.05

@@ -94,7 +94,7 @@ drain = {{ by = "guard", token = "guard-token" }}
 
 
 RUN = "import sys; from pathlib import Path; from legroom.sidecar.sidecar import run_sidecar; \
-from legroom.sidecar.config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
+from legroom.sidecar.watch_config import read_config; sys.exit(run_sidecar(read_config(Path(sys.argv[1]))))"
 
 
 def start_sidecar(config: Path, log: Path) -> subprocess.Popen:

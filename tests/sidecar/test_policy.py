@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from legroom.sidecar.policy import (
+from legroom.sidecar.action_policy import (
     ACTION_NAMES,
     DAY_S,
     HOUR_S,
@@ -15,14 +15,14 @@ from legroom.sidecar.policy import (
     ActionLimits,
     Decision,
     GroupState,
-    Trouble,
+    ServerProblem,
     decide,
 )
 
 ALL = frozenset(ACTION_NAMES)
-STUCK = Trouble("http://a", "stuck_engine", restart_helps=True, failing=True)
-CREEP = Trouble("http://a", "memory_creep", restart_helps=True, failing=False, expected_drain_s=20)
-BACKLOG = Trouble("http://a", "queue_backlog", restart_helps=False, failing=False, scale_helps=True)
+STUCK = ServerProblem("http://a", "stuck_engine", restart_helps=True, failing=True)
+CREEP = ServerProblem("http://a", "memory_creep", restart_helps=True, failing=False, expected_drain_s=20)
+BACKLOG = ServerProblem("http://a", "queue_backlog", restart_helps=False, failing=False, scale_helps=True)
 GROUP = GroupState("llama", servers=4, unhealthy=1)
 
 
@@ -47,9 +47,9 @@ def test_load_is_answered_by_more_servers_up_to_a_number():
 
 
 def test_computed_flags_are_preferred_to_a_plain_restart():
-    trouble = Trouble("a", "pool_pressure", restart_helps=False, failing=False, has_flags=True)
-    assert decide(trouble, GROUP, ActionLimits(), ALL).action == "restart-with-flags"
-    assert decide(trouble, GROUP, ActionLimits(), frozenset({"restart"})).action is None
+    last_problem = ServerProblem("a", "pool_pressure", restart_helps=False, failing=False, has_flags=True)
+    assert decide(last_problem, GROUP, ActionLimits(), ALL).action == "restart-with-flags"
+    assert decide(last_problem, GROUP, ActionLimits(), frozenset({"restart"})).action is None
 
 
 def test_a_failing_server_is_taken_out_where_only_drain_is_allowed():
@@ -88,9 +88,9 @@ def test_pauses_double_and_end():
 
 
 def test_a_server_that_serves_is_not_restarted_when_draining_takes_too_long():
-    slow = Trouble("a", "memory_creep", True, False, expected_drain_s=500)
+    slow = ServerProblem("a", "memory_creep", True, False, expected_drain_s=500)
     assert "draining would take about 500 s" in decide(slow, GROUP, ActionLimits(), ALL).reason
-    failing = Trouble("a", "stuck_engine", True, True, expected_drain_s=500)
+    failing = ServerProblem("a", "stuck_engine", True, True, expected_drain_s=500)
     assert decide(failing, GROUP, ActionLimits(), ALL).action == "restart"
 
 
@@ -100,7 +100,7 @@ def test_a_clock_that_was_set_back_spends_the_budget():
 
 @given(
     st.builds(
-        Trouble,
+        ServerProblem,
         st.just("a"),
         st.just("x"),
         st.booleans(),
@@ -120,12 +120,12 @@ def test_a_clock_that_was_set_back_spends_the_budget():
     ),
     st.frozensets(st.sampled_from(ACTION_NAMES)),
 )
-def test_every_answer_has_a_reason_and_only_allowed_actions(trouble, group, allowed):
-    decision = decide(trouble, group, ActionLimits(), allowed)
+def test_every_answer_has_a_reason_and_only_allowed_actions(last_problem, group, allowed):
+    decision = decide(last_problem, group, ActionLimits(), allowed)
     assert decision.reason
     assert decision.action is None or decision.action in allowed
     if decision.action in RESTARTS:
-        assert trouble.restart_helps or trouble.has_flags
+        assert last_problem.restart_helps or last_problem.has_flags
         assert group.busy_with is None
         assert group.servers == 1 or group.unhealthy * 2 <= group.servers
     if decision.again_in_s is not None:
@@ -156,8 +156,8 @@ class RunAway(RuleBasedStateMachine):
     def health_changes(self, number):
         self.unhealthy = number
 
-    @rule(trouble=st.sampled_from([STUCK, CREEP, BACKLOG]), times=st.integers(1, 50))
-    def trouble_is_seen_again_and_again(self, trouble, times):
+    @rule(last_problem=st.sampled_from([STUCK, CREEP, BACKLOG]), times=st.integers(1, 50))
+    def trouble_is_seen_again_and_again(self, last_problem, times):
         for _ in range(times):
             wall_s = self.true_s + self.skew_s
             group = GroupState(
@@ -167,11 +167,11 @@ class RunAway(RuleBasedStateMachine):
                 [wall_s - begun for begun in self.begun_wall_s],
                 "another" if self.under_way else None,
             )
-            decision = decide(trouble, group, self.limits, frozenset({"restart"}))
+            decision = decide(last_problem, group, self.limits, frozenset({"restart"}))
             if decision.action is not None:
                 assert not self.under_way
                 assert self.unhealthy <= 2
-                assert trouble.restart_helps
+                assert last_problem.restart_helps
                 self.under_way = True
                 self.begun_true_s.append(self.true_s)
                 self.begun_wall_s.append(wall_s)

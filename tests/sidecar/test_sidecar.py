@@ -20,8 +20,8 @@ from forked import Forked, take_streams
 from stand_in import RUN, answers, free_port, start_server, starts, stop_server, wait_for, write_config
 
 from legroom.live.journal.journal import Journal
-from legroom.sidecar.config import read_config
 from legroom.sidecar.sidecar import run_sidecar
+from legroom.sidecar.watch_config import read_config
 
 
 def forked_sidecar(config, log):

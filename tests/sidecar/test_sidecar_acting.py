@@ -10,12 +10,12 @@ from legroom.actions.platform import ActionFailed, FlagChange, FlagsFixed, kept_
 from legroom.actions.server_drain import PlatformDrain
 from legroom.live.detectors import DetectorFinding, Watcher
 from legroom.live.journal.journal import Journal, JournalUnavailable
-from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.endpoint import endpoint
 from legroom.sidecar.acting import Actor
-from legroom.sidecar.config import GroupConfig, ServerConfig, SidecarConfig
-from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.policy import ActionLimits
-from legroom.sidecar.restart import ActionContext, RestartOrder, ServerRestart
+from legroom.sidecar.action_policy import ActionLimits
+from legroom.sidecar.open_incidents import OpenIncident
+from legroom.sidecar.server_restart import ActionContext, RestartOrder, ServerRestart
+from legroom.sidecar.watch_config import GroupConfig, ServerConfig, SidecarConfig
 
 LIMITS = ActionLimits(per_hour=100, per_day=100, first_pause_s=0.0, drain_deadline_s=0.05, restart_deadline_s=0.3)
 A, B = "http://a", "http://b"
@@ -63,7 +63,7 @@ def asked(scene, action, server, undo=None):
 
     async def go():
         actor = scene.actor()
-        await actor.by_hand(action, server, undo, 2, 0)
+        await actor.act_on_request(action, server, undo, 2, 0)
         await ended(actor)
 
     asyncio.run(go())
@@ -242,7 +242,7 @@ def over(scene, incident):
 
     async def go():
         actor = scene.actor()
-        actor.incident_over(incident)
+        actor.end_drain_of(incident)
         scene.journal.close_incident(scene.journal.incident_id(incident.key), "over")
         await ended(actor)
 
@@ -369,7 +369,7 @@ def test_a_clock_that_is_set_gives_no_restart_back(tmp_path, monkeypatch, jump_s
 
         async def go():
             actor = scene.actor()
-            await actor.by_hand("restart", A, None, 2, 0)
+            await actor.act_on_request("restart", A, None, 2, 0)
             await ended(actor)
             now[0] += jump_s
             return await actor._attempt_ages("g"), await actor._attempt_ages("another")

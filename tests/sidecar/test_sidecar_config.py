@@ -10,9 +10,9 @@ from legroom.actions.server_drain import CommandDrain, GuardDrain, PlatformDrain
 from legroom.actions.supervisord_platform import SupervisordProgram
 from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback_host
-from legroom.sidecar.config import read_config, simple_config, with_act
-from legroom.sidecar.policy import ActionLimits
+from legroom.live.metrics.endpoint import is_loopback_host
+from legroom.sidecar.action_policy import ActionLimits
+from legroom.sidecar.watch_config import read_config, simple_config, with_act
 
 WHOLE = """
 interval_s = 2.5
@@ -133,30 +133,30 @@ SERVER = '[[servers]]\nurl = "http://a"\n'
 )
 def test_a_mistake_is_named_with_its_line_and_key(tmp_path, text, said, monkeypatch):
     monkeypatch.delenv("LEGROOM_GUARD_TOKEN", raising=False)
-    with pytest.raises(LegroomError) as mistake:
+    with pytest.raises(LegroomError) as error_text:
         read(tmp_path, text)
-    assert said in mistake.value.message
-    assert mistake.value.message.startswith("watch.toml, line ")
+    assert said in error_text.value.message
+    assert error_text.value.message.startswith("watch.toml, line ")
 
 
 @pytest.mark.parametrize("line", ["token = 271828", "token = 27.1828", "token_env = 271828", "token = [271828]"])
 def test_a_secret_that_is_no_text_is_not_shown(tmp_path, line):
-    with pytest.raises(LegroomError) as mistake:
+    with pytest.raises(LegroomError) as error_text:
         read(tmp_path, f"{line}\n{SERVER}")
-    assert "must be text, not a" in mistake.value.message
-    assert "1828" not in mistake.value.message + mistake.value.hint
+    assert "must be text, not a" in error_text.value.message
+    assert "1828" not in error_text.value.message + error_text.value.hint
 
 
 def test_a_mistake_near_a_known_word_is_told(tmp_path):
-    with pytest.raises(LegroomError) as mistake:
+    with pytest.raises(LegroomError) as error_text:
         read(tmp_path, "intervall_s = 5\n" + SERVER)
-    assert mistake.value.hint == "did you mean interval_s?"
+    assert error_text.value.hint == "did you mean interval_s?"
 
 
 def test_a_secret_in_the_wrong_place_is_not_repeated(tmp_path):
-    with pytest.raises(LegroomError) as mistake:
+    with pytest.raises(LegroomError) as error_text:
         read(tmp_path, 'port = "hunter22"\n' + SERVER)
-    assert "hunter22" not in mistake.value.message
+    assert "hunter22" not in error_text.value.message
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path):

@@ -11,9 +11,9 @@ from legroom.live.journal.journal import Incident, Note
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
 from legroom.sidecar.decisions import change_of
-from legroom.sidecar.http import SidecarMetrics
-from legroom.sidecar.incidents import IncidentKeeper
 from legroom.sidecar.notifier import Notifier, Webhook
+from legroom.sidecar.open_incidents import IncidentKeeper
+from legroom.sidecar.sidecar_http import SidecarMetrics
 
 
 def finding(kind="stuck_engine", severity="critical", time_s=10.0):
@@ -47,7 +47,7 @@ def left_open(server="a"):
 
 def test_an_incident_of_an_earlier_sidecar_goes_on():
     keeper = IncidentKeeper()
-    assert keeper.adopt([left_open(), left_open("gone")], {"a": "g"}, {}) == {"the key"}
+    assert keeper.take_over([left_open(), left_open("gone")], {"a": "g"}, {}) == {"the key"}
     assert [incident.server for incident in keeper.all()] == ["a"]
     assert keeper.update("a", "g", [finding()]).opened == ()
     (adopted,) = keeper.all()
@@ -56,14 +56,16 @@ def test_an_incident_of_an_earlier_sidecar_goes_on():
 
 def test_an_incident_that_ended_meanwhile_is_closed_after_a_while():
     keeper = IncidentKeeper()
-    keeper.adopt([left_open()], {"a": "g"}, {})
+    keeper.take_over([left_open()], {"a": "g"}, {})
     closed = [keeper.update("a", "g", []).closed for _ in range(12)]
     assert [len(ended) for ended in closed] == [0] * 11 + [1]
 
 
 def test_an_adopted_incident_is_repeated_with_why_it_was_opened():
     keeper = IncidentKeeper()
-    keeper.adopt([replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {})
+    keeper.take_over(
+        [replace(left_open(), detail={"by": "sidecar", "finding": {"reason": "no token"}})], {"a": "g"}, {}
+    )
     notifier = Notifier((Webhook("http://h", "alertmanager"),), None, None)
     notifier.repeat(keeper.all())
     _, message = notifier._queues[0].get_nowait()
@@ -98,7 +100,7 @@ def test_a_message_that_is_on_its_way_when_the_sidecar_ends_arrives(monkeypatch)
 
 def test_an_incident_that_takes_hours_to_be_found_again_is_not_closed_before():
     keeper = IncidentKeeper()
-    keeper.adopt([left_open()], {"a": "g"}, {"stuck_engine": 7200.0})
+    keeper.take_over([left_open()], {"a": "g"}, {"stuck_engine": 7200.0})
     assert all(keeper.update("a", "g", []).closed == () for _ in range(100))
     keeper.all()[0].lasts_until_s = 0.0
     assert len(keeper.update("a", "g", []).closed) == 1
@@ -109,7 +111,7 @@ def test_what_was_told_before_a_restart_is_not_told_again(told, again):
     notes = (Note(2.0, "worse", {"severity": told}), Note(3.0, "acknowledged by me", {"acknowledged": True}))
     adopted = replace(left_open(), notes=notes, detail={"by": "sidecar", "severity": "warning"})
     keeper = IncidentKeeper()
-    keeper.adopt([adopted], {"a": "g"}, {})
+    keeper.take_over([adopted], {"a": "g"}, {})
     assert keeper.all()[0].acknowledged
     assert len(keeper.update("a", "g", [finding(severity="critical")]).worse) == again
 

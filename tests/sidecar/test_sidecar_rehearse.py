@@ -8,11 +8,11 @@ import pytest
 from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
 from legroom.live.journal.journal import Journal
-from legroom.live.metrics.address import endpoint
-from legroom.live.metrics.recording import Recorder
+from legroom.live.metrics.endpoint import endpoint
 from legroom.live.metrics.sample import EngineSample, Sample, ScrapeFailure
-from legroom.sidecar.config import ServerConfig, simple_config
-from legroom.sidecar.rehearse import rehearse
+from legroom.live.metrics.scrape_recording import Recorder
+from legroom.sidecar.policy_dry_run import dry_run
+from legroom.sidecar.watch_config import ServerConfig, simple_config
 
 START_S = 1_800_000_000.0
 SERVER = "http://a:8000"
@@ -53,7 +53,7 @@ def recording(tmp_path):
 
 
 def test_it_says_what_would_have_been_done(recording):
-    told = rehearse(recording, config_of(["restart"]))
+    told = dry_run(recording, config_of(["restart"]))
     assert [event.what for event in told.events][:2] == ["opened", "restart"]
     assert told.events[1].text == "would restart: a restart cures stuck_engine"
     assert (told.looks, told.servers, len(told.actions)) == (121, 1, 1)
@@ -61,13 +61,13 @@ def test_it_says_what_would_have_been_done(recording):
 
 
 def test_by_default_nothing_would_have_been_done(recording):
-    told = rehearse(recording, simple_config([SERVER]))
+    told = dry_run(recording, simple_config([SERVER]))
     assert told.actions == ()
     assert "was not told to act" in told.events[1].text
 
 
 def test_it_refuses_what_the_sidecar_must_refuse(recording):
-    told = rehearse(recording, config_of(["restart", "drain"], platform=None))
+    told = dry_run(recording, config_of(["restart", "drain"], platform=None))
     assert told.actions == ()
     assert f"no platform is named for {SERVER}" in told.events[1].text
 
@@ -77,7 +77,7 @@ def test_the_journal_can_be_rehearsed_too(tmp_path):
     with Journal.open(path) as journal:
         journal.add_samples(list(hanging(10)))
     before = path.read_bytes()
-    told = rehearse(path, config_of(["restart"]))
+    told = dry_run(path, config_of(["restart"]))
     assert [event.what for event in told.actions] == ["restart"]
     assert path.read_bytes() == before
 
@@ -87,7 +87,7 @@ def test_every_server_of_a_journal_is_rehearsed_by_itself(tmp_path):
     with Journal.open(path) as journal:
         for sample in hanging(10):
             journal.add_samples([sample, replace(sample, server=other, engines=())])
-    told = rehearse(path, config_of(["restart"]))
+    told = dry_run(path, config_of(["restart"]))
     assert (told.looks, told.servers) == (240, 2)
     assert {event.server for event in told.actions} == {SERVER}
 
@@ -98,7 +98,7 @@ def test_budgets_hold_in_a_rehearsal(tmp_path):
         for turn in range(20):  # it hangs, recovers, hangs ...
             for sample in hanging(10):
                 recorder.add(Sample(sample.time_s + turn * 600, SERVER, sample.engines, process_start_s=1000.0 * turn))
-    told = rehearse(path, config_of(["restart"]))
+    told = dry_run(path, config_of(["restart"]))
     assert 1 <= len(told.actions) <= 6
     assert any("backing off" in event.text or "budget" in event.text for event in told.events)
 
@@ -106,6 +106,6 @@ def test_budgets_hold_in_a_rehearsal(tmp_path):
 def test_what_is_neither_is_refused(tmp_path):
     (tmp_path / "x").write_text("hello\n")
     with pytest.raises(LegroomError, match="not a recording"):
-        rehearse(tmp_path / "x", simple_config([SERVER]))
+        dry_run(tmp_path / "x", simple_config([SERVER]))
     with pytest.raises(LegroomError, match="cannot be read"):
-        rehearse(tmp_path / "none", simple_config([SERVER]))
+        dry_run(tmp_path / "none", simple_config([SERVER]))

@@ -7,10 +7,10 @@ from stand_in_world import Killed, World
 
 from legroom.actions.platform import ActionFailed, FlagChange, Override, keep_override, kept_override
 from legroom.live.journal.journal import Journal
-from legroom.live.metrics.address import endpoint
-from legroom.sidecar.config import ServerConfig
-from legroom.sidecar.policy import ActionLimits
-from legroom.sidecar.restart import ActionContext, RestartOrder, ServerRestart
+from legroom.live.metrics.endpoint import endpoint
+from legroom.sidecar.action_policy import ActionLimits
+from legroom.sidecar.server_restart import ActionContext, RestartOrder, ServerRestart
+from legroom.sidecar.watch_config import ServerConfig
 
 LIMITS = ActionLimits(drain_deadline_s=0.05, restart_deadline_s=0.5)
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.live.journal import buffered
+from legroom.live.journal import journal_buffer
 from legroom.live.journal.journal import Journal
-from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.endpoint import Endpoint
 from legroom.live.metrics.sample import ScrapeFailure
 from legroom.live.thresholds import DEFAULT
 from legroom.sidecar import sidecar as sidecar_module
 from legroom.sidecar import sources
-from legroom.sidecar.config import KubernetesConfig, PrometheusConfig, simple_config
 from legroom.sidecar.sidecar import Sidecar
 from legroom.sidecar.sources import source_of
+from legroom.sidecar.watch_config import KubernetesConfig, PrometheusConfig, simple_config
 
 HASTY = DEFAULT.changed({"unreachable_hold": {"samples": 1, "seconds": 0}})
 
@@ -36,8 +36,8 @@ def ran(config, steps):
     async def go():
         sidecar = Sidecar(config, lambda text: None)
 
-        async def source(take, gone, awaited, /):
-            await steps(sidecar, take, gone)
+        async def source(take, server_removed, expected, /):
+            await steps(sidecar, take, server_removed)
             sidecar.stop()
             await asyncio.sleep(60)
 
@@ -54,10 +54,10 @@ def outcomes(folder):
 def test_a_server_that_is_no_longer_listed_leaves_nothing_behind(tmp_path):
     seen = []
 
-    async def steps(sidecar, take, gone):
+    async def steps(sidecar, take, server_removed):
         take(down("pod-a"))
         seen.append((sidecar.health(), sidecar.metrics_text()[0]))
-        gone("pod-a")
+        server_removed("pod-a")
         seen.append((sidecar.health(), sidecar.metrics_text()[0]))
 
     ran(config_in(tmp_path), steps)
@@ -68,9 +68,9 @@ def test_a_server_that_is_no_longer_listed_leaves_nothing_behind(tmp_path):
 
 
 def test_a_server_of_the_config_stays_whatever_a_source_lists(tmp_path):
-    async def steps(sidecar, take, gone):
+    async def steps(sidecar, take, server_removed):
         take(down("http://a:8000"))
-        gone("http://a:8000")
+        server_removed("http://a:8000")
         assert sidecar.health()["incidents_open"] == 1
 
     ran(config_in(tmp_path, ["http://a:8000"]), steps)
@@ -82,7 +82,7 @@ def test_incidents_of_servers_that_nobody_watches_end_at_the_next_start(tmp_path
         for server, by in (("http://old", "sidecar"), ("http://a:8000", "sidecar"), ("http://page", "watch")):
             journal.open_incident(server, "stuck_engine", "It hangs", {"by": by}, 0.0, server)
 
-    async def nothing(sidecar, take, gone):
+    async def nothing(sidecar, take, server_removed):
         pass
 
     ran(config_in(tmp_path, ["http://a:8000"]), nothing)
@@ -102,39 +102,39 @@ def stuck_in(folder, *servers):
 
 
 @pytest.mark.parametrize(
-    "finder", [{"prometheus": PrometheusConfig("http://p")}, {"kubernetes": KubernetesConfig("a=b")}]
+    "source_name", [{"prometheus": PrometheusConfig("http://p")}, {"kubernetes": KubernetesConfig("a=b")}]
 )
-def test_an_incident_of_a_server_that_is_found_elsewhere_goes_on_after_a_restart(tmp_path, finder):
+def test_an_incident_of_a_server_that_is_found_elsewhere_goes_on_after_a_restart(tmp_path, source_name):
     stuck_in(tmp_path, "ns/pod-a", "ns/pod-b")
     told = []
 
-    async def steps(sidecar, take, gone):
+    async def steps(sidecar, take, server_removed):
         sidecar._notifier.notify = lambda *said: told.append(said)
-        assert sidecar._awaited() == {"ns/pod-a", "ns/pod-b"}
+        assert sidecar._expected_servers() == {"ns/pod-a", "ns/pod-b"}
         take(down("ns/pod-a"))
         take(down("ns/pod-a"))
-        assert sidecar._awaited() == {"ns/pod-b"}
+        assert sidecar._expected_servers() == {"ns/pod-b"}
         assert told == []
-        gone("ns/pod-b")
+        server_removed("ns/pod-b")
         assert len(told) == 1
 
-    ran(config_in(tmp_path, **finder), steps)
+    ran(config_in(tmp_path, **source_name), steps)
     assert outcomes(tmp_path) == ["no longer watched", None]
 
 
 def test_a_journal_that_was_away_at_the_start_is_gone_on_with_when_it_is_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(sidecar_module, "_LEAST_FLUSH_S", 0.01)
-    monkeypatch.setattr(buffered, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(sidecar_module, "_MIN_FLUSH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(journal_buffer, "_PAUSE_S", 0.01)
     stuck_in(tmp_path, "http://a:8000", "http://b:8000")
     with Journal.open(tmp_path / "journal.db") as journal:
         journal.begin_action(None, "default", "restart", {"by": "sidecar", "server": "http://a:8000"})
     (tmp_path / "journal.db").rename(tmp_path / "away")
     (tmp_path / "journal.db").mkdir()
 
-    async def steps(sidecar, take, gone):
+    async def steps(sidecar, take, server_removed):
         take(down("http://a:8000"))
         with pytest.raises(LegroomError, match="not known yet"):
-            await sidecar.act_by_hand("restart", "http://a:8000", None)
+            await sidecar.act_on_request("restart", "http://a:8000", None)
         (tmp_path / "journal.db").rmdir()
         (tmp_path / "away").rename(tmp_path / "journal.db")
         while not sidecar._has_taken_over or sidecar._actor._tasks:
@@ -151,14 +151,14 @@ def test_a_journal_that_was_away_at_the_start_is_gone_on_with_when_it_is_back(tm
         assert journal.unfinished_actions() == ()
 
 
-def heard(config, *awaited):
+def heard(config, *expected):
     """Which servers a source says are gone, until the first is."""
-    gone = asyncio.Queue()
+    server_removed = asyncio.Queue()
 
     async def go():
         source = source_of(config, lambda text: None)
-        task = asyncio.create_task(source(lambda look: None, gone.put_nowait, lambda: frozenset(awaited)))
-        first = await asyncio.wait_for(gone.get(), 30)
+        task = asyncio.create_task(source(lambda look: None, server_removed.put_nowait, lambda: frozenset(expected)))
+        first = await asyncio.wait_for(server_removed.get(), 30)
         task.cancel()
         return first
 
@@ -174,7 +174,7 @@ def test_prometheus_forgets_a_server(tmp_path, monkeypatch):
         def expect(self, servers):
             pass
 
-        async def looks(self, session, time_s):
+        async def poll(self, session, time_s):
             self.servers = frozenset(left.pop(0)) if left else self.servers
             return []
 
@@ -206,12 +206,12 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
 
 
 def test_a_server_that_was_awaited_is_gone_when_no_source_has_it():
-    gone = []
-    finders = sources._Finders(2, gone.append, lambda: frozenset({"a", "b"}))
-    finders.told_of("kubernetes", frozenset({"a"}), frozenset())
-    assert gone == []
-    finders.told_of("prometheus", frozenset(), frozenset())
-    assert gone == ["b"]
+    server_removed = []
+    discovery = sources._DiscoverySources(2, server_removed.append, lambda: frozenset({"a", "b"}))
+    discovery.report_removed("kubernetes", frozenset({"a"}), frozenset())
+    assert server_removed == []
+    discovery.report_removed("prometheus", frozenset(), frozenset())
+    assert server_removed == ["b"]
 
 
 def test_pods_are_looked_at_while_the_cluster_does_not_answer(tmp_path, monkeypatch):

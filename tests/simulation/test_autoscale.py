@@ -8,7 +8,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.planning.scaling import SYNC_S, scaling_policy
+from legroom.planning.autoscaling_policy import SYNC_S, scaling_policy
 from legroom.simulation.autoscale import _Controller, autoscaled
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.step_time import fixed

@@ -11,42 +11,42 @@ from legroom.units import cdiv
 
 def test_a_block_without_cached_content_is_reused_first() -> None:
     pool = BlockPool(4, enable_caching=True)
-    first, second, third = pool.allocate(3)
-    pool.cache(first, (0, 7))
-    pool.release([first])
-    pool.release([second])
-    assert pool.allocate(1) == [second]
-    assert pool.allocate(1) == [first]
+    first, second, third = pool.get_new_blocks(3)
+    pool.cache_full_block(first, (0, 7))
+    pool.free_blocks([first])
+    pool.free_blocks([second])
+    assert pool.get_new_blocks(1) == [second]
+    assert pool.get_new_blocks(1) == [first]
     assert third.ref_count == 1
 
 
 def test_cached_content_is_lost_when_its_block_is_reused() -> None:
     pool = BlockPool(2, enable_caching=True)
-    [block] = pool.allocate(1)
-    pool.cache(block, (0, 7))
-    pool.release([block])
-    assert pool.find((0, 7)) is block
-    pool.allocate(1)
-    assert pool.find((0, 7)) is None
+    [block] = pool.get_new_blocks(1)
+    pool.cache_full_block(block, (0, 7))
+    pool.free_blocks([block])
+    assert pool.get_cached_block((0, 7)) is block
+    pool.get_new_blocks(1)
+    assert pool.get_cached_block((0, 7)) is None
 
 
 def test_of_two_copies_the_one_cached_first_is_found() -> None:
     pool = BlockPool(3, enable_caching=True)
-    first, second = pool.allocate(2)
-    pool.cache(second, (0, 7))
-    pool.cache(first, (0, 7))
-    assert pool.find((0, 7)) is second
+    first, second = pool.get_new_blocks(2)
+    pool.cache_full_block(second, (0, 7))
+    pool.cache_full_block(first, (0, 7))
+    assert pool.get_cached_block((0, 7)) is second
 
 
 def test_a_block_in_use_by_two_is_free_after_both_leave() -> None:
     pool = BlockPool(2, enable_caching=True)
-    [block] = pool.allocate(1)
-    pool.cache(block, (0, 7))
+    [block] = pool.get_new_blocks(1)
+    pool.cache_full_block(block, (0, 7))
     pool.touch([block])
-    pool.release([block])
-    assert pool.num_free == 0
-    pool.release([block])
-    assert pool.num_free == 1
+    pool.free_blocks([block])
+    assert pool.num_free_blocks == 0
+    pool.free_blocks([block])
+    assert pool.num_free_blocks == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=8), st.integers(1, 64))

@@ -39,7 +39,7 @@ def _outcome(seats: int = 1, **figures: float) -> ReplayOutcome:
         "latency_p99": 10.0,
         "wait_growth_ratio": 0.0,
         "keeps_up": True,
-        "peak_share": 0.5,
+        "peak_ratio": 0.5,
         "hit_ratio": 0.0,
         **figures,
     }

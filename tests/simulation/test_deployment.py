@@ -13,7 +13,7 @@ from legroom.facts.releases import release
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.from_plan import deployed, hardware
+from legroom.simulation.from_plan import hardware, planned_scheduler
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import fitted, roofline
 from legroom.simulation.trace import Trace
@@ -26,21 +26,21 @@ def _plan(model: str, vllm: str = "0.32.0", gpu: str = "h200", **flags: Any) -> 
 
 
 def test_a_model_with_windows_brings_its_groups() -> None:
-    taken = deployed(_plan("gemma-3-12b"))
+    taken = planned_scheduler(_plan("gemma-3-12b"))
     assert taken.flags["groups"] == (*[LayerGroup(1024)] * 5, LayerGroup())
     assert any("5 of sliding window 1,024, 1 of full attention" in note for note in taken.notes)
 
 
 def test_flags_are_those_the_release_resolves() -> None:
     plan = _plan("llama-3.1-8b", max_num_seqs=77, enable_prefix_caching=False)
-    flags = deployed(plan).flags
+    flags = planned_scheduler(plan).flags
     assert (flags["max_num_seqs"], flags["enable_prefix_caching"]) == (77, False)
     assert flags["num_blocks"] == plan.memory.kv.num_blocks
     assert flags["async_scheduling"] == plan.settings.async_scheduling
 
 
 def test_a_recurrent_state_is_a_fixed_number_of_blocks() -> None:
-    taken = deployed(_plan("qwen3-next-80b-a3b", tensor_parallel_size=2))
+    taken = planned_scheduler(_plan("qwen3-next-80b-a3b", tensor_parallel_size=2))
     assert any(group.fixed_blocks for group in taken.flags["groups"])
     assert not taken.flags["enable_prefix_caching"]
     assert any("recurrent state" in note for note in taken.notes)
@@ -71,9 +71,8 @@ def test_groups_may_have_blocks_of_their_own_size() -> None:
 
 
 def test_an_old_release_brings_the_v0_rules() -> None:
-    flags = deployed(_plan("llama-3.1-8b", "0.6.2", max_model_len=8192)).flags
-    assert (flags["engine"], flags["watermark"], flags["block_manager_v2"]) == ("V0", 0.01, False)
-    assert deployed(_plan("llama-3.1-8b", "0.6.3", max_model_len=8192)).flags["block_manager_v2"]
+    flags = planned_scheduler(_plan("llama-3.1-8b", "0.6.2", max_model_len=8192)).flags
+    assert (flags["engine"], flags["watermark"]) == ("V0", 0.01)
 
 
 def test_experts_that_no_token_chooses_are_not_read() -> None:

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_workloads import workloads
 
-from legroom.simulation.fast.accounting import span_seconds, step_seconds
+from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.fast_replay import FastReplay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Timeline
 from legroom.simulation.trace import Trace
-from legroom.simulation.trace_replay import Reference
+from legroom.simulation.trace_replay import StepByStepReplay
 
 COST = StepCost(0.4, 0.01, 0.3, 0.002, 0.2, 0.9, 0.0003, 0.001, 0.8, 0.002, 1.4, 1.1, 32.0, 0.004)
 
@@ -29,13 +29,13 @@ def _same(fast: Timeline, other: Timeline) -> None:
 @given(workloads())
 def test_jumping_over_steps_changes_nothing(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
-    _same(FastReplay(trace, rules).run(), Reference(trace, rules).run())
+    _same(FastReplay(trace, rules).run(), StepByStepReplay(trace, rules).run())
 
 
 @given(workloads(in_seconds=True))
 def test_jumping_keeps_the_time(workload: tuple[Trace, SchedulerSettings]) -> None:
     trace, rules = workload
-    fast, slow = FastReplay(trace, rules, COST).run(), Reference(trace, rules, cost=COST).run()
+    fast, slow = FastReplay(trace, rules, COST).run(), StepByStepReplay(trace, rules, cost=COST).run()
     _same(fast, slow)
     assert fast.clocks is not None and slow.clocks is not None
     assert list(fast.clocks.finish_s) == pytest.approx(list(slow.clocks.finish_s))
@@ -70,4 +70,4 @@ def test_the_compiled_twin_decides_alike(workload: tuple[Trace, SchedulerSetting
 )
 def test_a_span_takes_as_long_as_its_steps(cost: StepCost, running: int, stored: int, steps: int) -> None:
     one_by_one = sum(step_seconds(cost, running, stored + running * i, running) for i in range(steps))
-    assert span_seconds(cost, running, stored, steps) == pytest.approx(one_by_one)
+    assert decode_steps_seconds(cost, running, stored, steps) == pytest.approx(one_by_one)

@@ -7,7 +7,7 @@ import pytest
 from legroom.errors import LegroomError
 from legroom.simulation.fast.fast_replay import FastReplay
 from legroom.simulation.scheduler_settings import SchedulerSettings
-from legroom.simulation.trace_replay import Reference
+from legroom.simulation.trace_replay import StepByStepReplay
 from legroom.simulation.traces import mooncake, synthetic
 from legroom.simulation.traces.trace_files import read_trace
 
@@ -95,7 +95,7 @@ def test_shared_prefixes_of_prefixes_hit_alike_in_both_engines() -> None:
     trace = mooncake.read(lines, "m")
     trace.in_seconds = False
     settings = SchedulerSettings(300, max_num_seqs=4, max_num_batched_tokens=512)
-    fast, slow = FastReplay(trace, settings).run(), Reference(trace, settings).run()
+    fast, slow = FastReplay(trace, settings).run(), StepByStepReplay(trace, settings).run()
     assert fast.tally == slow.tally
     assert fast.tally.cached_tokens > 0
 

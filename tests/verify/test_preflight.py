@@ -11,8 +11,7 @@ from legroom.errors import LegroomError
 from legroom.facts.releases import release
 from legroom.live.gpu_memory import GpuMemory
 from legroom.units import GIB, MIB
-from legroom.verify.node import NodeState, _asked_of_nvidia_smi, this_node
-from legroom.verify.preflight import preflight
+from legroom.verify.node_preflight import NodeState, gpus_from_nvidia_smi, preflight, this_node
 from legroom.vllm.parse import parse_flags
 
 
@@ -97,7 +96,7 @@ def test_no_gpu_is_said_plainly():
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
     """A program that prints what nvidia-smi prints, for a machine without NVML."""
-    monkeypatch.setattr("legroom.verify.node.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
     program = tmp_path / "nvidia-smi"
 
     def write(*rows):
@@ -111,7 +110,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 def test_without_nvml_nvidia_smi_is_asked(nvidia_smi):
     nvidia_smi("0, NVIDIA L4, GPU-aaa, 23034, 1514, 535.129.03", "1, [N/A], x, [N/A], 0, 535.129.03")
-    gpus, driver = _asked_of_nvidia_smi()
+    gpus, driver = gpus_from_nvidia_smi()
     assert [(gpu.name, gpu.used_bytes) for gpu in gpus] == [("NVIDIA L4", 1514 * MIB)]
     assert driver == "535.129.03"
     assert this_node().gpus == gpus
@@ -181,7 +180,7 @@ def test_where_there_is_no_termination_log_none_is_made(nvidia_smi, tmp_path, ca
 
 
 def test_a_machine_without_a_gpu_exits_with_3(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("legroom.verify.node.devices", tuple)
+    monkeypatch.setattr("legroom.verify.node_preflight.devices", tuple)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["preflight", "--", "vllm", "serve", "Qwen/Qwen3-8B"]) == 3
     assert "sees no NVIDIA GPU" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from legroom.run import tasks
-from legroom.verify.smoke_test import smoke_test
+from legroom.verify.openai_client import smoke_test
 
 CONTEXT = 1000
 NO_ROUTE = (404, {"detail": "Not Found"})

@@ -15,19 +15,9 @@ from hypothesis import strategies as st
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback
+from legroom.live.metrics.endpoint import is_loopback
 from legroom.render.verify_page import verification_svg, verification_text
 from legroom.units import GIB, MIB
-from legroom.verify.checks import (
-    LoadRun,
-    PassCriteria,
-    PlannedPool,
-    kv_use,
-    planned_pool,
-    pool_as_planned,
-    preempted,
-    stable_memory,
-)
 from legroom.verify.load import (
     PRESETS,
     KvPool,
@@ -38,9 +28,19 @@ from legroom.verify.load import (
     safe_concurrency,
     token_ids,
 )
-from legroom.verify.sampling import LoadSample
-from legroom.verify.server import RequestOutcome
-from legroom.verify.verify import VerificationRequest, verify
+from legroom.verify.load_run import LoadSample
+from legroom.verify.openai_client import RequestOutcome
+from legroom.verify.verification_checks import (
+    LoadRun,
+    PassCriteria,
+    PlannedPool,
+    kv_use_check,
+    memory_check,
+    planned_pool,
+    pool_check,
+    preemption_check,
+)
+from legroom.verify.verification_run import VerificationRequest, verify
 
 VOCABULARY = tuple(range(10, 60))
 
@@ -351,20 +351,20 @@ def run_of(points=(), **more) -> LoadRun:
 
 
 def test_counters_that_go_backwards_mean_a_restart():
-    check = preempted(replace(run_of(), preemptions=-3), PassCriteria())
+    check = preemption_check(replace(run_of(), preemptions=-3), PassCriteria())
     assert (check.ok, "restarted" in check.text) == (False, True)
 
 
 def test_a_pool_fuller_than_the_load_can_make_it_is_not_as_planned():
     load, pool = Load("x", (LoadRequest(12, 4),) * 10), KvPool(101, 16)
-    low, high = LoadSample(0, 0.06, 4, 0, 0, ours=4), LoadSample(0, 0.5, 4, 0, 0, ours=4)
-    assert kv_use(run_of([low]), load, pool, 1000).ok
-    assert kv_use(run_of([high]), load, pool, 1000).ok is False
+    low, high = LoadSample(0, 0.06, 4, 0, 0, own_requests=4), LoadSample(0, 0.5, 4, 0, 0, own_requests=4)
+    assert kv_use_check(run_of([low]), load, pool, 1000).ok
+    assert kv_use_check(run_of([high]), load, pool, 1000).ok is False
 
 
 def test_with_other_clients_the_need_is_not_judged():
     load, pool = Load("x", (LoadRequest(12, 4),) * 10), KvPool(101, 16)
-    assert kv_use(run_of([LoadSample(0, 0.9, 30, 5, 0, ours=4)]), load, pool, 1000).ok is None
+    assert kv_use_check(run_of([LoadSample(0, 0.9, 30, 5, 0, own_requests=4)]), load, pool, 1000).ok is None
 
 
 def readings(*sizes: int) -> list[LoadSample]:
@@ -372,11 +372,11 @@ def readings(*sizes: int) -> list[LoadSample]:
 
 
 def test_memory_that_settles_after_the_ramp_is_stable():
-    assert stable_memory(readings(60 * GIB, 62 * GIB, *[63 * GIB] * 8), PassCriteria(), "GPU memory", 80 * GIB).ok
+    assert memory_check(readings(60 * GIB, 62 * GIB, *[63 * GIB] * 8), PassCriteria(), "GPU memory", 80 * GIB).ok
 
 
 def test_memory_that_keeps_growing_is_not():
-    check = stable_memory(
+    check = memory_check(
         readings(*(60 * GIB + n * 512 * MIB for n in range(12))), PassCriteria(), "GPU memory", 80 * GIB
     )
     assert (check.ok, "grew by" in check.text) == (False, True)
@@ -384,17 +384,17 @@ def test_memory_that_keeps_growing_is_not():
 
 def test_host_memory_that_grows_while_blocks_are_used_for_the_first_time_is_not_judged():
     grown = readings(*(2 * GIB + n * 64 * MIB for n in range(12)))
-    assert stable_memory(grown, PassCriteria(), "resident memory", None, settles=False).ok is None
-    assert stable_memory(grown, PassCriteria(), "resident memory", None, settles=True).ok is False
+    assert memory_check(grown, PassCriteria(), "resident memory", None, pool_was_cycled=False).ok is None
+    assert memory_check(grown, PassCriteria(), "resident memory", None, pool_was_cycled=True).ok is False
 
 
 def test_memory_that_cannot_be_read_is_said_to_be():
-    assert stable_memory(readings(1, 2, 3, 4, 5), PassCriteria(), "", None).ok is None
+    assert memory_check(readings(1, 2, 3, 4, 5), PassCriteria(), "", None).ok is None
 
 
 @pytest.mark.parametrize(("blocks", "ok"), [(100, True), (97, True), (94, False), (110, False)])
 def test_the_pool_may_lie_anywhere_in_the_band_of_the_plan(blocks, ok):
-    check = pool_as_planned(KvPool(blocks, 16), PlannedPool(100, 16, 95, 105))
+    check = pool_check(KvPool(blocks, 16), PlannedPool(100, 16, 95, 105))
     assert check and check.ok is ok
 
 

@@ -9,11 +9,11 @@ from test_verification import StandIn, checked, serving
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.live.metrics.address import is_loopback
-from legroom.verify.checks import LoadRun, PlannedPool, kv_use, planned_pool
+from legroom.live.metrics.endpoint import is_loopback
 from legroom.verify.load import KvPool, Load, LoadRequest, read_load
-from legroom.verify.sampling import LoadSample
-from legroom.verify.verify import VerificationRequest, verify
+from legroom.verify.load_run import LoadSample
+from legroom.verify.verification_checks import LoadRun, PlannedPool, kv_use_check, planned_pool
+from legroom.verify.verification_run import VerificationRequest, verify
 
 PLAN = {
     "model": "Qwen/Qwen3-8B",
@@ -249,11 +249,11 @@ def test_only_what_does_not_fit_the_context_is_cut():
 
 def test_what_always_fits_is_not_called_more_than_the_pool_has():
     load, pool = Load("x", (LoadRequest(500, 12),) * 4), KvPool(65, 16)
-    run = LoadRun("x", 4, 2, (), (LoadSample(0.0, 1.0, 2, 0, 0, ours=2),), 1.0, 0)
-    check = kv_use(run, load, pool, 512)
+    run = LoadRun("x", 4, 2, (), (LoadSample(0.0, 1.0, 2, 0, 0, own_requests=2),), 1.0, 0)
+    check = kv_use_check(run, load, pool, 512)
     assert check.ok is True
     assert check.text.endswith("2 of these requests can take 64")
-    assert kv_use(LoadRun("x", 4, 3, (), run.points, 1.0, 0), load, pool, 512).text.endswith("more than it has")
+    assert kv_use_check(LoadRun("x", 4, 3, (), run.samples, 1.0, 0), load, pool, 512).text.endswith("more than it has")
 
 
 def test_a_full_context_that_the_guard_does_not_let_in_is_not_judged():

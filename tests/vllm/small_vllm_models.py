@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from legroom.facts.attention import Attention, LatentAttention, StateSpace
 from legroom.facts.gpus import Gpu
-from legroom.facts.model import Dense, Experts, Layer, Modality, Model
+from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Modality, Model, StateSpace
 from legroom.units import GIB
 
 ATTENTION = Attention(heads=32, kv_heads=8, head_dim=128, v_head_dim=128)

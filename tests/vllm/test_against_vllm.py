@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from legroom.facts.gpus import Gpu
-from legroom.facts.models import load
+from legroom.facts.model_sources import load
 from legroom.facts.releases import release
 from legroom.units import GIB
 from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.refusals import RefusedByVllm
 from legroom.vllm.resolve import resolve
+from legroom.vllm.setting_checks import RefusedByVllm
 
 CASES = json.loads((Path(__file__).parent / "data" / "settings_0_32.json").read_text())["cases"]
 

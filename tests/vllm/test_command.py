@@ -12,8 +12,8 @@ from legroom.facts.flags import choices, flags_of
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import command
+from legroom.vllm.flag_values import FIELDS
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.reading import FIELDS
 
 SAFE_TEXT = st.text("abcXYZ019/._- ", min_size=1, max_size=12).filter(lambda t: t.strip() and t != "None")
 MAPPINGS = st.dictionaries(st.text("abc_", min_size=1, max_size=5), st.integers(0, 99), min_size=1, max_size=3)

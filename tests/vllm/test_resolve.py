@@ -33,8 +33,8 @@ from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model, Quantization
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import EngineSettings, ServeArgs
-from legroom.vllm.refusals import RefusedByVllm
 from legroom.vllm.resolve import resolve
+from legroom.vllm.setting_checks import RefusedByVllm
 
 
 def settle(version: str, model: Model = LLAMA, gpu: Gpu = H100, **given_args: Any) -> EngineSettings:

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import LegroomError
-from legroom.facts.models import load, overridden
-from legroom.vllm.args import ServeArgs
-from legroom.vllm.served_model import served_model
-from legroom.vllm.speculation import draft_method, draft_name
+from legroom.facts.model_sources import load, overridden
+from legroom.vllm.args import ServeArgs, draft_method, draft_name
+from legroom.vllm.resolve import served_model
 
 
 @pytest.fixture(autouse=True)

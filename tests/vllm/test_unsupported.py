@@ -12,9 +12,8 @@ from legroom.facts.gpus import Gpu, gpu
 from legroom.facts.model import Model, Quantization
 from legroom.facts.releases import known_releases, release
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.refusals import Unsupported
 from legroom.vllm.resolve import resolve
-from legroom.vllm.unsupported import unsupported
+from legroom.vllm.unsupported import Unsupported, unsupported
 
 V100, P40 = gpu("v100-32gb"), gpu("p40")
 RTX5090 = gpu("rtx5090")

@@ -167,13 +167,34 @@ def test_a_server_that_has_answered_is_ready_while_it_still_warms_up(monkeypatch
     from starlette.testclient import TestClient
 
     from legroom.web.app import create_app
-    from legroom.web.pool import WorkerPool
+    from legroom.web.endpoint_processes import EndpointProcesses
 
-    async def never(pool):
+    async def never(processes):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(WorkerPool, "warm_up", never)
+    monkeypatch.setattr(EndpointProcesses, "warm_up", never)
     with TestClient(create_app(page=False), base_url="http://localhost") as client:
         assert client.get("/readyz").status_code == 503
         assert client.post("/api/plan", json={"model": "llama-3.1-8b", "gpu": "h100"}).status_code == 200
         assert client.get("/readyz").status_code == 200
+
+
+def test_a_request_that_takes_too_long_is_ended_and_the_next_one_is_answered():
+    import asyncio
+
+    from legroom.web.endpoint_processes import EndpointProcesses, Refused, WorkerLimits
+
+    async def call(limit_s):
+        return await EndpointProcesses(WorkerLimits(1, call_s=limit_s)).call("releases", b"{}")
+
+    async def go():
+        with pytest.raises(Refused) as refused:
+            await call(0.001)
+        return refused.value.status, (await call(60)).status
+
+    assert asyncio.run(go()) == (422, 200)
+
+
+def test_limits_out_of_range_are_refused():
+    assert main(["ui", "--api-only", "--workers", "0"]) == 2
+    assert main(["ui", "--api-only", "--timeout", "0"]) == 2

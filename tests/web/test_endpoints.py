@@ -13,7 +13,7 @@ import pytest
 from legroom.cli.main import main
 from legroom.errors import LegroomError
 from legroom.web.endpoints import ENDPOINTS, BadRequest, answer, call
-from legroom.web.endpoints.plans import made_plan
+from legroom.web.endpoints.plans import plan_of_request
 from legroom.web.schemas import REQUESTS, schemas
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,9 @@ def test_a_pasted_config_takes_the_place_of_a_bundled_model_of_that_name():
 
 def test_requests_about_one_model_and_one_card_share_both_so_that_a_slider_finds_the_figures_kept():
     first, second = (
-        made_plan({"model": "llama-3.1-8b", "gpu": "24GiB", "flags": {"gpu_memory_utilization": share}}, advice=False)
+        plan_of_request(
+            {"model": "llama-3.1-8b", "gpu": "24GiB", "flags": {"gpu_memory_utilization": share}}, advice=False
+        )
         for share in (0.8, 0.9)
     )
     assert first.target.model is second.target.model

@@ -116,8 +116,8 @@ def test_the_last_readings_are_kept_and_those_before_thinned(worker, monkeypatch
     monkeypatch.setattr(recorder.time, "time", lambda: now[0])
     for number in range(200):
         now[0] += 5
-        box.keep((WorkerMemory(0, "0", allocated_bytes=number),))
-    box.asked()
+        box.add_reading((WorkerMemory(0, "0", allocated_bytes=number),))
+    box.record_now()
     (record,) = written(worker)
     times = [reading.time_s for reading in record.history]
     assert times == sorted(times) and len(times) == 60 + 12
@@ -136,7 +136,7 @@ def test_the_text_of_the_error_joins_the_record_of_its_failure(worker):
 
 def test_a_failure_soon_after_a_record_that_was_asked_for_has_one_of_its_own(worker):
     box = BlackBoxRecorder()
-    box.asked()
+    box.record_now()
     box.exception(MemoryError("tried to allocate 77 bytes"))
     asked, failed = written(worker)
     assert (asked.trigger, failed.trigger, failed.request.wanted_bytes) == ("asked", "out_of_memory", 77)
@@ -154,7 +154,7 @@ class OutOfMemoryError(RuntimeError):
 
 def test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing(worker, caplog):
     logger = logging.getLogger("vllm")
-    telemetry.listen_to_log(BlackBoxRecorder())
+    telemetry.observe_log(BlackBoxRecorder())
     try:
         try:
             raise RuntimeError("CUDA error: out of memory")
@@ -182,7 +182,7 @@ def test_an_error_that_vllm_logs_makes_a_record_where_the_allocator_said_nothing
     ],
 )
 def test_errors_about_memory_are_told_from_others(error, is_memory):
-    assert telemetry.says_out_of_memory(error) is is_memory
+    assert telemetry.is_out_of_memory(error) is is_memory
 
 
 def test_the_observer_is_attached_when_cuda_comes_up(monkeypatch):
@@ -193,7 +193,7 @@ def test_the_observer_is_attached_when_cuda_comes_up(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     box = BlackBoxRecorder()
-    telemetry.attach_to_allocator(box)
+    telemetry.observe_allocator(box)
     assert attached == []
     queued[0]()
     assert attached == [box.out_of_memory]
@@ -207,7 +207,7 @@ def test_nothing_of_a_failure_inside_reaches_vllm(worker, monkeypatch, caplog):
     box = BlackBoxRecorder()
     box.out_of_memory(0, 1, 1, 1)
     box.exception(OutOfMemoryError("x"))
-    box.asked()
+    box.record_now()
     assert written(worker) == []
     assert "no black box" in caplog.text
 
@@ -276,11 +276,11 @@ def test_a_signal_asks_every_worker_for_a_record(worker, tmp_path):
     before = signal.getsignal(signal.SIGUSR2)
     board = Board(tmp_path)
     try:
-        telemetry.listen_to_signal(board)
+        telemetry.handle_signal(board)
         os.kill(os.getpid(), signal.SIGUSR2)
     finally:
         signal.signal(signal.SIGUSR2, before)
-    assert board.asked_s() > 0
+    assert board.record_requested_s() > 0
 
 
 def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkeypatch):
@@ -290,7 +290,7 @@ def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkey
     def sleep(_):
         looks.append(1)
         if len(looks) == 2:
-            board.ask()
+            board.request_record()
         if len(looks) == 4:
             (board.folder / f"{os.getpid()}.json").unlink()
             (board.folder / "asked").unlink()
@@ -305,7 +305,7 @@ def test_a_reporting_worker_answers_what_is_asked_of_it(worker, tmp_path, monkey
 def test_somebody_elses_handler_of_the_signal_stays(tmp_path):
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
-        telemetry.listen_to_signal(Board(tmp_path))
+        telemetry.handle_signal(Board(tmp_path))
         assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -17,8 +17,7 @@ from pathlib import Path
 from legroom.actions.descendants import adopt_orphans, kill_all_below, send
 from legroom.actions.server_log import OutputRelay, ServerLog
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.process_table import ProcessTable, descendants, process_table
-from legroom.vllm.processes import engines_below, is_api_server, is_coordinator
+from legroom.process_table import ProcessTable, descendants, engines_below, is_api_server, is_coordinator, process_table
 
 _KEEPER = "import sys; sys.path.insert(0, {folder!r}); from legroom.actions.keeper import main; main()"
 _KILLED = signal.SIGKILL.value
@@ -34,7 +33,7 @@ class Child:
         env: Mapping[str, str],
         *,
         log: ServerLog | None = None,
-        see: Callable[[bytes], None] | None = None,
+        on_line: Callable[[bytes], None] | None = None,
         outputs: tuple[int, int] = (1, 2),
         leftover_grace_s: float = 3.0,
     ) -> None:
@@ -72,7 +71,7 @@ class Child:
         self._streams = []
         for (source, writing), target in zip(pipes, outputs, strict=True):
             os.close(writing)
-            self._streams.append(OutputRelay(source, target, log, see))
+            self._streams.append(OutputRelay(source, target, log, on_line))
         for stream in self._streams:
             stream.start()
         self._await_start()
@@ -91,9 +90,9 @@ class Child:
         return code if code >= 0 else 128 - code
 
     @property
-    def is_held_up(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether nobody reads what it prints, so that it may have to wait."""
-        return any(stream.is_held_up for stream in self._streams)
+        return any(stream.is_blocked for stream in self._streams)
 
     def fileno(self) -> int:
         return self._control.fileno()
@@ -105,19 +104,19 @@ class Child:
         except OSError:
             received = b""
         if not received and not self.gone:
-            self._outlive_keeper()
+            self._on_keeper_death()
             return
         *lines, self._pending = (self._pending + received).split(b"\n")
         for line in lines:
-            self._take(line.decode())
+            self._on_keeper_line(line.decode())
 
     def send(self, number: int) -> None:
         """A signal to the server's first process; nothing happens where it has ended."""
-        self._say(f"signal {int(number)}")
+        self._send_to_keeper(f"signal {int(number)}")
 
     def kill(self) -> None:
         """SIGKILL to the server and everything below it."""
-        self._say("kill")
+        self._send_to_keeper("kill")
 
     def kill_engines(self) -> bool:
         """SIGKILL to its engines alone: the API server answers what is in flight with an error, and ends. Whether
@@ -139,8 +138,8 @@ class Child:
     def mark_ready(self) -> None:
         """It is up: read along no more, and wake up less often for its output."""
         for stream in self._streams:
-            stream.calm = True
-            stream.read_along(None)
+            stream.is_batching = True
+            stream.set_line_callback(None)
 
     def close(self, patience_s: float = 15.0) -> None:
         """Kill what is left, wait for it, and pass on the last of its output."""
@@ -162,7 +161,7 @@ class Child:
             hint = "is it installed, and on the PATH?" if self._refusal == errno.ENOENT else ""
             raise LegroomError(f"{self.words[0]} could not be started: {reason}", hint, UNREACHABLE)
 
-    def _take(self, line: str) -> None:
+    def _on_keeper_line(self, line: str) -> None:
         what, _, value = line.partition(" ")
         if what == "pid":
             self.pid = int(value)
@@ -173,11 +172,11 @@ class Child:
         elif what == "failed":
             self._refusal = int(value)
 
-    def _say(self, text: str) -> None:
+    def _send_to_keeper(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self._control.sendall(text.encode() + b"\n")
 
-    def _outlive_keeper(self) -> None:
+    def _on_keeper_death(self) -> None:
         """The keeper was killed: the kernel took the server along, and what the server had started is ours now."""
         self._keeper.wait()
         kill_all_below(os.getpid())

@@ -12,11 +12,11 @@ from legroom.actions.platform import (
     Override,
     RestartRequest,
     State,
-    read_if_there,
+    read_optional,
     restore_file,
-    write_whole,
+    write_atomically,
 )
-from legroom.actions.programs import process_identity, succeed
+from legroom.actions.programs import process_identity, run_checked
 from legroom.records import dataclass
 
 
@@ -40,7 +40,7 @@ class CommandPlatform:
     async def state(self) -> State:
         if self.pid_file is None:
             return State(None)
-        text = read_if_there(self.pid_file)
+        text = read_optional(self.pid_file)
         if text is None:
             return State(None, False)
         try:
@@ -49,23 +49,25 @@ class CommandPlatform:
             raise ActionFailed(f"{self.pid_file} holds no process id") from error
         return State(identity, identity is not None)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """Runs it and waits for its end."""
-        env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": asked.token}
+        env = {"LEGROOM_SERVER": self.server, "LEGROOM_ACTION": request.token}
         if self.flags_file is not None:
             env["LEGROOM_FLAGS_FILE"] = str(self.flags_file)
         words = ["/bin/sh", "-c", self.restart_command]
-        await succeed(words, "the restart command", timeout_s=asked.deadline_s, env=env, asked=asked)
+        await run_checked(words, "the restart command", timeout_s=request.deadline_s, env=env, request=request)
 
     async def override_place(self) -> Override:
         if self.flags_file is None:
             raise FlagsFixed("no `flags_file` is named for the restart command, so flags cannot be changed")
-        return Override(str(self.flags_file), read_if_there(self.flags_file))
+        return Override(str(self.flags_file), read_optional(self.flags_file))
 
     async def write_flags(self, change: FlagChange) -> None:
         """As JSON; the command makes of it what it likes."""
         place = Path((await self.override_place()).place)
-        write_whole(place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600)
+        write_atomically(
+            place, json.dumps({"flags": dict(change.flags), "env": dict(change.env)}, indent=1) + "\n", 0o600
+        )
 
     async def restore_flags(self, override: Override) -> None:
         restore_file(Path(override.place), override.before)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from legroom.process_table import descendants, started, title
 
-_EMPTY_LOOKS = 3
+_EMPTY_SCANS = 3
 
 
 def send(pid: int, start: int, number: int) -> bool:
@@ -44,13 +44,13 @@ def kill_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> int
 def kill_all_below(ancestor: int, spare: Callable[[int], bool] | None = None) -> None:
     """The same until several looks in a row find nobody: what one look misses, the next one sees."""
     empty = 0
-    while empty < _EMPTY_LOOKS:
+    while empty < _EMPTY_SCANS:
         empty = 0 if kill_below(ancestor, spare) else empty + 1
         reap()
         time.sleep(0.01)
 
 
-def cleans_up(pid: int) -> bool:
+def is_resource_tracker(pid: int) -> bool:
     """Whether it is Python's resource tracker, which removes shared memory once those who used it are gone."""
     return b"multiprocessing.resource_tracker" in title(pid)
 

@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from legroom.actions.platform import (
+    QUERY_TIMEOUT_S,
     ActionFailed,
     FlagChange,
     FlagsFixed,
     Override,
     RestartRequest,
     State,
-    doubled,
-    read_if_there,
+    read_optional,
     require_server,
     restore_file,
-    write_whole,
+    with_doubled_signs,
+    write_atomically,
 )
-from legroom.actions.programs import call, succeed
+from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
-
-_QUICK_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class DockerContainer:
         """When Docker started it, and which process it is."""
         return _state(await _inspect(self.container))
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         words = ["docker", "restart", "--time", str(self.stop_s), self.container]
-        await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+        await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> Override:
         """There is none."""
@@ -87,31 +86,31 @@ class ComposeService:
     async def state(self) -> State:
         """That of its first container."""
         words = self._compose("ps", "--all", "--quiet", self.service)
-        ids = (await succeed(words, f"asking for {self.name}", timeout_s=_QUICK_S)).split()
+        ids = (await run_checked(words, f"asking for {self.name}", timeout_s=QUERY_TIMEOUT_S)).split()
         return _state(await _inspect(ids[0])) if ids else State(None, False)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """Made anew, which is how changed arguments take effect; unchanged ones give the same container again."""
         words = self._compose(
             "up", "--detach", "--no-deps", "--force-recreate", "--timeout", str(self.stop_s), self.service
         )
-        await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+        await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
 
     async def override_place(self) -> Override:
         """A file beside the project's own."""
         await self._words()
-        return Override(str(self._override()), read_if_there(self._override()))
+        return Override(str(self._override()), read_optional(self._override()))
 
     async def write_flags(self, change: FlagChange) -> None:
         """An override file with the service's whole new command."""
         # `config` prints what is to be read by Compose again, each dollar sign twice.
-        flags = doubled(change.flags, "$")
+        flags = with_doubled_signs(change.flags, "$")
         changed: dict[str, Any] = {"command": with_flags(await self._words(), flags)}
-        env = {name: value for name, value in doubled(change.env, "$").items() if value is not None}
+        env = {name: value for name, value in with_doubled_signs(change.env, "$").items() if value is not None}
         if env:
             changed["environment"] = env
         # Compose reads JSON as the YAML that it is.
-        write_whole(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
+        write_atomically(self._override(), json.dumps({"services": {self.service: changed}}, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
         restore_file(Path(override.place), override.before)
@@ -119,7 +118,7 @@ class ComposeService:
     async def _words(self) -> list[str]:
         """Its command. Raises where vLLM's flags are not among it."""
         words = self._compose("config", "--format", "json")
-        text = await succeed(words, f"reading {self.file.name}", timeout_s=_QUICK_S)
+        text = await run_checked(words, f"reading {self.file.name}", timeout_s=QUERY_TIMEOUT_S)
         service = _json(text, self.file.name).get("services", {}).get(self.service)
         if service is None:
             raise ActionFailed(f"{self.file} has no service {self.service}")
@@ -134,11 +133,11 @@ class ComposeService:
 
     async def replicas(self) -> int:
         words = self._compose("ps", "--quiet", self.service)
-        return len((await succeed(words, f"counting {self.name}", timeout_s=_QUICK_S)).split())
+        return len((await run_checked(words, f"counting {self.name}", timeout_s=QUERY_TIMEOUT_S)).split())
 
     async def scale(self, replicas: int) -> None:
         """More or fewer containers; those that run stay."""
-        await succeed(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
+        await run_checked(self._scale(replicas), f"scaling {self.name}", timeout_s=600.0)
 
     def scale_words(self, replicas: int) -> str:
         return " ".join(self._scale(replicas))
@@ -158,7 +157,7 @@ class ComposeService:
 
 async def _inspect(container: str) -> dict[str, Any]:
     words = ["docker", "inspect", "--type", "container", "--format", "{{json .State}}", container]
-    done = await call(words, timeout_s=_QUICK_S)
+    done = await run_program(words, timeout_s=QUERY_TIMEOUT_S)
     if done.code:
         raise ActionFailed(f"Docker does not know {container} or does not answer: {done.last_output}")
     return _json(done.output, "docker inspect")

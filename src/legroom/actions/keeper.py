@@ -18,10 +18,17 @@ import signal
 import sys
 import time
 
-from legroom.actions.descendants import adopt_orphans, cleans_up, die_with_parent, kill_all_below, kill_below, reap
+from legroom.actions.descendants import (
+    adopt_orphans,
+    die_with_parent,
+    is_resource_tracker,
+    kill_all_below,
+    kill_below,
+    reap,
+)
 from legroom.process_table import descendants
 
-CLEANING_GRACE_S = 1.0
+TRACKER_GRACE_S = 1.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -40,10 +47,10 @@ def keep(control: int, leftover_grace_s: float, words: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     server = _start(words, control)
     if server:
-        _let_go_of_output()
-        _say(control, f"pid {server}")
+        _close_output()
+        _report(control, f"pid {server}")
         _watch(control, server, ended, leftover_grace_s)
-    _say(control, "gone")
+    _report(control, "gone")
 
 
 def _start(words: list[str], control: int) -> int:
@@ -73,11 +80,11 @@ def _start(words: list[str], control: int) -> int:
     if not reason:
         return pid
     os.waitpid(pid, 0)
-    _say(control, f"failed {reason}")
+    _report(control, f"failed {reason}")
     return 0
 
 
-def _let_go_of_output() -> None:
+def _close_output() -> None:
     """Only the server and what it starts hold the output, so its end is seen when they are gone."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -97,7 +104,7 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 if line == b"kill":
-                    kill_below(os.getpid(), cleans_up)
+                    kill_below(os.getpid(), is_resource_tracker)
                     leftover_grace_s = 0.0  # what this look missed is not waited for either
                 elif line.startswith(b"signal "):
                     os.kill(server, int(line[7:]))  # not collected yet, so the pid is still its own
@@ -105,16 +112,16 @@ def _watch(control: int, server: int, ended: int, leftover_grace_s: float) -> No
             os.read(ended, 4096)
             status = reap().get(server)
             if status is not None:
-                _say(control, f"exit {status}")
+                _report(control, f"exit {status}")
                 _wait_until_empty(leftover_grace_s, control)
                 break
-    _leave_nothing()
+    _kill_remaining()
 
 
-def _leave_nothing() -> None:
+def _kill_remaining() -> None:
     """Kill what is left; what cleans up after the others goes last."""
-    kill_all_below(os.getpid(), cleans_up)
-    _wait_until_empty(CLEANING_GRACE_S)
+    kill_all_below(os.getpid(), is_resource_tracker)
+    _wait_until_empty(TRACKER_GRACE_S)
     kill_all_below(os.getpid())
 
 
@@ -135,7 +142,7 @@ def _read(control: int) -> bytes:
         return b""
 
 
-def _say(control: int, text: str) -> None:
+def _report(control: int, text: str) -> None:
     with contextlib.suppress(OSError):  # where nobody listens any more, the reading end tells
         os.write(control, text.encode() + b"\n")
 

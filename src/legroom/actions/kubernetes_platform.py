@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from legroom.actions.platform import (
+    QUERY_TIMEOUT_S,
     ActionFailed,
     FlagChange,
     FlagsFixed,
@@ -26,7 +27,6 @@ from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
 RESTARTED_BY = "legroom/restarted-by"
-_QUICK_S = 20.0
 _CONFLICT, _NOT_FOUND = 409, 404
 _Answer = TypeVar("_Answer")
 
@@ -57,15 +57,15 @@ class Workload:
         rolling = behind or status.get("updatedReplicas", 0) < wanted or status.get("readyReplicas", 0) < wanted
         return State(_made_from(template), status.get("readyReplicas", 0) > 0, rolling)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """Annotates the pods' template, and waits for the rollout to end."""
-        if asked.launched is not None:
-            await asked.launched(0, "")
-        marks = {RESTARTED_BY: asked.token, "kubectl.kubernetes.io/restartedAt": _now()}
+        if request.launched is not None:
+            await request.launched(0, "")
+        marks = {RESTARTED_BY: request.token, "kubectl.kubernetes.io/restartedAt": _now()}
         workload = await self._read()
-        if _marks(workload["spec"]["template"]).get(RESTARTED_BY) != asked.token:
+        if _marks(workload["spec"]["template"]).get(RESTARTED_BY) != request.token:
             await self._patch({"spec": {"template": {"metadata": {"annotations": marks}}}})
-        await self._rolled_out(asked.deadline_s)
+        await self._rolled_out(request.deadline_s)
 
     async def override_place(self) -> Override:
         """The container's arguments and environment inside the workload itself."""
@@ -139,16 +139,16 @@ class Workload:
     async def _read(self) -> dict[str, Any]:
         def ask(api: Any) -> dict[str, Any]:
             method = getattr(api.AppsV1Api(), f"read_namespaced_{self.kind}")
-            return _plain(api, method(self.workload, self.namespace, _request_timeout=_QUICK_S))
+            return _plain(api, method(self.workload, self.namespace, _request_timeout=QUERY_TIMEOUT_S))
 
-        return await asyncio.to_thread(_asking, self.context, f"reading {self.name}", ask)
+        return await asyncio.to_thread(_call_api, self.context, f"reading {self.name}", ask)
 
     async def _patch(self, change: dict[str, Any]) -> None:
         def ask(api: Any) -> None:
             method = getattr(api.AppsV1Api(), f"patch_namespaced_{self.kind}")
-            method(self.workload, self.namespace, change, _request_timeout=_QUICK_S)
+            method(self.workload, self.namespace, change, _request_timeout=QUERY_TIMEOUT_S)
 
-        await asyncio.to_thread(_asking, self.context, f"changing {self.name}", ask)
+        await asyncio.to_thread(_call_api, self.context, f"changing {self.name}", ask)
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ class KubernetesLease:
     async def take(self, group: str, holder: str, seconds: float) -> bool:
         """Whether `holder` may act on the group for so long."""
         return await asyncio.to_thread(
-            _asking, self.context, "taking the lease", lambda api: self._take(api, group, holder, seconds)
+            _call_api, self.context, "taking the lease", lambda api: self._take(api, group, holder, seconds)
         )
 
     async def release(self, group: str, holder: str) -> None:
         """Gives it back. Somebody else's stays."""
         await asyncio.to_thread(
-            _asking, self.context, "giving back the lease", lambda api: self._release(api, group, holder)
+            _call_api, self.context, "giving back the lease", lambda api: self._release(api, group, holder)
         )
 
     def _take(self, api: Any, group: str, holder: str, seconds: float) -> bool:
@@ -177,7 +177,7 @@ class KubernetesLease:
             holder_identity=holder, lease_duration_seconds=max(1, round(seconds)), acquire_time=now, renew_time=now
         )
         try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=QUERY_TIMEOUT_S)
         except api.ApiException as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -191,7 +191,7 @@ class KubernetesLease:
     def _release(self, api: Any, group: str, holder: str) -> None:
         leases, name = api.CoordinationV1Api(), _lease_name(group)
         try:
-            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=_QUICK_S)
+            lease = leases.read_namespaced_lease(name, self.namespace, _request_timeout=QUERY_TIMEOUT_S)
         except api.ApiException as error:
             if error.status == _NOT_FOUND:
                 return
@@ -201,7 +201,7 @@ class KubernetesLease:
             _unless_conflict(api, lambda: leases.replace_namespaced_lease(name, self.namespace, lease))
 
 
-def _asking(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
+def _call_api(context: str | None, doing: str, ask: Callable[[Any], _Answer]) -> _Answer:
     """Calls the API from a thread, with its errors as one sentence."""
     try:
         from kubernetes import client, config  # an extra, and slow to import

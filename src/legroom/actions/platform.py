@@ -15,6 +15,9 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.home import store_path
 from legroom.records import dataclass, field
 
+QUERY_TIMEOUT_S = 30.0
+"""A platform that does not answer a query by then counts as unavailable; Docker under load has taken 20 s."""
+
 
 class ActionFailed(LegroomError):
     """Something could not be done to the world. The message says what, and what stands now."""
@@ -90,7 +93,7 @@ class Platform(Protocol):
         """As it is now. Raises `ActionFailed` where the platform does not answer."""
         ...
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """Stops and starts it. Returns when the platform has taken it on; raises `ActionFailed`."""
         ...
 
@@ -129,10 +132,10 @@ def restore_file(path: Path, before: str | None) -> None:
     if before is None:
         path.unlink(missing_ok=True)
     else:
-        write_whole(path, before)
+        write_atomically(path, before)
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
     """Writes a file so that it is there whole or not at all, whenever the machine stops.
 
     One that is there keeps its mode and its owner, because it may hold what not everybody is to read.
@@ -162,7 +165,7 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
         raise ActionFailed(f"{path} cannot be written: {error.strerror}") from error
 
 
-def read_if_there(path: Path) -> str | None:
+def read_optional(path: Path) -> str | None:
     """A file's text; None where there is none."""
     try:
         return path.read_text("utf-8")
@@ -180,13 +183,13 @@ def undo_file(action_id: int, home: Path | None = None) -> Path:
 def keep_override(action_id: int, override: Override, home: Path | None = None) -> None:
     """Keeps it, safely in the file before anything is changed."""
     kept = {"place": override.place, "before": override.before}
-    write_whole(undo_file(action_id, home), json.dumps(kept) + "\n", 0o600)
+    write_atomically(undo_file(action_id, home), json.dumps(kept) + "\n", 0o600)
 
 
 def kept_override(action_id: int, home: Path | None = None) -> Override | None:
     """What was kept; None where nothing was, or it has been undone."""
     path = undo_file(action_id, home)
-    text = read_if_there(path)
+    text = read_optional(path)
     if text is None:
         return None
     try:
@@ -216,7 +219,7 @@ async def scale(platform: Platform, replicas: int, act: bool) -> str:
     return f"{platform.name} scaled from {before} to {replicas}"
 
 
-def doubled(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
+def with_doubled_signs(values: Mapping[str, str | None], signs: str) -> dict[str, str | None]:
     """The values with every such sign twice: to whoever reads them, one alone begins a name that is replaced."""
     twice = str.maketrans({sign: sign * 2 for sign in signs})
     return {name: value.translate(twice) if value is not None else None for name, value in values.items()}

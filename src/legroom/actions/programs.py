@@ -41,13 +41,17 @@ class ProgramResult:
         return str(masked(" / ".join(line.strip() for line in lines[-3:]))) or "nothing was said"
 
 
-async def call(
-    words: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, asked: RestartRequest | None = None
+async def run_program(
+    words: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    request: RestartRequest | None = None,
 ) -> ProgramResult:
     """Runs a program to its end. Raises `ActionFailed` where it is missing or takes too long."""
     if shutil.which(words[0]) is None:
         raise ActionFailed(f"{words[0]} is not installed here", "install it, or name another platform in the config")
-    gated = asked is not None and asked.launched is not None
+    gated = request is not None and request.launched is not None
     line = ["/bin/sh", "-c", _GATE, "legroom", *words] if gated else list(words)
     # A file, not a pipe: the program outlives a killed legroom, and a server it starts may keep its output open.
     with tempfile.TemporaryFile() as output:
@@ -60,8 +64,8 @@ async def call(
             start_new_session=True,
         )
         try:
-            if asked is not None and asked.launched is not None:
-                await asked.launched(process.pid, process_identity(process.pid) or "")
+            if request is not None and request.launched is not None:
+                await request.launched(process.pid, process_identity(process.pid) or "")
                 await _open_gate(process)
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
@@ -94,16 +98,16 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             return
 
 
-async def succeed(
+async def run_checked(
     words: Sequence[str],
     doing: str,
     *,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
-    asked: RestartRequest | None = None,
+    request: RestartRequest | None = None,
 ) -> str:
     """Runs a program that must succeed, and gives its output."""
-    done = await call(words, timeout_s=timeout_s, env=env, asked=asked)
+    done = await run_program(words, timeout_s=timeout_s, env=env, request=request)
     if done.code:
         raise ActionFailed(f"{doing} failed: {words[0]} ended with {done.code}: {done.last_output}")
     return done.output

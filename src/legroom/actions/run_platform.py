@@ -17,12 +17,12 @@ from legroom.actions.platform import (
     Override,
     RestartRequest,
     State,
-    read_if_there,
-    write_whole,
+    read_optional,
+    write_atomically,
 )
 from legroom.actions.programs import process_identity
 from legroom.home import runs_folder
-from legroom.live.metrics.address import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host
 from legroom.records import dataclass
 from legroom.vllm.command_line import changes_back
 
@@ -85,7 +85,7 @@ class RunChild:
         identity = process_identity(child) if child else None
         return State(identity, identity is not None)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """SIGHUP, and waits until another vLLM runs in the place of the old one."""
         before = await self.state()
         pid = int(self._record()["pid"])
@@ -93,20 +93,20 @@ class RunChild:
             # It would not restart what is only starting; whoever asks wants a fresh server, and gets one.
             raise ActionFailed(f"the {self.name} is starting its server already")
         identity = process_identity(pid)
-        if asked.launched is not None and identity is not None:
+        if request.launched is not None and identity is not None:
             # The process that does it is the `run` itself, and one signal is one restart: recorded, then sent.
-            await asked.launched(0, "")
+            await request.launched(0, "")
         try:
             os.kill(pid, signal.SIGHUP)
         except OSError as error:
             raise ActionFailed(f"the {self.name} cannot be signalled: {error.strerror}") from error
-        deadline_s = time.monotonic() + asked.deadline_s
+        deadline_s = time.monotonic() + request.deadline_s
         while time.monotonic() < deadline_s:
             now = await self.state()
             if now.identity is not None and now.identity != before.identity:
                 return
             await asyncio.sleep(_POLL_S)
-        raise ActionFailed(f"the {self.name} did not start another vLLM within {asked.deadline_s:g} s")
+        raise ActionFailed(f"the {self.name} did not start another vLLM within {request.deadline_s:g} s")
 
     async def override_place(self) -> Override:
         """The file that `run` reads, once, when it restarts. What stands now is the command it runs."""
@@ -118,7 +118,7 @@ class RunChild:
     async def write_flags(self, change: FlagChange) -> None:
         """Flags on top of those it runs with."""
         content = {"flags": dict(change.flags), "env": dict(change.env)}
-        write_whole(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
+        write_atomically(self._flags_file(), json.dumps(content, indent=1) + "\n", 0o600)
 
     async def restore_flags(self, override: Override) -> None:
         """The way back from the command that runs to the one that ran: what `run` was told, it keeps."""
@@ -135,7 +135,7 @@ class RunChild:
 
     def _record(self) -> dict[str, Any]:
         path = runs_folder(self.home) / f"{self.port}.json"
-        text = read_if_there(path)
+        text = read_optional(path)
         if text is None:
             raise ActionFailed(f"no `legroom run` is recorded on port {self.port} ({path} is not there)")
         try:

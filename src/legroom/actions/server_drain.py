@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from legroom.actions.platform import ActionFailed, write_whole
-from legroom.actions.programs import succeed
+from legroom.actions.platform import QUERY_TIMEOUT_S, ActionFailed, write_atomically
+from legroom.actions.programs import run_checked
 from legroom.live.metrics.scrape import tls_of
 from legroom.records import dataclass, field
 
-_QUICK_S = 10.0
-_ZERO_LOOKS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
+_ZERO_POLLS = 2  # one look can fall between a request's end in the engine and its last bytes to the client
 
 
 class DrainMethod(Protocol):
@@ -74,7 +73,7 @@ class GuardDrain:
         headers = {"Authorization": f"Bearer {self.token}"}
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_QUICK_S)) as session,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=QUERY_TIMEOUT_S)) as session,
                 session.request(
                     method, url, json=body, headers=headers, ssl=tls_of(self.verify_tls, self.ca_file)
                 ) as answer,
@@ -106,7 +105,7 @@ class ReadinessFileDrain:
 
     async def begin(self) -> None:
         """Makes it, and gives the checkers time to look."""
-        write_whole(self.path, "draining\n")
+        write_atomically(self.path, "draining\n")
         await asyncio.sleep(self.seen_after_s)
 
     async def end(self) -> None:
@@ -132,10 +131,12 @@ class CommandDrain:
         return "the drain command"
 
     async def begin(self) -> None:
-        await succeed(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)
+        await run_checked(["/bin/sh", "-c", self.close_command], "the drain command", timeout_s=self.timeout_s)
 
     async def end(self) -> None:
-        await succeed(["/bin/sh", "-c", self.open_command], "the command that ends a drain", timeout_s=self.timeout_s)
+        await run_checked(
+            ["/bin/sh", "-c", self.open_command], "the command that ends a drain", timeout_s=self.timeout_s
+        )
 
     async def in_flight(self) -> float | None:
         return None
@@ -202,7 +203,7 @@ async def wait_until_empty(
         left = await _left(drain_method, busy)
         zeros = zeros + 1 if left == 0 else 0
         waited_s = loop.time() - start_s
-        if zeros >= _ZERO_LOOKS:
+        if zeros >= _ZERO_POLLS:
             return Drained(True, waited_s, 0.0)
         if waited_s >= deadline_s:
             return Drained(False, waited_s, left)

@@ -184,7 +184,7 @@ def last_lines(path: Path, count: int, reach_bytes: int = 1 << 16) -> list[str]:
 
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 16
-CALM_S = 0.1
+BATCH_S = 0.1
 """Once a server is up its output is collected this long before it is passed on: ten wake-ups a second at most."""
 _MUCH_BYTES = 1 << 12
 """A server that prints more at a time, such as a traceback for each client when its engine dies, is not kept waiting: a
@@ -194,29 +194,31 @@ pipe holds 64 KiB, and until there is room it answers nobody."""
 class OutputRelay(threading.Thread):
     """One stream, in a thread of its own: when the reader of our output stalls, only that stream waits."""
 
-    def __init__(self, source: int, target: int, log: ServerLog | None, see: Callable[[bytes], None] | None) -> None:
+    def __init__(
+        self, source: int, target: int, log: ServerLog | None, on_line: Callable[[bytes], None] | None
+    ) -> None:
         super().__init__(daemon=True)
-        self.calm = False
-        self.is_held_up = False
+        self.is_batching = False
+        self.is_blocked = False
         """Whether it waits for the reader of our output: a paused terminal (Ctrl-S), a pager."""
-        self._source, self._target, self._log, self._see = source, target, log, see
+        self._source, self._target, self._log, self._on_line = source, target, log, on_line
         self._target_open = True
         self._rest = b""
 
     def run(self) -> None:
         """Until every process that holds the other end is gone."""
         while piece := self._read():
-            self._keep(piece)
-            self._pass(piece)
-            if self.calm and len(piece) < _MUCH_BYTES:
-                time.sleep(CALM_S)
+            self._log_lines(piece)
+            self._forward(piece)
+            if self.is_batching and len(piece) < _MUCH_BYTES:
+                time.sleep(BATCH_S)
         if self._rest:
-            self._keep(b"\n")
+            self._log_lines(b"\n")
         os.close(self._source)
 
-    def read_along(self, see: Callable[[bytes], None] | None) -> None:
+    def set_line_callback(self, on_line: Callable[[bytes], None] | None) -> None:
         """Change who reads along; None: nobody."""
-        self._see = see
+        self._on_line = on_line
 
     def _read(self) -> bytes:
         try:
@@ -224,7 +226,7 @@ class OutputRelay(threading.Thread):
         except OSError:
             return b""
 
-    def _keep(self, piece: bytes) -> None:
+    def _log_lines(self, piece: bytes) -> None:
         whole, newline, rest = (self._rest + piece).rpartition(b"\n")
         if not newline and len(rest) <= _LONGEST_LINE:
             self._rest = rest
@@ -232,23 +234,23 @@ class OutputRelay(threading.Thread):
         lines, self._rest = (whole + b"\n", rest) if newline else (rest + b"\n", b"")
         if self._log is not None:
             self._log.write(lines)
-        if (see := self._see) is not None:
+        if (on_line := self._on_line) is not None:
             for line in lines.split(b"\n")[:-1]:
-                see(line)
+                on_line(line)
 
-    def _pass(self, piece: bytes) -> None:
+    def _forward(self, piece: bytes) -> None:
         if not self._target_open:
             return
         try:
             while piece:
-                self.is_held_up = True
+                self.is_blocked = True
                 piece = piece[os.write(self._target, piece) :]
-                self.is_held_up = False
+                self.is_blocked = False
         except BlockingIOError:
             with contextlib.suppress(OSError):
                 os.set_blocking(self._target, True)
-                self._pass(piece)
+                self._forward(piece)
         except OSError as error:
             # A full disk has room again some day; else nobody reads our output any more. The server goes on.
-            self.is_held_up = False
+            self.is_blocked = False
             self._target_open = error.errno in (errno.ENOSPC, errno.EDQUOT)

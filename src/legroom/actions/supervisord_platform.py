@@ -7,22 +7,22 @@ import shlex
 from pathlib import Path
 
 from legroom.actions.platform import (
+    QUERY_TIMEOUT_S,
     ActionFailed,
     FlagChange,
     FlagsFixed,
     Override,
     RestartRequest,
     State,
-    doubled,
-    read_if_there,
+    read_optional,
     require_server,
-    write_whole,
+    with_doubled_signs,
+    write_atomically,
 )
-from legroom.actions.programs import call, process_identity, succeed
+from legroom.actions.programs import process_identity, run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
-_QUICK_S = 20.0
 _STATUS = re.compile(r"^\S+\s+(?P<state>[A-Z]+)\s*(?:pid (?P<pid>\d+))?", re.MULTILINE)
 _MOVING = ("STARTING", "STOPPING", "BACKOFF")
 
@@ -43,7 +43,7 @@ class SupervisordProgram:
 
     async def state(self) -> State:
         # It ends with 3 where the program does not run, which is an answer too.
-        done = await call(self._ctl("status", self.program), timeout_s=_QUICK_S)
+        done = await run_program(self._ctl("status", self.program), timeout_s=QUERY_TIMEOUT_S)
         status = _STATUS.search(done.output)
         if status is None or "ERROR (no such" in done.output:
             raise ActionFailed(f"supervisord does not answer about {self.program}: {done.last_output}")
@@ -51,20 +51,22 @@ class SupervisordProgram:
         identity = process_identity(int(pid)) or f"{pid}@unseen" if pid else None
         return State(identity, status["state"] == "RUNNING", status["state"] in _MOVING)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """Its configuration read again, then stopped and started."""
-        done = await call(self._ctl("update", self.program.partition(":")[0]), timeout_s=asked.deadline_s, asked=asked)
+        done = await run_program(
+            self._ctl("update", self.program.partition(":")[0]), timeout_s=request.deadline_s, request=request
+        )
         if "updated process group" in done.output or "added process group" in done.output:
             return  # a changed section restarts its program by being read
         words = self._ctl("restart", self.program)
-        output = await succeed(words, f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked)
+        output = await run_checked(words, f"restarting {self.name}", timeout_s=request.deadline_s, request=request)
         if "ERROR" in output:
             raise ActionFailed(f"restarting {self.name} failed: {output.strip()}")
 
     async def override_place(self) -> Override:
         """The file with the program's section: supervisord has no place for a part of one."""
         path = self._file()
-        text = read_if_there(path)
+        text = read_optional(path)
         if text is None:
             raise ActionFailed(f"{path} is not there, so the flags of {self.program} cannot be changed")
         with_command(text, self.program.rpartition(":")[2], FlagChange({}))
@@ -73,11 +75,11 @@ class SupervisordProgram:
     async def write_flags(self, change: FlagChange) -> None:
         """The same file with another `command`."""
         path = self._file()
-        write_whole(path, with_command(read_if_there(path) or "", self.program.rpartition(":")[2], change))
+        write_atomically(path, with_command(read_optional(path) or "", self.program.rpartition(":")[2], change))
 
     async def restore_flags(self, override: Override) -> None:
         if override.before is not None:
-            write_whole(Path(override.place), override.before)
+            write_atomically(Path(override.place), override.before)
 
     def _ctl(self, *words: str) -> list[str]:
         return ["supervisorctl", *(["-c", str(self.config)] if self.config else []), *words]
@@ -109,5 +111,5 @@ def with_command(text: str, program: str, change: FlagChange) -> str:
     command = " ".join([re.split(r"[=:]", lines[at], maxsplit=1)[1], *lines[at + 1 : last]])
     words = shlex.split(command)
     require_server(words, f"[program:{program}]")
-    changed = shlex.join(with_flags(words, doubled(change.flags, "%")))
+    changed = shlex.join(with_flags(words, with_doubled_signs(change.flags, "%")))
     return "\n".join([*lines[:at], f"command={changed}", *lines[last:]]) + "\n"

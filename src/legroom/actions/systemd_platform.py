@@ -7,24 +7,24 @@ import shlex
 from pathlib import Path
 
 from legroom.actions.platform import (
+    QUERY_TIMEOUT_S,
     ActionFailed,
     FlagChange,
     FlagsFixed,
     Override,
     RestartRequest,
     State,
-    doubled,
-    read_if_there,
+    read_optional,
     require_server,
     restore_file,
-    write_whole,
+    with_doubled_signs,
+    write_atomically,
 )
-from legroom.actions.programs import call, succeed
+from legroom.actions.programs import run_checked, run_program
 from legroom.records import dataclass
 from legroom.vllm.command_line import with_flags
 
 _DROP_IN = "90-legroom.conf"
-_QUICK_S = 20.0
 _PREFIXES = "@-:+!"  # what may stand before the program in ExecStart
 
 
@@ -51,25 +51,25 @@ class SystemdUnit:
         moving = active in ("activating", "deactivating", "reloading") or shown.get("Job", "0") not in ("", "0")
         return State(identity if identity not in ("", "0") else None, active in ("active", "reloading"), moving)
 
-    async def restart(self, asked: RestartRequest) -> None:
+    async def restart(self, request: RestartRequest) -> None:
         """`systemctl restart`, which ends when the unit has started."""
-        await succeed(
-            self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=asked.deadline_s, asked=asked
+        await run_checked(
+            self._ctl("restart", self.unit), f"restarting {self.name}", timeout_s=request.deadline_s, request=request
         )
 
     async def override_place(self) -> Override:
         await self._words()
-        return Override(str(self._drop_in()), read_if_there(self._drop_in()))
+        return Override(str(self._drop_in()), read_optional(self._drop_in()))
 
     async def write_flags(self, change: FlagChange) -> None:
         """A drop-in with the whole new ExecStart, because systemd knows no part of one."""
         words = await self._words()
         lines = ["# Written by legroom; `legroom` undoes it by removing this file.", "[Service]", "ExecStart="]
-        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, doubled(change.flags, "%$")))))
-        env = doubled(change.env, "%")
+        lines.append("ExecStart=" + " ".join(map(quoted, with_flags(words, with_doubled_signs(change.flags, "%$")))))
+        env = with_doubled_signs(change.env, "%")
         lines += [f"UnsetEnvironment={name}" for name, value in env.items() if value is None]
         lines += [f"Environment={quoted(f'{n}={v}')}" for n, v in env.items() if v is not None]
-        write_whole(self._drop_in(), "\n".join(lines) + "\n")
+        write_atomically(self._drop_in(), "\n".join(lines) + "\n")
         await self._reload()
 
     async def restore_flags(self, override: Override) -> None:
@@ -78,16 +78,18 @@ class SystemdUnit:
 
     async def _words(self) -> list[str]:
         """What it starts. Raises where vLLM's flags are not among it."""
-        words = exec_start(await succeed(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=_QUICK_S))
+        words = exec_start(
+            await run_checked(self._ctl("cat", self.unit), f"reading {self.name}", timeout_s=QUERY_TIMEOUT_S)
+        )
         require_server([words[0].lstrip(_PREFIXES), *words[1:]], f"ExecStart of {self.unit}")
         return words
 
     async def _reload(self) -> None:
-        await succeed(self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=_QUICK_S)
+        await run_checked(self._ctl("daemon-reload"), "reading systemd's units again", timeout_s=QUERY_TIMEOUT_S)
 
     async def _show(self, *names: str) -> dict[str, str]:
         words = self._ctl("show", self.unit, *(f"--property={name}" for name in names))
-        done = await call(words, timeout_s=_QUICK_S)
+        done = await run_program(words, timeout_s=QUERY_TIMEOUT_S)
         if done.code:
             raise ActionFailed(f"systemd does not answer about {self.unit}: {done.last_output}")
         return dict(line.partition("=")[::2] for line in done.output.splitlines())

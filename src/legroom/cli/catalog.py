@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog_files import bundled_documents, catalog_problems
+    from legroom.explain.catalog_entries import bundled_documents, catalog_problems
     from legroom.explain.deadends import stored_records
 
     records = stored_records()
@@ -67,7 +67,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import entries, entry
+    from legroom.explain.catalog_entries import entries, entry
     from legroom.explain.deadends import records_of
 
     every = entries()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.output import note, print_json
+from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
     from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.starting_plan import Hints
-    from legroom.explain.outcomes import Outcome
 
 __all__ = ["add_parser", "run"]
 
@@ -29,7 +27,6 @@ examples:
   kubectl logs my-pod | legroom diagnose -
   legroom diagnose --systemd vllm.service
   legroom diagnose --docker my-vllm --gpu a100-80gb
-  legroom diagnose old.log --outcome worked --log new.log
   legroom diagnose vllm.log --command 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu rtx4090
 
 exit codes: 0 no problem found, 1 a problem was found, 2 the call is wrong or the log cannot be read or is not vLLM's
@@ -57,11 +54,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     known.add_argument("--gpu", metavar="NAME", help="a GPU (h100, rtx4090 ...) or a size (24GiB)")
     known.add_argument("--gpus", metavar="N", help="how many GPUs the machine has")
     known.add_argument("--vllm", metavar="VERSION", help="the vLLM release")
-    learn = parser.add_argument_group("tell whether the first fix worked")
-    learn.add_argument(
-        "--outcome", choices=("worked", "failed"), help="record, on this machine only, what came of the first fix"
-    )
-    learn.add_argument("--log", metavar="NEW", help="the log of the start with the fix, to check the outcome against")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the answer (default: en)")
@@ -72,11 +64,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read, diagnose, print; 1 where a problem was found."""
     hints = _hints(args)
-    if args.log and not args.outcome:
-        raise LegroomError("--log belongs to --outcome", "legroom diagnose OLD --outcome worked --log NEW")
     readings = [_read(name, pieces, hints) for name, pieces in _sources(args)]
-    if args.outcome:
-        return _record_outcome(args, readings, hints)
     if args.json:
         from legroom.diagnosis.diagnosis_json import readings_json
 
@@ -98,10 +86,10 @@ def exit_code(readings: list[LogReading]) -> int:
 
 
 def _hints(args: argparse.Namespace) -> Hints:
-    from legroom.cli.deployment import count_of
+    from legroom.cli.server_options import gpu_count
     from legroom.diagnosis.starting_plan import Hints
 
-    return Hints(args.line, args.model, args.gpu, count_of(args.gpus, "--gpus"), args.vllm)
+    return Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
 
 
 def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -132,51 +120,3 @@ def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> LogReading:
     from legroom.diagnosis.diagnose import read_log
 
     return read_log(pieces, name, hints)
-
-
-def _record_outcome(args: argparse.Namespace, readings: list[LogReading], hints: Hints) -> int:
-    """Write down what came of the first fix of the log that failed."""
-    from legroom.explain.outcomes import record_outcome
-
-    outcome = _outcome_of(readings, hints, worked=args.outcome == "worked")
-    if args.log:
-        _check_against(args.log, hints, outcome)
-    path = record_outcome(outcome)
-    if args.json:
-        print_json({"recorded": asdict(outcome)})
-    else:
-        print(f"recorded: {outcome.fix} for {outcome.cause} ({outcome.entry}) {args.outcome}")
-        note(f"in {path}: no text of the log, no names; it stays on this machine")
-    return OK
-
-
-def _outcome_of(readings: list[LogReading], hints: Hints, *, worked: bool) -> Outcome:
-    from legroom.diagnosis.starting_plan import known_of
-    from legroom.explain.outcomes import Outcome
-
-    run = next((reading.runs[0] for reading in readings if reading.runs and reading.runs[0].findings), None)
-    finding = run.findings[0] if run else None
-    if run is None or finding is None or not finding.fixes:
-        raise LegroomError(
-            "there is no fix in this log whose outcome could be recorded", "give the log of the start that failed"
-        )
-    known = known_of(run.case, hints)
-    release = known.release.version if known.release_known else ""
-    return Outcome(finding.cause, finding.entry, finding.fixes[0].kind, release, worked)
-
-
-def _check_against(path: str, hints: Hints, outcome: Outcome) -> None:
-    """A log that says otherwise is believed: a wrong record would be worse than none."""
-    from legroom.diagnosis.diagnose import read_log
-    from legroom.vllm_logs.log_sources import pieces_of_file
-
-    new = read_log(pieces_of_file(path), path, hints)
-    run = new.runs[0] if new.runs else None
-    if run is None or run.verdict == "not understood":
-        raise LegroomError(f"{path} does not show how that start ended", "give the whole log, or leave --log out")
-    if outcome.worked and run.findings:
-        raise LegroomError(
-            f"{path} shows that the start failed again: {run.findings[0].cause}", "record it with --outcome failed"
-        )
-    if not outcome.worked and not run.findings:
-        raise LegroomError(f"{path} shows a server that came up", "record it with --outcome worked")

@@ -52,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import entry, with_outcomes
+    from legroom.explain.catalog_entries import entry
 
-    chosen = with_outcomes(entry(args.id))
+    chosen = entry(args.id)
     if args.json:
         from legroom.explain.entry import entry_json
 
@@ -68,7 +68,7 @@ def _tell(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import entries
+    from legroom.explain.catalog_entries import entries
 
     if args.json:
         from legroom.explain.entry import summary_json
@@ -83,8 +83,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _search(args: argparse.Namespace) -> int:
-    from legroom.explain.catalog import entries
-    from legroom.explain.search import search
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
 
     hits = search(args.search, entries())
     if args.json:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from legroom.cli.deployment import add_source_options, machine, requested, split
 from legroom.cli.output import note, print_json
+from legroom.cli.server_options import add_source_options, described_machine, described_server, split_words
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportedFile, ExportRequest
+    from legroom.exports.export_request import ExportedFile, ExportRequest
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -42,8 +42,8 @@ FORMATS: tuple[Format, ...] = (
     Format("llm-d-values", "legroom.exports.deploy.llm_d_values"),
     Format("script", "legroom.exports.deploy.script"),
     Format("env", "legroom.exports.deploy.env_file"),
-    Format("runbook", "legroom.exports.runbook.runbook"),
-    Format("gate", "legroom.exports.gate.manifests"),
+    Format("runbook", "legroom.exports.runbook"),
+    Format("gate", "legroom.exports.gate_manifests"),
 )
 
 _DESCRIPTION = """\
@@ -96,7 +96,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.parse_args(["--help"])
     module = _format(words[0] if words else "")
     chosen = _format_parser(module)
-    own, rest, after = split(chosen, words[1:])
+    own, rest, after = split_words(chosen, words[1:])
     args = chosen.parse_args(own)
     args.module, args.vllm_words, args.command_words = module, rest, after
     return args
@@ -104,7 +104,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 def run(args: argparse.Namespace) -> int:
     """Make the files, and put them where they were asked for."""
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
     module = args.module
     plan = _plan(args)
@@ -166,7 +166,7 @@ def _write(files: Sequence[ExportedFile], output: str, force: bool) -> None:
 
 def _check_replaced(path: Path, text: str) -> None:
     """Refuse to replace a file that somebody else wrote; a device or a pipe holds nothing to lose."""
-    from legroom.exports.request import MARK
+    from legroom.exports.export_request import MARK
 
     if not path.is_file():
         return
@@ -258,11 +258,11 @@ def _plan(args: argparse.Namespace) -> PlanDocument | None:
             "name its release, or give a plan file: --plan plan.json --vllm any",
         )
     # The server of an export starts elsewhere: what this shell has set is no part of it.
-    meant = requested(args, environ={})
-    args.secret_names = meant.secret_names
-    made = make_plan(meant.args, meant.release, machine(args, meant), advice=False)
+    deployment = described_server(args, environ={})
+    args.secret_names = deployment.secret_names
+    made = make_plan(deployment.args, deployment.release, described_machine(args, deployment), advice=False)
     document = plan_document(made)
-    return _starting(replace(document, env={**meant.given_env, **document.env}))
+    return _starting(replace(document, env={**deployment.given_env, **document.env}))
 
 
 def _starting(plan: PlanDocument) -> PlanDocument:

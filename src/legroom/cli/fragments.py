@@ -46,8 +46,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.fragments.read import read_source
-    from legroom.fragments.report import fragment_report
+    from legroom.fragments.fragment_report import fragment_report
+    from legroom.fragments.fragment_sources import read_source
     from legroom.units import parse_bytes
 
     needed = parse_bytes(args.need, "--need") if args.need else None

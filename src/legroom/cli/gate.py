@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from legroom.cli.output import print_json, print_json_line
@@ -89,14 +88,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="seconds that an answer waits for flags that fix the object and take a search "
         "(default: 0: they come with the next try)",
     )
-    limits.add_argument(
-        "--processes",
-        metavar="N",
-        type=int,
-        default=min(4, os.cpu_count() or 1),
-        help="processes that answer (default: one per core, up to 4)",
+    parser.add_argument(
+        "--try", dest="try_file", metavar="FILE", help="say what it would answer to the objects of a file"
     )
-    parser.add_argument("--try", dest="tried", metavar="FILE", help="say what it would answer to the objects of a file")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout: where it is, or the answers")
     return parser
 
@@ -104,57 +98,53 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     from legroom.facts.gpus import gpu
 
-    if not 1 <= args.processes <= 64 or not 0.1 <= args.deadline <= 30:
-        raise LegroomError(
-            "--processes is 1 to 64, and --deadline 0.1 to 30 seconds", "the defaults suit most clusters"
-        )
+    if not 0.1 <= args.deadline <= 30:
+        raise LegroomError("--deadline is 0.1 to 30 seconds", "the default suits most clusters")
     if not 0 <= args.wait_for_flags <= args.deadline:
         raise LegroomError("--wait-for-flags is 0 to --deadline seconds", "raise --deadline too if it is to be longer")
     if args.default_gpu:
         gpu(args.default_gpu)
-    if args.tried is not None:
+    if args.try_file is not None:
         return _try(args)
-    from legroom.gate.app import GatePolicy
-    from legroom.gate.judges import JudgeOptions
-    from legroom.gate.server import CertificateFiles, GateOptions, check_certificates, serve
+    from legroom.gate.verdict_cache import CacheOptions
+    from legroom.gate.webhook import CertificateFiles, GatePolicy, serve
 
     files = CertificateFiles.in_folder(args.tls_dir)
-    check_certificates(files)
-    usual = GatePolicy().not_namespaces
-    policy = GatePolicy(args.mode, frozenset(args.only_namespace), usual | set(args.not_namespace), args.only_labelled)
+    files.server_context()  # ends here where there is no certificate, before anything listens
+    not_namespaces = GatePolicy().not_namespaces | set(args.not_namespace)
+    policy = GatePolicy(args.mode, frozenset(args.only_namespace), not_namespaces, args.only_labelled)
     listening = listening_socket(args.host, args.port)
     url = f"https://{args.host}:{listening.getsockname()[1]}/validate"
     if args.json:
-        print_json_line({"url": url, "mode": args.mode, "processes": args.processes})
+        print_json_line({"url": url, "mode": args.mode})
     else:
         print(f"legroom gate answers at {url}, mode {args.mode} (Ctrl-C ends it)", flush=True)
-    judging = JudgeOptions(args.default_gpu, args.hub, args.deadline, args.wait_for_flags)
-    serve(listening, GateOptions(policy, judging, files, args.processes))
+    serve(listening, policy, CacheOptions(args.default_gpu, args.hub, args.deadline, args.wait_for_flags), files)
     return OK
 
 
 def _try(args: argparse.Namespace) -> int:
-    """The judgements on a file's objects, without a server."""
+    """Print the verdicts on the objects of a file."""
     import sys
     from pathlib import Path
 
-    from legroom.deployments.text import Text, read_text
+    from legroom.deployments.source_text import Text, read_text
     from legroom.deployments.yaml_nodes import load_nodes
     from legroom.drawing.text import wrap
-    from legroom.gate.judgement import judge
-    from legroom.gate.review import deciding_part
+    from legroom.gate.admission_review import startup_fields
+    from legroom.gate.verdict import plan_verdict
 
     try:
-        documents = load_nodes(Text(args.tried, read_text(Path(args.tried))))
+        documents = load_nodes(Text(args.try_file, read_text(Path(args.try_file))))
     except LegroomError as error:
-        raise LegroomError(f"{args.tried} {error.message.removeprefix(args.tried).strip()}", error.hint) from None
+        raise LegroomError(f"{args.try_file} {error.message.removeprefix(args.try_file).strip()}", error.hint) from None
     answers = []
     for document in documents:
-        thing = document.plain()
-        if isinstance(thing, dict) and thing.get("kind"):
-            judgement = judge(deciding_part(thing), args.default_gpu, hub=args.hub)
-            named = f"{thing['kind']} {document.text('metadata', 'name')}".rstrip()
-            answers.append({"object": named, **judgement.to_json()})
+        manifest = document.plain()
+        if isinstance(manifest, dict) and manifest.get("kind"):
+            verdict = plan_verdict(startup_fields(manifest), args.default_gpu, hub=args.hub)
+            name = f"{manifest['kind']} {document.text('metadata', 'name')}".rstrip()
+            answers.append({"object": name, **verdict.to_json()})
     if args.json:
         print_json(answers)
     for answer in answers if not args.json else ():

@@ -20,7 +20,7 @@ exit codes: 0 shown, 2 there is no such incident or the file is no journal, 3 th
 """
 _BEFORE_S, _AFTER_S = 600.0, 300.0
 """What led to it, and how it went on."""
-_MOST_POINTS = 1000
+_MAX_POINTS = 1000
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise LegroomError(f"there is no incident {args.number}", "legroom incidents lists them")
     now_s = time.time()
     until_s = (incident.closed_s if incident.closed_s is not None else now_s) + _AFTER_S
-    points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MOST_POINTS)
+    points = journal.samples(incident.server, incident.opened_s - _BEFORE_S, min(until_s, now_s), _MAX_POINTS)
     if args.svg:
         write_file(args.svg, incident_svg(incident, points, now_s), "picture")
     if args.json:

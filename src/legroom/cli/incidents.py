@@ -80,7 +80,7 @@ def _names(server: str | None) -> list[str | None]:
     """What a server may be called: as it is written here (Prometheus and Kubernetes name them so), or as an address."""
     if server is None:
         return [None]
-    from legroom.live.metrics.address import endpoint
+    from legroom.live.metrics.endpoint import endpoint
 
     try:
         return list(dict.fromkeys([server, endpoint(server).server]))
@@ -117,7 +117,7 @@ def open_journal(named: str | None) -> Journal | None:
 
 def _check_is_journal(path: Path) -> None:
     """A name may be of anything: a folder, a text, a file that only the kernel makes up (/proc)."""
-    from legroom.live.journal.records import SQLITE_HEAD
+    from legroom.live.journal.journal_records import SQLITE_HEAD
 
     reason = ""
     if path.is_file():
@@ -141,7 +141,7 @@ def _read_only(path: Path) -> Journal | None:
     import sqlite3
 
     from legroom.live.journal.journal import Journal
-    from legroom.live.journal.records import VERSION, version_of
+    from legroom.live.journal.journal_records import VERSION, version_of
 
     for mode in ("mode=ro", "mode=ro&immutable=1"):
         try:
@@ -149,7 +149,7 @@ def _read_only(path: Path) -> Journal | None:
         except sqlite3.Error:
             continue
         try:
-            if version_of(db) == VERSION:
+            if 0 < version_of(db) <= VERSION:
                 return Journal(db, path, time.time)
         except sqlite3.Error as error:
             if "locked" in str(error):

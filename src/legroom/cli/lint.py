@@ -11,7 +11,7 @@ from legroom.cli.output import note, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.lint.report import Report
+    from legroom.lint.lint_report import LintReport
 
 _DESCRIPTION = """\
 Read alert rules, Grafana dashboards, start scripts, Dockerfiles, compose files, systemd units, Kubernetes manifests,
@@ -40,24 +40,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "lint", usage="legroom lint FILE ... [options] | --rules", description=_DESCRIPTION, epilog=_EPILOG
     )
     parser.add_argument("files", nargs="*", metavar="FILE", help="files or folders; -: standard input")
-    judged = parser.add_argument_group("what files are judged by")
-    judged.add_argument(
+    basis = parser.add_argument_group("what files are checked against")
+    basis.add_argument(
         "--vllm",
         metavar="VERSION",
         help="vLLM release, or any for rules that are meant for all (default: what an image, a pip install or "
         "legroom's own header names, else the plan's, else the newest)",
     )
-    judged.add_argument(
-        "--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)"
-    )
-    judged.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
-    judged.add_argument(
+    basis.add_argument("--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)")
+    basis.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
+    basis.add_argument(
         "--fail-on",
         choices=("error", "warning", "note"),
         default="warning",
         help="the lowest severity that makes the exit code 1 (default: warning)",
     )
-    judged.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="one JSON document on stdout")
     out.add_argument("--sarif", metavar="FILE", help="write SARIF 2.1.0 too (-: to stdout, instead of the text)")
@@ -66,9 +63,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at the files, print, and answer with 0, 1 or 2."""
+    """Check the files, print, and answer with 0, 1 or 2."""
     from legroom.facts.releases import release as known_release
-    from legroom.lint.lint import Options, lint_files
+    from legroom.lint.linter import LintOptions, lint_files
     from legroom.lint.rules import rules
     from legroom.planning.plan_document import read_plan
 
@@ -84,23 +81,23 @@ def run(args: argparse.Namespace) -> int:
     asked = known_release(args.vllm) if args.vllm and not any_release else None
     if asked is not None and asked.note:
         note(asked.note)
-    report = lint_files(args.files, Options(asked, plan, frozenset(args.ignore), args.only_vllm, any_release))
+    report = lint_files(args.files, LintOptions(asked, plan, frozenset(args.ignore), any_release))
     _show(report, args)
     if report.unread:
         return BAD_INPUT
     return ANSWER_IS_NO if _fails(report, args.fail_on) else OK
 
 
-def _fails(report: Report, fail_on: str) -> bool:
+def _fails(report: LintReport, fail_on: str) -> bool:
     from legroom.lint.rule import SEVERITIES
 
     grave = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     return any(finding.severity in grave for finding in report.findings)
 
 
-def _show(report: Report, args: argparse.Namespace) -> None:
+def _show(report: LintReport, args: argparse.Namespace) -> None:
     from legroom.drawing.terminal import style_of
-    from legroom.lint.report import report_json, sarif
+    from legroom.lint.lint_report import report_json, sarif
     from legroom.render.lint_text import report_text
 
     if args.sarif and args.sarif != "-":

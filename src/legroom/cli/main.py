@@ -19,6 +19,7 @@ _INTERRUPTED = 130
 _BUG = 70
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXTRA_OF_COMMAND = {
+    "completion": "completion",
     "diagnose": "scan",
     "fragments": "watch",
     "gate": "gate",
@@ -42,7 +43,8 @@ _PACKAGES = {
     "prometheus_client": ("prometheus_client", "watch"),
     "psutil": ("psutil", "run"),
     "pynvml": ("nvidia-ml-py", "watch"),
-    "re2": ("google-re2", "scan"),
+    "re2": ("google-re2", ""),
+    "shtab": ("shtab", "completion"),
     "starlette": ("starlette", "ui"),
     "uvicorn": ("uvicorn", "ui"),
     "yaml": ("PyYAML", ""),

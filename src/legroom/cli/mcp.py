@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.cli.output import note
 from legroom.errors import OK, UNREACHABLE, LegroomError
-from legroom.live.metrics.address import is_loopback_host
+from legroom.live.metrics.endpoint import is_loopback_host
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8722
 

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import count_of, requested, split
 from legroom.cli.output import note, print_json
+from legroom.cli.server_options import described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.cli.deployment import RequestedDeployment
-    from legroom.exports.request import ExportedFile
+    from legroom.deployments.deployment import Deployment
+    from legroom.exports.export_request import ExportedFile
     from legroom.facts.gpus import Gpu
+    from legroom.planning.packing.gpu_packing import PackRequest, PackResult
     from legroom.planning.packing.needs import OtherProgram, PackedServer
-    from legroom.planning.packing.pack import PackRequest, PackResult
     from legroom.planning.packing.placement import Card, Shift
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import CapacityGoal
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -97,7 +97,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options up to the first `--`, then a server after each."""
-    own, rest, after = split(parser, words)
+    own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     if rest:
         raise LegroomError(f"{rest[0]!r} is no option of pack", "a server follows after --, like -- vllm serve MODEL")
@@ -117,16 +117,15 @@ def _groups(words: Sequence[str]) -> list[list[str]]:
 
 def run(args: argparse.Namespace) -> int:
     """Pack, print, and answer with 0 where everything fits."""
-    from legroom.planning.packing.changes import changes_that_fit
-    from legroom.planning.packing.pack import pack
-    from legroom.planning.packing.wishes import grant_wishes
+    from legroom.planning.packing.gpu_packing import pack
+    from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
 
     request = _request(args)
-    result = grant_wishes(pack(request))
+    result = meet_goals(pack(request))
     changes = changes_that_fit(result)
     files = _files(args, result)
     if args.json:
-        from legroom.planning.packing.document import pack_json
+        from legroom.planning.packing.gpu_packing import pack_json
 
         named = {"files": [{"path": file.path, "text": file.text} for file in files]} if files else {}
         print_json(pack_json(result, changes) | named)
@@ -143,7 +142,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
     if not args.format or result.verdict == "does_not_fit":
         return ()
     from legroom.cli.export import deliver
-    from legroom.exports.deploy.pack import pack_files
+    from legroom.exports.deploy.pack_files import pack_files
 
     files = pack_files(result, args.format)
     if args.output not in (None, "-") or not args.json:
@@ -152,7 +151,7 @@ def _files(args: argparse.Namespace, result: PackResult) -> tuple[ExportedFile, 
 
 
 def _request(args: argparse.Namespace) -> PackRequest:
-    from legroom.planning.packing.pack import PackRequest
+    from legroom.planning.packing.gpu_packing import PackRequest
 
     if args.gpu is None:
         raise LegroomError("which GPU?", "say --gpu h100, a100-80gb, l40s, l4, rtx4090 ..., or a size: --gpu 24GiB")
@@ -173,8 +172,7 @@ def _request(args: argparse.Namespace) -> PackRequest:
 
 def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
     from legroom.facts.gpus import gpu, with_total
-    from legroom.memory.overhead import desktop_bytes
-    from legroom.memory.unified import reserve_bytes
+    from legroom.memory.overhead import desktop_bytes, reserve_bytes
     from legroom.planning.machine import with_measured_total
     from legroom.planning.packing.placement import Card
     from legroom.units import parse_bytes
@@ -182,7 +180,7 @@ def _cards(args: argparse.Namespace) -> tuple[Card, ...]:
     whole = gpu(args.gpu)
     if args.gpus.isascii() and args.gpus.isdigit():
         card = with_total(whole, parse_bytes(args.gpu_memory, "--gpu-memory")) if args.gpu_memory else None
-        gpus = [card or with_measured_total(whole)] * (count_of(args.gpus, "--gpus") or 1)
+        gpus = [card or with_measured_total(whole)] * (gpu_count(args.gpus, "--gpus") or 1)
     else:
         gpus = [_slice(args.gpu, name) for name in args.gpus.replace("+", ",").split(",")]
     if whole.note:
@@ -228,25 +226,26 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
     from legroom.planning.machine import Machine, make_target, with_measurements
     from legroom.planning.packing.needs import PackedServer
 
-    own, rest, _ = split(_server_parser(), words)
+    own, rest, _ = split_words(_server_parser(), words)
     options = _server_parser().parse_args(own)
-    meant = requested(
+    deployment = described_server(
         argparse.Namespace(
             vllm=args.vllm, line=None, file=None, python=None, vllm_words=[], command_words=rest, prog="legroom pack"
         )
     )
     # A server on several cards is planned on as many as its own flags ask for.
-    target = make_target(meant.args, meant.release, Machine(args.gpu, max(meant.args.gpus_needed, 1)))
-    target = with_measurements(replace(target, gpu=card.gpu), meant.args)
+    target = make_target(deployment.args, deployment.release, Machine(args.gpu, max(deployment.args.gpus_needed, 1)))
+    target = with_measurements(replace(target, gpu=card.gpu), deployment.args)
     try:
         weight = float(options.weight)
     except ValueError:
         weight = 0.0
     if not 0 < weight < 1e6:
         raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
-    name = options.name or _name_of(meant)
-    args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *meant.notes))
-    return PackedServer(name, target, meant.args, weight, _wish(options, meant, args.policy), int(args.sleep_level))
+    name = options.name or _name_of(deployment)
+    args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
+    goal = _goal(options, deployment, args.policy)
+    return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
 
 
 def _server_parser() -> argparse.ArgumentParser:
@@ -258,26 +257,26 @@ def _server_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wish(options: argparse.Namespace, meant: RequestedDeployment, policy: Any) -> Wish | None:
-    from legroom.planning.wish import Wish
+def _goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
+    from legroom.planning.search_space import CapacityGoal
     from legroom.units import parse_count, parse_length
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     if options.want_context is None and options.want_concurrency is None:
         return None
-    usual = meant.args.max_model_len or served_model(meant.args).max_position_embeddings
+    usual = deployment.args.max_model_len or served_model(deployment.args).max_position_embeddings
     context = parse_length(options.want_context, "--want-context") if options.want_context else usual
     concurrency = parse_count(options.want_concurrency or "1", "--want-concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
-    return Wish(context, float(concurrency), policy=policy)
+    return CapacityGoal(context, float(concurrency), policy=policy)
 
 
-def _name_of(meant: RequestedDeployment) -> str:
+def _name_of(deployment: Deployment) -> str:
     """What the server is called: by its served name, or the last part of the model's."""
     from legroom.vllm.args import other_value
 
-    named = other_value(meant.args, "--served-model-name") or meant.args.model.rstrip("/").rpartition("/")[2]
+    named = other_value(deployment.args, "--served-model-name") or deployment.args.model.rstrip("/").rpartition("/")[2]
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in named.lower())
     return "-".join(part for part in plain.split("-") if part) or "server"
 

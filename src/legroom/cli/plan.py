@@ -5,26 +5,37 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_machine_options, add_source_options, count_of, machine, parse, requested
 from legroom.cli.output import note, print_json, write_file
+from legroom.cli.server_options import (
+    add_machine_options,
+    add_source_options,
+    described_machine,
+    described_server,
+    gpu_count,
+    parse,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.api import PlanReport
+    from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
-    from legroom.memory.sleep import ServerState
+    from legroom.memory.server_states import ServerState
+    from legroom.planning.capacity_search import SearchAnswer
+    from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.search import WishResult
-    from legroom.planning.wish import Wish
+    from legroom.planning.search_space import CapacityGoal
     from legroom.vllm.args import ServeArgs
 
 __all__ = ["add_parser", "parse", "run"]
 
+_GIT_TIMEOUT_S = 30
+_DIFF_HINT = "give a file, /dev/null for none, or REVISION:FILE inside a git repository"
 _MOST_GPUS_TRIED = 8
 """How far to count up where no number of GPUs was given and one does not do."""
 
@@ -71,11 +82,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git",
     )
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
-    wish = parser.add_argument_group("wishes (search for flags instead)")
-    wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
-    wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    wish.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
-    wish.add_argument(
+    goal = parser.add_argument_group("wishes (search for flags instead)")
+    goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
+    goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
+    goal.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
+    goal.add_argument(
         "--policy",
         choices=("safe", "balanced", "tight"),
         default="balanced",
@@ -95,21 +106,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, print, and answer with 0 or 1."""
-    from legroom.api import PlanReport
+    from legroom.api.plan_report import PlanReport
     from legroom.planning.machine import make_plan
 
     if args.diff or args.markdown:
-        from legroom.cli.plan_diff import run_diff
-
-        return run_diff(args)
-    meant = requested(args)
-    where = machine(args, meant)
+        return _run_diff(args)
+    deployment = described_server(args)
+    where = described_machine(args, deployment)
     if args.want_context or args.want_concurrency or args.want_gpus:
-        return _run_wish(args, meant.args, meant.release, where)
+        return _run_search(args, deployment.args, deployment.release, where)
     if args.sleep:
-        meant = replace(meant, args=_with_sleep_mode(meant.args))
-    made = make_plan(meant.args, meant.release, where, advice=not args.no_advice)
-    made = replace(made, notes=tuple(dict.fromkeys((*meant.notes, *made.notes))))
+        deployment = replace(deployment, args=_with_sleep_mode(deployment.args))
+    made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
+    made = replace(made, notes=tuple(dict.fromkeys((*deployment.notes, *made.notes))))
     if args.cold:
         from legroom.planning.plan import cold_start
 
@@ -119,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
-    from legroom.facts.sleep import FLAG
+    from legroom.facts.sleep_mode import FLAG
     from legroom.vllm.args import is_given
 
     return args if is_given(args, FLAG) else replace(args, others=(*args.others, FLAG))
@@ -151,33 +160,33 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
 def _states_json(states: Sequence[ServerState]) -> dict[str, Any]:
     if not states:
         return {}
-    from legroom.planning.sleep_states import states_json
+    from legroom.planning.plan_json import states_json
 
     return {"states": states_json(states)}
 
 
 def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
-    from legroom.exports.deploy.times import speed_of
-    from legroom.planning.sleep_states import plan_states
+    from legroom.planning.plan_json import plan_states
+    from legroom.units import parse_speed
 
-    return plan_states(made, speed_of(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
+    return plan_states(made, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
 
 
-def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
+def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
     """Search, print, and answer with 0 where something holds the wish."""
+    from legroom.planning.capacity_search import search_flags
     from legroom.planning.machine import make_target
-    from legroom.planning.search import find
-    from legroom.planning.wish import counts_up_to
+    from legroom.planning.search_space import counts_up_to
 
     most = _most_gpus(args, serve_args, where)
     target = make_target(serve_args, release, replace(where, gpus=most))
-    wish = _wish(args, serve_args, target, most)
+    goal = _goal(args, serve_args, target, most)
     targets = _with_variants(target, serve_args)
-    answer = find(targets, serve_args, wish)
+    answer = search_flags(targets, serve_args, goal)
     if most == 1 and not _asked_gpus(args, where):
         for count in counts_up_to(_MOST_GPUS_TRIED)[1:]:  # GPUs that nobody offered: as few more as will do
             if answer.best is None:
-                answer = find(targets, serve_args, replace(wish, gpus=(count,)))
+                answer = search_flags(targets, serve_args, replace(goal, gpus=(count,)))
     answer = replace(
         answer,
         best=_used_only(answer.best) if answer.best else None,
@@ -185,7 +194,7 @@ def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release,
     )
     if target.gpu.note:
         note(f"note: {target.gpu.note}")
-    _show_wish(answer, target, serve_args, args)
+    _show_search(answer, target, serve_args, args)
     return OK if answer.best else ANSWER_IS_NO
 
 
@@ -195,11 +204,11 @@ def _most_gpus(args: argparse.Namespace, serve_args: ServeArgs, where: Machine) 
 
 
 def _asked_gpus(args: argparse.Namespace, where: Machine) -> int | None:
-    return count_of(args.want_gpus, "--want-gpus") or where.gpus
+    return gpu_count(args.want_gpus, "--want-gpus") or where.gpus
 
 
-def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
-    from legroom.planning.wish import Wish, counts_up_to
+def _goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
     usual = serve_args.max_model_len or target.model.max_position_embeddings
@@ -210,7 +219,7 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
             "--want-context and --want-concurrency must be at least 1",
             "write it like --want-context 32k --want-concurrency 16",
         )
-    return Wish(context, float(concurrency), counts_up_to(most), args.policy)
+    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
 def _with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
@@ -227,28 +236,28 @@ def _used_only(plan: Plan) -> Plan:
     return replace(plan, target=replace(plan.target, gpus=used))
 
 
-def _show_wish(answer: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+def _show_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
     if args.svg and answer.best:
         from legroom.render.plan_svg import plan_svg
 
         write_file(args.svg, plan_svg(answer.best), "picture")
     if args.json:
-        print_json(_wish_json(answer, target, serve_args, args.explain_math))
+        print_json(_search_json(answer, target, serve_args, args.explain_math))
         return
     from legroom.drawing.terminal import style_of
-    from legroom.render.plan_text import wish_text
+    from legroom.render.plan_text import search_text
 
-    sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
+    sys.stdout.write(search_text(answer, style_of(sys.stdout)))
 
 
-def _wish_json(answer: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
     from legroom.planning.plan_json import plan_json
 
     search = {
-        "want_context": answer.wish.context,
-        "want_concurrency": answer.wish.concurrency,
-        "policy": answer.wish.policy,
+        "want_context": answer.goal.context,
+        "want_concurrency": answer.goal.concurrency,
+        "policy": answer.goal.policy,
         "considered": answer.considered,
         "gives_up": list(answer.losses),
         "short_by": answer.short_by or None,
@@ -257,7 +266,7 @@ def _wish_json(answer: WishResult, target: Target, serve_args: ServeArgs, explai
     if answer.best:
         return plan_json(answer.best, explain_math) | {"search": search}
     # Nothing holds the wish: what the flags alone would do, with the answer to the wish on top.
-    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.wish.context)
+    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.goal.context)
     document = plan_json(plan(target, asked), explain_math)
     return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
 
@@ -274,3 +283,74 @@ def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
         "layout": layout_json(plan.layout),
         "command": ready_command(plan),
     }
+
+
+def _run_diff(args: argparse.Namespace) -> int:
+    """Compare, print, and answer with 1 where a server of the new version does not start."""
+    from legroom.planning.plan_diff import server_diffs
+    from legroom.render.plan_diff_text import diff_markdown, diff_text
+
+    if not args.diff:
+        raise LegroomError("--markdown belongs to --diff", "legroom plan --diff OLD NEW --markdown")
+    if args.vllm_words or args.command_words or args.line or args.file or args.python:
+        raise LegroomError("--diff says what runs: two files", "leave the model and vLLM's flags out")
+    old, new = args.diff
+    diffs = server_diffs(_servers_of(old, args), _servers_of(new, args))
+    if args.json:
+        broken = any(diff.is_broken for diff in diffs)
+        print_json({"old": old, "new": new, "ok": not broken, "servers": [diff.to_json() for diff in diffs]})
+    elif args.markdown:
+        sys.stdout.write(diff_markdown(_path(new), diffs))
+    else:
+        from legroom.drawing.terminal import style_of
+
+        sys.stdout.write(diff_text(diffs, style_of(sys.stdout)))
+    return ANSWER_IS_NO if any(diff.is_broken for diff in diffs) else OK
+
+
+def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
+    from legroom.facts.releases import release as known_release
+    from legroom.planning.file_plans import planned_servers, started_servers
+
+    text = _text(named)
+    release = known_release(args.vllm) if args.vllm else None
+    servers, unread = started_servers(_path(named), text, release) if text.strip() else ([], None)
+    if unread is not None and not servers:
+        raise LegroomError(f"{named} {unread.reason}", unread.hint)
+    machine = _diff_machine(args)
+    return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
+
+
+def _diff_machine(args: argparse.Namespace) -> Machine | None:
+    from legroom.planning.machine import Machine
+
+    if args.gpu is None:
+        return None
+    return Machine(args.gpu, gpu_count(args.gpus, "--gpus"), args.gpu_memory, args.gpu_used, args.host_memory)
+
+
+def _path(named: str) -> str:
+    """The file's own name, which tells its kind."""
+    return named if Path(named).exists() else named.partition(":")[2] or named
+
+
+def _text(named: str) -> str:
+    from legroom.deployments.source_text import read_text
+
+    if named == "/dev/null":
+        return ""
+    if Path(named).exists() or ":" not in named:
+        return read_text(Path(named))
+    if named.startswith("-"):
+        raise LegroomError(f"{named} is no file", _DIFF_HINT)
+    import subprocess
+
+    words = ["git", "show", "--end-of-options", named]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        raise LegroomError(f"{named} is no file, and git could not be asked for it", _DIFF_HINT) from None
+    if done.returncode:
+        reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
+        raise LegroomError(f"{named} is no file, and git says: {reason}", _DIFF_HINT)
+    return done.stdout.decode("utf-8-sig", "replace")

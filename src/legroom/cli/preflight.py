@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, parse, requested
 from legroom.cli.output import print_json
+from legroom.cli.server_options import add_source_options, described_server, parse
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.preflight import Preflight
+    from legroom.verify.node_preflight import Preflight
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -60,14 +60,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.verify.node import this_node
-    from legroom.verify.preflight import preflight
+    from legroom.verify.node_preflight import preflight, this_node
 
     args.vllm = args.vllm or _installed()
     try:
-        meant = requested(args)
-        visible = meant.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-        answer = preflight(meant.args, meant.release, this_node(visible), args.host_memory)
+        deployment = described_server(args)
+        visible = deployment.args.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+        answer = preflight(deployment.args, deployment.release, this_node(visible), args.host_memory)
     except LegroomError as error:
         _tell_kubernetes(args.termination_log, [f"legroom preflight: {error.message}: {error.hint}"])
         raise

@@ -40,7 +40,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--ranks", type=int, default=1, metavar="N", help="tensor-parallel ranks to measure (default: 1)"
     )
-    parser.add_argument("--pin-limit", default="8GiB", metavar="SIZE", help="host memory to try to pin (default: 8GiB)")
     parser.add_argument("--no-vllm", action="store_true", help="ask torch alone, and start no vLLM")
     parser.add_argument("--dry-run", action="store_true", help="measure, and keep nothing")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -55,21 +54,19 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 def run(args: argparse.Namespace) -> int:
     from legroom.errors import LegroomError
-    from legroom.planning.card_store import keep_card
+    from legroom.planning.card_store import store_card
     from legroom.probe.probe import probe, python_of_vllm
-    from legroom.units import GIB, parse_bytes
 
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
-    limit = parse_bytes(args.pin_limit, "--pin-limit") / GIB
     python = python_of_vllm(args.python)
     note(f"asking the GPU with {python}; this takes about a minute")
     served = _served_words(args.served)
-    outcome = probe(python, ranks=args.ranks, pin_limit_gib=limit, with_vllm=not args.no_vllm, served=served)
+    outcome = probe(python, ranks=args.ranks, with_vllm=not args.no_vllm, served=served)
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:
-        keep_card(outcome.record)
+        store_card(outcome.record)
         if outcome.profile is not None:
             _keep_deployment(args.served, outcome)
     if args.json:
@@ -97,11 +94,11 @@ def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
 
     from legroom.deployments.deployment import deployment_from_command
     from legroom.facts.releases import release
-    from legroom.planning.probed_start import keep_observation, probed_observation
+    from legroom.planning.calibration_store import probed_observation, store_observation
 
     deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
     profile = outcome.profile or {}
-    remark = keep_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
+    remark = store_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
     if remark:
         note(f"note: {remark}")
 

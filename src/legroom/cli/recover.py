@@ -11,8 +11,8 @@ from legroom.cli.output import note, print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.recover.free import Freed
-    from legroom.recover.holders import Holdings
+    from legroom.recover.free_memory import Freed
+    from legroom.recover.machine_snapshot import MachineSnapshot
     from legroom.recover.orphans import Holder
     from legroom.recover.restart_command import RestartCommand
 
@@ -55,40 +55,40 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Look, show, ask, free, and say what to start."""
-    from legroom.recover.holders import look
-    from legroom.recover.orphans import judge
+    from legroom.recover.machine_snapshot import read_machine
+    from legroom.recover.orphans import classify_holders
 
     restart, why_not = _restart(args)  # first: a wrong call must not find out after something was freed
-    holdings = look()
-    holders = judge(holdings)
+    snapshot = read_machine()
+    holders = classify_holders(snapshot)
     dead = [holder for holder in holders if holder.state == "dead"]
     if not args.json:
-        _show(holdings, holders)
+        _show(snapshot, holders)
     freed = _free(dead) if dead and _agreed(args, dead) else ()
     if args.json:
-        print_json(_document(holdings, holders, freed, restart))
+        print_json(_document(snapshot, holders, freed, restart))
     else:
         _tell(freed, restart)
     if why_not:
         note(why_not)
     left = len(dead) - sum(result.is_free for result in freed)
-    hidden = _hidden(holdings, holders)
+    hidden = _hidden(snapshot, holders)
     if hidden and args.json:
         note(hidden)
     return ANSWER_IS_NO if left or hidden else OK
 
 
-def _hidden(holdings: Holdings, holders: Sequence[Holder]) -> str:
+def _hidden(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
     from legroom.render.recover_text import hidden_text
 
-    return hidden_text(holdings, holders)
+    return hidden_text(snapshot, holders)
 
 
-def _show(holdings: Holdings, holders: Sequence[Holder]) -> None:
+def _show(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> None:
     from legroom.drawing.terminal import style_of
-    from legroom.render.recover_text import holdings_text
+    from legroom.render.recover_text import snapshot_text
 
-    sys.stdout.write(holdings_text(holdings, holders, style_of(sys.stdout)))
+    sys.stdout.write(snapshot_text(snapshot, holders, style_of(sys.stdout)))
     sys.stdout.flush()
 
 
@@ -109,7 +109,7 @@ def _agreed(args: argparse.Namespace, dead: Sequence[Holder]) -> bool:
 
 def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
     from legroom.live.journal.journal import Journal, JournalUnavailable
-    from legroom.recover.free import free
+    from legroom.recover.free_memory import free
 
     try:
         journal = Journal.open()
@@ -117,28 +117,28 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
         note(f"{error.message}: what is freed is not written down")
         return free(dead)
     with journal:
-        return free(dead, journal, tell=note)
+        return free(dead, journal, on_warning=note)
 
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, or why there is none; nothing where nobody asked and nothing is known."""
-    from legroom.cli.deployment import count_of
-    from legroom.recover.restart_command import Crashed, NothingComputed, last_run, restart_after
+    from legroom.cli.server_options import gpu_count
+    from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_run, restart_after
 
     asked = args.line is not None or args.log is not None
     known = last_run() if not asked else None
-    crashed = Crashed(
+    crashed = CrashedServer(
         args.line or (known.command if known else None),
         args.log or (known.log if known else None),
         args.gpu,
-        count_of(args.gpus, "--gpus"),
+        gpu_count(args.gpus, "--gpus"),
         args.vllm,
     )
     if crashed.command is None and crashed.log is None:
         return None, ""
     try:
         return restart_after(crashed), f"computed from {known.source}" if known else ""
-    except NothingComputed as error:
+    except NoRestartCommand as error:
         return None, f"no command to start instead: {error.message}; {error.hint}"
     except LegroomError as error:
         if asked:
@@ -163,7 +163,7 @@ def _tell(freed: Sequence[Freed], restart: RestartCommand | None) -> None:
 
 
 def _document(
-    holdings: Holdings, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
+    snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
     from legroom.planning.plan_document import layout_json
     from legroom.render.recover_text import freed_json, holder_json
@@ -171,7 +171,7 @@ def _document(
     return {
         "gpus": [
             {"index": card.index, "name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes}
-            for card in holdings.gpus
+            for card in snapshot.gpus
         ],
         "holders": [holder_json(holder) for holder in holders],
         "freed": [freed_json(result) for result in freed],
@@ -182,5 +182,5 @@ def _document(
         }
         if restart
         else None,
-        "notes": list(holdings.notes),
+        "notes": list(snapshot.notes),
     }

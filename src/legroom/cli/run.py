@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--restart-delay",
         metavar="S",
         default="2",
-        help="seconds before the first restart, doubled each time (default: 2)",
+        help="seconds before the first restart, with_doubled_signs each time (default: 2)",
     )
     serve.add_argument(
         "--drain", metavar="S", default="60", help="seconds that running requests get after SIGTERM (default: 60)"

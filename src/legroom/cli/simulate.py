@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_source_options, split
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.server_options import add_source_options, split_words
+from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ exit codes: 0 simulated, 1 no setting of --choose holds the load or the scaled f
 """
 
 _POLICIES = ("fcfs", "priority")
+_COUNT_FLAGS = (
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--block-size",
+    "--max-model-len",
+    "--long-prefill-token-threshold",
+)
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -98,13 +106,12 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags = parser.add_argument_group("the scheduler (vLLM's flags)")
-    for name in ("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--max-model-len"):
+    for name in _COUNT_FLAGS:
         flags.add_argument(name, metavar="N", help=argparse.SUPPRESS if name == "--max-model-len" else None)
-    for name in ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling"):
+    switches = ("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling")
+    for name in (*switches, "--scheduler-reserve-full-isl"):
         flags.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
-    flags.add_argument("--scheduler-reserve-full-isl", action=argparse.BooleanOptionalAction, default=None)
     flags.add_argument("--scheduling-policy", choices=_POLICIES, help="who goes first (default: fcfs)")
-    flags.add_argument("--long-prefill-token-threshold", type=int, metavar="N")
     flags.add_argument(
         "--watermark", type=float, metavar="SHARE", help="share of the pool that an admission leaves free"
     )
@@ -115,8 +122,6 @@ def _add_scheduler_options(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--sliding-windows", metavar="W,W,...", help="a window for each group of layers, 0: full attention"
     )
-    flags.add_argument("--v0", action="store_true", help="the V0 engine's rules (0.4 to 0.7)")
-    flags.add_argument("--swap-blocks", type=int, default=0, metavar="N", help="V0: CPU blocks to swap to")
 
 
 def _add_choose_options(parser: argparse.ArgumentParser) -> None:
@@ -125,18 +130,12 @@ def _add_choose_options(parser: argparse.ArgumentParser) -> None:
     add_latency_goals(group, "seconds or steps")
     group.add_argument("--slo-latency", type=float, metavar="S", help="p99 of the whole answer")
     group.add_argument(
-        "--allow-preemptions",
+        "--max-preemptions",
         type=int,
         metavar="N",
         help="choose no setting with more of them (default: any number, counted as what they cost)",
     )
     add_sweep_options(group, "one per core")
-    group.add_argument(
-        "--engine",
-        choices=("processes", "ray"),
-        default="processes",
-        help="ray without --ray: the cluster that Ray finds, or one started for this (default: processes)",
-    )
 
 
 def _add_fleet_options(parser: argparse.ArgumentParser) -> None:
@@ -165,17 +164,16 @@ def _add_tier_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Own options into a namespace; TRACE and vLLM's words beside them."""
-    own, rest, after = split(parser, words)
+    own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.trace = rest.pop(0) if rest and not rest[0].startswith("-") else None
     args.vllm_words, args.command_words = rest, after
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
-        value = getattr(args, name)
-        if value is not None:
-            from legroom.facts.flags import flag_name
+    for flag in _COUNT_FLAGS:
+        name = flag[2:].replace("-", "_")
+        if getattr(args, name) is not None:
             from legroom.units import parse_count
 
-            setattr(args, name, parse_count(value, flag_name(name)))
+            setattr(args, name, parse_count(getattr(args, name), flag))
     return args
 
 
@@ -197,9 +195,7 @@ def run(args: argparse.Namespace) -> int:
     if args.choose:
         return _choose(args, trace, pool)
     if args.autoscale is not None:
-        from legroom.cli.simulate_fleet import run_fleet
-
-        return run_fleet(args, trace, pool)
+        return _run_fleet(args, trace, pool)
     if args.tier:
         from legroom.cli.simulate_tier import run_tier
 
@@ -257,10 +253,10 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     if args.tpot is not None and not trace.in_seconds:
         raise LegroomError("--tpot is in milliseconds, and this trace counts steps", "leave it out")
     per_token = None if args.tpot is None else args.tpot / 1000
-    goal = Goal(args.ttft, args.slo_latency, args.allow_preemptions, per_token)
+    goal = Goal(args.ttft, args.slo_latency, args.max_preemptions, per_token)
     candidates = _tiered(args, pool, pool.candidates())
     try:
-        executor = executor_of(args, on_ray=args.engine == "ray")
+        executor = executor_of(args)
         choice = choose(trace, candidates, goal, executor=executor, progress=bar)
         fleets: list[HoldingFleet] = []
         if not (choice.holds or choice.interrupted):
@@ -304,3 +300,50 @@ def _fleets(
     cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
     return [fleet for fleet in fleets if fleet is not None]
+
+
+def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
+    from legroom.planning.autoscaling_policy import scaling_policy
+    from legroom.simulation.autoscale import autoscaled
+
+    if not 1 <= args.replicas < args.autoscale:
+        raise LegroomError(
+            f"--autoscale {args.autoscale} with --replicas {args.replicas} leaves nothing to scale",
+            "name more servers than the fewest",
+        )
+    settings = pool.settings
+    at_once = settings.usable_blocks * settings.block_size / max(settings.max_model_len, 1)
+    policy = scaling_policy(args.replicas, args.autoscale, _start_s(args, pool), at_once)
+    bar = ProgressBar("simulating")
+    try:
+        scaled = autoscaled(trace, settings, pool.cost, policy, bar)
+    finally:
+        bar.clear()
+    if args.json:
+        print_json(scaled.as_json())
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.autoscale_text import scaled_text
+
+        sys.stdout.write(scaled_text(scaled, style_of(sys.stdout)))
+    return OK if scaled.is_steady else ANSWER_IS_NO
+
+
+def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
+    """`--start`, or what the exported manifests allow a first start, a download included."""
+    if args.start is not None:
+        from legroom.units import parse_seconds
+
+        return parse_seconds(args.start, "--start") or 0.0
+    if pool.deployment is None:
+        raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
+    from legroom.cli.server_options import described_machine
+    from legroom.exports.deploy.exported_server import planned_server
+    from legroom.planning.machine import plan_deployment
+    from legroom.planning.plan_json import plan_document
+
+    serve = replace(pool.deployment.args, max_model_len=pool.settings.max_model_len)
+    deployment = replace(pool.deployment, args=serve)
+    plan = plan_deployment(deployment, described_machine(args, deployment), advice=False)
+    times = planned_server(plan_document(plan)).times
+    return times.expected_s if times else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.calls import MOST_ASYNC
+from legroom.api.simulate_request import MOST_ASYNC
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, grid
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -16,7 +16,7 @@ from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
 if TYPE_CHECKING:
-    from legroom.cli.deployment import RequestedDeployment
+    from legroom.deployments.deployment import Deployment
     from legroom.planning.plan import Plan
     from legroom.simulation.fast.rows import StepCost
 
@@ -44,24 +44,24 @@ class PoolChoice:
     settings: SchedulerSettings
     cost: StepCost | None
     notes: list[str] = field(default_factory=list)
-    meant: RequestedDeployment | None = None
+    deployment: Deployment | None = None
     """None: the pool is a number of blocks."""
 
     @property
     def gpu(self) -> str:
         """The card as it was named; empty for a number of blocks."""
-        return "" if self.meant is None else self.args.gpu or ""
+        return "" if self.deployment is None else self.args.gpu or ""
 
     def plan(self) -> Plan | None:
         """The plan that the pool is of; None for a number of blocks."""
-        return None if self.meant is None else _plan(self.args, self.meant, {})
+        return None if self.deployment is None else _plan(self.args, self.deployment, {})
 
     def candidates(self) -> list[Candidate]:
         """Every setting that vLLM would take."""
         given = {name for name in _PLANNED if getattr(self.args, name) is not None}
         searched = dict(SEARCHED)
-        if self.meant is not None:
-            serve = self.meant.args
+        if self.deployment is not None:
+            serve = self.deployment.args
             given |= {name for name in _PLANNED if getattr(serve, name) is not None}
             if serve.gpu_memory_utilization is None and serve.kv_cache_memory_bytes is None:
                 # A second utilization in place of a second block size: the kernels of most GPUs want 16.
@@ -74,7 +74,7 @@ class PoolChoice:
 
         Nothing where a card would not change the length of a step, which is then given or measured on this one.
         """
-        if self.meant is None or not self.trace.in_seconds or self.args.blocks is not None:
+        if self.deployment is None or not self.trace.in_seconds or self.args.blocks is not None:
             return
         if self.args.step_ms is not None or self.args.measured_step_ms is not None:
             return
@@ -94,8 +94,8 @@ class PoolChoice:
         tokens = self.settings.num_blocks * self.settings.block_size
         for combination in flags:
             try:
-                if self.meant is not None:
-                    settings, cost, _ = _planned(args, self.trace, self.meant, combination)
+                if self.deployment is not None:
+                    settings, cost, _ = _planned(args, self.trace, self.deployment, combination)
                 else:
                     size = combination.get("block_size", self.settings.block_size)
                     settings = replace(self.settings, **combination, num_blocks=tokens // size)
@@ -108,19 +108,20 @@ class PoolChoice:
         """The server's command line with these flags and all that were given, as its release takes them."""
         asked = {name: getattr(self.args, name) for name in (*_PLANNED, *_ASKED)}
         asked = {name: value for name, value in asked.items() if value is not None}
-        if self.meant is None:
+        if self.deployment is None:
             return ["vllm", "serve", "MODEL", *any_release_words({**asked, **flags})]
-        from legroom.cli.deployment import machine
-        from legroom.planning.machine import make_plan
+        from legroom.cli.server_options import described_machine
+        from legroom.planning.machine import plan_deployment
         from legroom.planning.plan import ready_command
         from legroom.vllm.command_line import setting_words
 
-        meant, words = self.meant, list[str]()
+        deployment, words = self.deployment, list[str]()
         for name in _ASKED:
             if name in asked:
-                words += setting_words(name, asked.pop(name), meant.release) or ()
-        serve = replace(meant.args, **{**asked, **flags}, others=(*meant.args.others, *words))
-        return ready_command(make_plan(serve, meant.release, machine(self.args, meant), advice=False))
+                words += setting_words(name, asked.pop(name), deployment.release) or ()
+        serve = replace(deployment.args, **{**asked, **flags}, others=(*deployment.args.others, *words))
+        machine = described_machine(self.args, deployment)
+        return ready_command(plan_deployment(replace(deployment, args=serve), machine, advice=False))
 
 
 def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
@@ -134,13 +135,13 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
-    from legroom.cli.deployment import requested
+    from legroom.cli.server_options import described_server
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
-    meant = requested(args)
-    settings, cost, taken = _planned(args, trace, meant, {})
-    return PoolChoice(args, trace, settings, cost, [*meant.notes, *taken], meant)
+    deployment = described_server(args)
+    settings, cost, taken = _planned(args, trace, deployment, {})
+    return PoolChoice(args, trace, settings, cost, [*deployment.notes, *taken], deployment)
 
 
 def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
@@ -154,20 +155,22 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
     return None
 
 
-def _plan(args: argparse.Namespace, meant: RequestedDeployment, flags: dict[str, Any]) -> Plan:
-    from legroom.cli.deployment import machine
-    from legroom.planning.machine import make_plan
+def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
+    from legroom.cli.server_options import described_machine
+    from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
-    return make_plan(replace(meant.args, **given, **flags), meant.release, machine(args, meant), advice=False)
+    machine = described_machine(args, deployment)
+    changed = replace(deployment, args=replace(deployment.args, **given, **flags))
+    return plan_deployment(changed, machine, advice=False)
 
 
 def _planned(
-    args: argparse.Namespace, trace: Trace, meant: RequestedDeployment, flags: dict[str, Any]
+    args: argparse.Namespace, trace: Trace, deployment: Deployment, flags: dict[str, Any]
 ) -> tuple[SchedulerSettings, StepCost | None, list[str]]:
-    from legroom.simulation.from_plan import as_one_group, deployed, hardware
+    from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 
-    plan = _plan(args, meant, flags)
+    plan = _plan(args, deployment, flags)
     if args.blocks is None and plan.verdict == "does_not_fit":
         failure = plan.memory.failure
         longest = failure.estimated_max_len if failure else None
@@ -175,7 +178,7 @@ def _planned(
             f"this deployment does not start ({plan.reason.replace('_', ' ')}), so there is no pool",
             f"--max-model-len {longest} would do" if longest else "legroom plan with the same flags says what would do",
         )
-    taken = deployed(plan)
+    taken = planned_scheduler(plan)
     card_notes = [plan.target.gpu.note] if plan.target.gpu.note else []
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
@@ -209,8 +212,6 @@ def _planned(
 
 def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> SchedulerSettings:
     flags = dict(flags)
-    if args.v0:
-        flags["engine"] = "V0"
     if flags.get("max_model_len") is None:
         flags["max_model_len"] = max(
             prompt + output for prompt, output in zip(trace.prompt_lens, trace.output_lens, strict=True)
@@ -227,7 +228,6 @@ def _settings(args: argparse.Namespace, trace: Trace, flags: dict[str, Any]) -> 
         long_prefill_token_threshold=args.long_prefill_token_threshold or 0,
         reserve_full_isl=args.scheduler_reserve_full_isl is not False,
         speculative_acceptance=args.acceptance if flags.get("num_speculative_tokens") else 0.0,
-        swap_blocks=args.swap_blocks,
         **flags,
     )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import ProgressBar, note, print_json, write_file
-from legroom.cli.sweeps import executor_of
+from legroom.cli.sweep_options import executor_of
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
@@ -71,7 +71,7 @@ def _curve(
 
     bar = ProgressBar("replaying other sizes")
     # Starting processes takes longer than replaying a small trace.
-    executor = executor_of(args, on_ray=args.engine == "ray", workers=1 if len(trace) < _WORTH_PROCESSES else None)
+    executor = executor_of(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
     try:
         return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
     finally:
@@ -200,7 +200,7 @@ def _host_bytes(plan: Plan, tier: TierSettings) -> int:
 
 
 def _bytes_held(plan: Plan, offloading_gib: float) -> int:
-    from legroom.memory.host import deployment_host
+    from legroom.memory.host_needs import deployment_host
 
     given = plan.settings.given
     # The last one wins, where the command has the flag already.

@@ -8,13 +8,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import count_of, refuse, server_env, split
 from legroom.cli.output import ProgressBar, note, print_json
-from legroom.cli.sweeps import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.server_options import gpu_count, split_words
+from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.wish import Wish
+    from legroom.facts.gpus import Gpu
+    from legroom.facts.releases import Release
+    from legroom.planning.search_space import CapacityGoal
+    from legroom.simulation.fleet_size import ServingLoad
+    from legroom.simulation.trace import Trace
+    from legroom.vllm.args import ServeArgs
+
+_SYNTHETIC_S = 60
+"""Length of a synthetic load: a few answers of most servers. The replay repeats it where that is too short."""
+_FEWEST_REQUESTS, _MOST_REQUESTS = 200, 5000
+"""Enough requests for a p99, and no more than replay in a second."""
+_EXAMPLE = "as in legroom size MODEL --rate 5 --prompt 1000 --answer 300 --ttft 2 --tpot 50"
 
 _DESCRIPTION = """\
 A table of GPUs that hold MODEL so that --concurrency requests of --context tokens run at once: how many it takes,
@@ -86,7 +97,7 @@ def _add_rate_options(parser: argparse.ArgumentParser) -> None:
 
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Models and vLLM's flags stand beside the own options."""
-    own, rest, after = split(parser, words)
+    own, rest, after = split_words(parser, words)
     args = parser.parse_args(own)
     args.models = []
     while rest and not rest[0].startswith("-"):
@@ -96,35 +107,33 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    """Work out every row, print, and answer with 0 where any GPU holds it."""
+    """Size, print, and answer with 0 where any GPU holds a model."""
     import os
 
-    from legroom.api import SizeReport
-    from legroom.cli.size_rate import is_rate_asked, run_rate
-    from legroom.facts.releases import latest, release
+    from legroom.api.size_report import SizeReport
+    from legroom.deployments.described import deployment_from_words, server_env
+    from legroom.facts.releases import release
     from legroom.planning.sizing import named_gpus, size_models
-    from legroom.vllm.parse import parse_flags
 
-    by_rate = is_rate_asked(args)
-    used = release(args.vllm) if args.vllm else latest()
-    parsed = parse_flags(args.vllm_words, used)
-    refuse(parsed.problems, used)
-    models = args.models or ([parsed.args.model] if parsed.args.model else [])
+    by_rate = _is_rate(args)
+    named = release(args.vllm) if args.vllm else None
+    deployment = deployment_from_words(args.vllm_words, named, env=server_env(os.environ))
+    used, serve_args = deployment.release, deployment.args
+    models = args.models or ([serve_args.model] if serve_args.model else [])
     if not models:
         raise LegroomError("which model?", "legroom size MODEL --context 4k --concurrency 16")
-    serve_args = replace(parsed.args, env={**server_env(os.environ), **parsed.args.env})
     cards = named_gpus(args.gpu)
     for remark in dict.fromkeys(card.note for card in cards if card.note and args.gpu != "all"):
         note(f"note: {remark}")
     if by_rate:
-        return run_rate(args, models, used, serve_args, cards)
-    wish = _wish(args)
+        return _run_rate(args, models, used, serve_args, cards)
+    goal = _goal(args)
     executor, bar = executor_of(args, workers=None if args.matrix else 1), ProgressBar("sizing")
     try:
-        rows = size_models(models, used, serve_args, wish, cards, executor, bar)
+        rows = size_models(models, used, serve_args, goal, cards, executor, bar)
     finally:
         bar.clear()
-    report = SizeReport(tuple(rows), wish, used)
+    report = SizeReport(tuple(rows), goal, used)
     if args.json:
         print_json(report.json())
     else:
@@ -134,12 +143,109 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.planning.wish import Wish, counts_up_to
+def _goal(args: argparse.Namespace) -> CapacityGoal:
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_count(args.concurrency or "1", "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    return Wish(context, float(concurrency), counts_up_to(count_of(args.max_gpus, "--max-gpus") or 32), args.policy)
+    return CapacityGoal(
+        context, float(concurrency), counts_up_to(gpu_count(args.max_gpus, "--max-gpus") or 32), args.policy
+    )
+
+
+def _is_rate(args: argparse.Namespace) -> bool:
+    """Whether the load is a rate or a trace, and not a number of requests at once."""
+    named = ("rate", "prompt", "answer", "trace", "ttft", "tpot", "prices")
+    given = [name for name in named if getattr(args, name) is not None]
+    if given and args.rate is None and args.trace is None:
+        raise LegroomError(f"--{given[0]} needs a rate of requests", _EXAMPLE)
+    if not given:
+        return False
+    for name, is_given in (("--concurrency", args.concurrency is not None), ("--matrix", args.matrix)):
+        if is_given:
+            raise LegroomError(f"{name} has no place beside {'--rate' if args.rate else '--trace'}", _EXAMPLE)
+    return True
+
+
+def _run_rate(
+    args: argparse.Namespace, models: Sequence[str], release: Release, serve: ServeArgs, cards: Sequence[Gpu]
+) -> int:
+    """Size, print, and answer with 0 where any card holds the load."""
+    from legroom.facts.gpus import list_prices
+    from legroom.planning.sizing import read_price_file
+    from legroom.simulation.fleet_size import CardFleets, FleetReport, FleetTask, size_fleets
+    from legroom.units import parse_length
+    from legroom.vllm.resolve import served_model
+
+    load = _load(args)
+    prices = read_price_file(args.prices) if args.prices else list_prices()
+    most = gpu_count(args.max_gpus, "--max-gpus") or 32
+    if args.context is not None and serve.max_model_len is None:
+        serve = replace(serve, max_model_len=parse_length(args.context, "--context"))
+    each_args = tuple(replace(serve, model=name) for name in models)
+    # Read here, not where a card is sized: files and the Hub's cache are this machine's.
+    task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
+    executor, bar = executor_of(args, workers=1), ProgressBar("sizing")
+    try:
+        sized = size_fleets(task, cards, executor, bar)
+    finally:
+        bar.clear()
+    names = [model.name for model in task.models for _ in cards]
+    rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
+    report = FleetReport(load, release, rows, prices, most, not args.prices)
+    if args.json:
+        print_json(report.as_json())
+    else:
+        from legroom.drawing.terminal import style_of
+        from legroom.render.fleet_size_text import fleet_size_text
+
+        sys.stdout.write(fleet_size_text(report, style_of(sys.stdout)))
+    return OK if report.holds else ANSWER_IS_NO
+
+
+def _load(args: argparse.Namespace) -> ServingLoad:
+    from legroom.simulation.fleet_size import ServingLoad
+    from legroom.simulation.replay_outcome import Goal
+
+    for option, limit in (("--ttft", args.ttft), ("--tpot", args.tpot)):
+        if limit is not None and not limit > 0:
+            raise LegroomError(f"{option} {limit:g}: a limit is above 0", _EXAMPLE)
+    goal = Goal(args.ttft, None, None, None if args.tpot is None else args.tpot / 1000)
+    if args.trace is None:
+        return ServingLoad(_synthetic_load(args), goal, args.rate)
+    for name in ("rate", "prompt", "answer"):
+        if getattr(args, name) is not None:
+            raise LegroomError(f"both --trace and --{name} say what the load is", "give one of them")
+    from legroom.simulation.traces.trace_files import read_trace
+
+    trace = read_trace(args.trace).checked()
+    duration = trace.arrivals[-1] - trace.arrivals[0]
+    return ServingLoad(trace, goal, (len(trace) - 1) / duration if duration else 0.0)
+
+
+def _synthetic_load(args: argparse.Namespace) -> Trace:
+    from legroom.simulation.traces import synthetic
+
+    if not 0 < args.rate < 1e6:
+        raise LegroomError(f"--rate {args.rate:g} is not a number of requests a second", _EXAMPLE)
+    if args.prompt is None or args.answer is None:
+        missing = "--prompt" if args.prompt is None else "--answer"
+        raise LegroomError(f"how long are the requests? {missing} is missing", _EXAMPLE)
+    requests = round(min(_MOST_REQUESTS, max(_FEWEST_REQUESTS, args.rate * _SYNTHETIC_S)))
+    lengths = f"prompt={_length(args.prompt, '--prompt')} output={_length(args.answer, '--answer')}"
+    return synthetic.read(f"poisson rate={args.rate!r} {lengths} requests={requests}").checked()
+
+
+def _length(text: str, option: str) -> str:
+    """A number of tokens, or a distribution as `simulate --synthetic` takes it."""
+    from legroom.units import parse_length
+
+    if "(" in text:
+        return text.replace(" ", "")
+    tokens = parse_length(text, option)
+    if tokens < 1:
+        raise LegroomError(f"{option} {text}: a request has at least 1 token of it", _EXAMPLE)
+    return str(tokens)

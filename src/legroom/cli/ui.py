@@ -100,7 +100,14 @@ def run(args: argparse.Namespace) -> int:
         import webbrowser
 
         webbrowser.open(address)
-    _serve(listening, token, feed, args)
+    from legroom.web.app import create_app
+    from legroom.web.endpoint_processes import WorkerLimits
+    from legroom.web.security import Access
+    from legroom.web.uvicorn_server import serve_asgi
+
+    limits = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
+    app = create_app(Access(token, args.no_token), limits, feed, page=not args.api_only)
+    serve_asgi(app, listening, before_shutdown=feed.close if feed is not None else lambda: None)
     return OK
 
 
@@ -137,7 +144,7 @@ def _feed(args: argparse.Namespace) -> LiveFeed | None:
         hint = "pip install 'legroom[ui,watch]'"
         raise LegroomError(f"legroom ui --watch needs the Python package {missing}", hint, UNREACHABLE)
     from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.config import simple_config, with_interval
+    from legroom.sidecar.watch_config import simple_config, with_interval
     from legroom.web.live import LiveFeed
 
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
@@ -158,40 +165,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
         hint = "another program has it: give another --port, or 0 for any" if port else "check --host"
         raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", hint) from None
     return listening
-
-
-def _serve(listening: socket.socket, token: str, feed: LiveFeed | None, args: argparse.Namespace) -> None:
-    import uvicorn
-
-    from legroom.web.app import create_app
-    from legroom.web.pool import WorkerLimits
-    from legroom.web.security import Access
-
-    class Server(uvicorn.Server):
-        """Ends the live feed's streams before uvicorn waits for open connections."""
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            if feed is not None:
-                feed.close()
-            await super().shutdown(sockets)
-
-    limits = WorkerLimits(**({"workers": args.workers} if args.workers else {}), call_s=args.timeout)
-    config = uvicorn.Config(
-        create_app(Access(token, args.no_token), limits, feed, page=not args.api_only),
-        log_level="warning",
-        lifespan="on",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=5 if args.api_only else 3,
-        timeout_keep_alive=75 if args.api_only else 20,
-        limit_concurrency=4_000,
-    )
-    try:
-        Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # uvicorn has ended everything, and passes the signal on
-    finally:
-        listening.close()
 
 
 def _write_static(args: argparse.Namespace) -> int:

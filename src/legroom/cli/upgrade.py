@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.cli.deployment import add_machine_options, add_source_options, machine, requested
-from legroom.cli.deployment import parse as parse_words
 from legroom.cli.output import note, print_json
+from legroom.cli.server_options import add_machine_options, add_source_options, described_machine, described_server
+from legroom.cli.server_options import parse as parse_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from legroom.cli.deployment import RequestedDeployment
+    from legroom.deployments.deployment import Deployment
     from legroom.facts.releases import Release
     from legroom.planning.machine import Machine
-    from legroom.planning.upgrades.upgrade import Upgrade
+    from legroom.planning.upgrades.release_upgrade import Upgrade
 
 _RELEASE = re.compile(r"v?\d+(\.\d+)+\S*|latest|nightly|main|stable")
 _POOL_OFF = 0.05
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    """A word too many beside a command is a release that is none; no word at all says nothing."""
+    """Refuse a stray word that is no release, and an input that names no release or no server."""
     sources = (args.command_words, args.line, args.file, args.python, args.url)
     stray = next((word for word in args.vllm_words[:1] if not word.startswith("-")), None)
     if any(sources) and stray is not None:
@@ -110,29 +110,29 @@ def _check_words(args: argparse.Namespace) -> None:
 
 
 def _release(text: str) -> Release:
-    """The release that is meant; one older than the facts is the oldest known, and says so like any other."""
+    """The release of that name; one older than the facts is read as the oldest known."""
     from legroom.facts.releases import logged_release, release
 
     return logged_release(text) if text.lstrip("v")[:1].isdigit() else release(text)
 
 
 @dataclass(frozen=True)
-class TodaysServer:
-    """What runs today and where."""
+class RunningServer:
+    """A server on the release it runs today, and its machine."""
 
-    meant: RequestedDeployment
+    deployment: Deployment
     machine: Machine
     pool_slots: int | None = None
-    """Blocks times their size as it shows them, where it was asked."""
+    """Blocks times block size as a running server reports them."""
 
 
-def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) -> Upgrade:
-    from legroom.planning.upgrades.upgrade import upgrade
+def _upgrade(server: RunningServer, target: Release, args: argparse.Namespace) -> Upgrade:
+    from legroom.planning.upgrades.release_upgrade import upgrade
 
-    meant = server.meant
-    for remark in meant.notes:
+    deployment = server.deployment
+    for remark in deployment.notes:
         note(f"note: {remark}")
-    made = upgrade(meant.args, meant.release, target, server.machine, every_release=args.all)
+    made = upgrade(deployment.args, deployment.release, target, server.machine, every_release=args.all)
     kv, shown = made.old.memory.kv, server.pool_slots
     planned = kv.num_blocks * kv.block_size
     if shown and abs(planned / shown - 1) > _POOL_OFF:
@@ -143,8 +143,8 @@ def _upgrade(server: TodaysServer, target: Release, args: argparse.Namespace) ->
     return made
 
 
-def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[TodaysServer]:
-    """The servers, however they were said."""
+def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[RunningServer]:
+    """Every server of the input."""
     args.vllm = asked.version if asked else None
     if args.url:
         yield _running(args, asked)
@@ -152,10 +152,11 @@ def _servers(args: argparse.Namespace, asked: Release | None) -> Iterator[Todays
     count = _count(args, asked)
     for number in range(count):
         args.server = number if count > 1 else None
-        meant = requested(args)
-        if asked is None and not meant.release_named:
+        deployment = described_server(args)
+        if asked is None and deployment.release_hint is None:
             raise LegroomError("from which release? Nothing that was given names the one that runs today", _CALL)
-        yield TodaysServer(replace(meant, release=asked or meant.release), machine(args, meant))
+        machine = described_machine(args, deployment)
+        yield RunningServer(replace(deployment, release=asked or deployment.release), machine)
 
 
 def _count(args: argparse.Namespace, asked: Release | None) -> int:
@@ -164,16 +165,17 @@ def _count(args: argparse.Namespace, asked: Release | None) -> int:
         return 1
     from pathlib import Path
 
-    from legroom.deployments.text import read_text
+    from legroom.deployments.source_text import read_text
     from legroom.planning.file_plans import started_servers
 
     return max(1, len(started_servers(args.file, read_text(Path(args.file)), asked)[0]))
 
 
-def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
-    from legroom.cli.deployment import RequestedDeployment, with_flags_beside
+def _running(args: argparse.Namespace, asked: Release | None) -> RunningServer:
+    from legroom.deployments.deployment import Deployment
+    from legroom.deployments.described import deployment_from_words
     from legroom.facts.releases import logged_release
-    from legroom.live.metrics.address import is_loopback
+    from legroom.live.metrics.endpoint import is_loopback
     from legroom.live.running_server import running_server
     from legroom.planning.machine import make_target
     from legroom.vllm.args import ServeArgs
@@ -183,22 +185,19 @@ def _running(args: argparse.Namespace, asked: Release | None) -> TodaysServer:
     key = args.api_key or (os.environ.get("VLLM_API_KEY") if is_loopback(args.url) else None)
     server = running_server(args.url, key, verify_tls=not args.insecure)
     release = asked or logged_release(server.version)
-    meant = RequestedDeployment(ServeArgs(server.model), release, release_named=True)
-    card = make_target(meant.args, release, replace(machine(args, meant), gpus=None)).gpu
-    told = replace(meant, args=with_flags_beside(server.serve_args(card, release), args.vllm_words, release))
-    notes = (
-        []
-        if server.tells_all
-        else [
-            "the server does not tell its parallel sizes, --max-num-seqs and --max-num-batched-tokens: give those "
-            "that it was started with beside --url"
-        ]
-    )
-    return TodaysServer(replace(told, notes=tuple(notes)), machine(args, told), server.pool_slots)
+    deployment = Deployment(ServeArgs(server.model), release)
+    card = make_target(deployment.args, release, replace(described_machine(args, deployment), gpus=None)).gpu
+    shown = replace(deployment, args=server.serve_args(card, release))
+    deployment = replace(deployment_from_words(args.vllm_words, base=shown), notes=())
+    if not server.tells_all:
+        missing = "its parallel sizes, --max-num-seqs and --max-num-batched-tokens"
+        hint = f"the server does not tell {missing}: give those that it was started with beside --url"
+        deployment = replace(deployment, notes=(hint,))
+    return RunningServer(deployment, described_machine(args, deployment), server.pool_slots)
 
 
 def _alerts(made: Upgrade) -> tuple[str, ...]:
-    from legroom.exports.prometheus.alert_changes import silenced_alerts
+    from legroom.exports.prometheus.alerts import silenced_alerts
 
     return silenced_alerts(made.old.target.release, {metric.name for metric in made.metrics})
 

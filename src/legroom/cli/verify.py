@@ -12,7 +12,7 @@ from legroom.cli.output import ProgressBar, print_json, write_file
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.verify.verify import VerificationRequest
+    from legroom.verify.verification_run import VerificationRequest
 
 _INTERRUPTED = 130
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Verify, show, and say by the exit code whether it holds."""
     request = _request(args)
     from legroom.render.verify_page import verification_svg, verification_text
-    from legroom.verify.verify import verify
+    from legroom.verify.verification_run import verify
 
     bar = ProgressBar("verifying")
     try:
@@ -105,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> VerificationRequest:
-    from legroom.verify.checks import PassCriteria, planned_pool
-    from legroom.verify.verify import VerificationRequest
+    from legroom.verify.verification_checks import PassCriteria, planned_pool
+    from legroom.verify.verification_run import VerificationRequest
 
     if args.trace and args.load != "chat":
         raise LegroomError("--trace and --load both say what the load is", "give one of them")
@@ -134,7 +134,7 @@ def _request(args: argparse.Namespace) -> VerificationRequest:
 
 def _key_around(url: str) -> str | None:
     """The key of the environment, unless the address itself says who asks."""
-    from legroom.live.metrics.address import endpoint
+    from legroom.live.metrics.endpoint import endpoint
 
     if "Authorization" in endpoint(url).headers:
         return None

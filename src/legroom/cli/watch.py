@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from legroom.live.journal.journal import Journal
-    from legroom.live.view import ServerView
-    from legroom.sidecar.config import SidecarConfig
-    from legroom.sidecar.watch import WatchSession
+    from legroom.live.server_view import ServerView
+    from legroom.sidecar.watch_config import SidecarConfig
+    from legroom.sidecar.watch_session import WatchSession
 
 _DESCRIPTION = """\
 Watch serving vLLMs: KV use, running and waiting, preemptions, prefix cache, tokens, latency, GPU memory of a server on
@@ -119,10 +119,10 @@ def _check_record(args: argparse.Namespace) -> None:
 
 
 def _once(args: argparse.Namespace, config: SidecarConfig) -> int:
-    from legroom.sidecar.watch import look_once
+    from legroom.sidecar.watch_session import check_once
 
     session = _session(args, None, config)
-    look_once(config, session, min(1.0, config.interval_s))
+    check_once(config, session, min(1.0, config.interval_s))
     session.close()
     views = list(session.views.values())
     if not views:
@@ -137,9 +137,9 @@ def _show(views: Sequence[ServerView], as_json: bool) -> None:
         print_json({"servers": [view.to_json() for view in views]})
         return
     from legroom.drawing.terminal import style_of
-    from legroom.render.watch_text import look_text
+    from legroom.render.watch_text import servers_text
 
-    sys.stdout.write(look_text(views, style_of(sys.stdout)))
+    sys.stdout.write(servers_text(views, style_of(sys.stdout)))
 
 
 def _code(views: Sequence[ServerView]) -> int:
@@ -152,7 +152,7 @@ def _code(views: Sequence[ServerView]) -> int:
 def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     import asyncio
 
-    from legroom.sidecar.watch import stream
+    from legroom.sidecar.watch_session import stream
 
     _end_as_after_ctrl_c()
     session = _session(args, _journal(config), config)
@@ -195,9 +195,9 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    """A recording at full speed: every change as a line, then how it ended; or every look as JSON."""
+    """A recording at full speed: every change as a line, then how it ended; or every scrape as JSON."""
     from legroom.render.incident_text import when
-    from legroom.sidecar.watch import replayed
+    from legroom.sidecar.watch_session import replayed
 
     session = _session(args, None, _config(args))
     opened = 0
@@ -220,9 +220,9 @@ def _replay(args: argparse.Namespace) -> int:
 def _rehearse(args: argparse.Namespace) -> int:
     from legroom.drawing.text import plural
     from legroom.render.incident_text import when
-    from legroom.sidecar.rehearse import rehearse
+    from legroom.sidecar.policy_dry_run import dry_run
 
-    rehearsal = rehearse(Path(args.rehearse), _config(args))
+    rehearsal = dry_run(Path(args.rehearse), _config(args))
     if args.json:
         print_json(rehearsal.to_json())
         return OK
@@ -235,17 +235,17 @@ def _rehearse(args: argparse.Namespace) -> int:
 
 def _session(args: argparse.Namespace, journal: Journal | None, config: SidecarConfig) -> WatchSession:
     from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.watch import WatchSession
+    from legroom.sidecar.watch_session import WatchSession
 
     recorder = None
     if args.record:
-        from legroom.live.metrics.recording import Recorder
+        from legroom.live.metrics.scrape_recording import Recorder
 
         recorder = Recorder(Path(args.record))
     plans = {server.name: server.plan for server in config.servers if server.plan is not None}
     if args.plan:
         plans[""] = read_plan(args.plan, needs=("kv",))
-    return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, say=note)
+    return WatchSession(config.thresholds, plans, journal=journal, recorder=recorder, log=note)
 
 
 def _journal(config: SidecarConfig) -> Journal | None:
@@ -260,9 +260,9 @@ def _journal(config: SidecarConfig) -> Journal | None:
 
 def _config(args: argparse.Namespace) -> SidecarConfig:
     """Where to look, from watch.toml, addresses or both."""
-    from legroom.live.metrics.address import endpoint
+    from legroom.live.metrics.endpoint import endpoint
     from legroom.planning.plan_document import read_plan
-    from legroom.sidecar.config import (
+    from legroom.sidecar.watch_config import (
         KubernetesConfig,
         PrometheusConfig,
         ServerConfig,
@@ -277,7 +277,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
-    # A server may be given twice, with and without http:// or credentials: two lines of looks would break its rates.
+    # A server may be given twice, with and without http:// or credentials: two lines of scrapes would break its rates.
     more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
     config = replace(config, servers=(*config.servers, *more.values()))
     if args.prometheus:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from legroom.live.fleet import FleetView, GroupKey, ServerUse
     from legroom.live.metrics.prometheus_source import PrometheusSource
-    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch_config import SidecarConfig
 
 _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
 """Of a scraped target, where relabelling kept the label of its node; the first that is there."""
@@ -27,7 +27,7 @@ _STEPS = 2000
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
-    from legroom.exports.prometheus.levels import duration
+    from legroom.exports.prometheus.alert_levels import duration
 
     if config.prometheus is None:
         raise LegroomError("--fleet looks at a fleet through Prometheus", "add --prometheus URL")
@@ -57,8 +57,8 @@ def _window_s(text: str) -> float:
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
     """What is asked, by what it tells. Eight questions, however many servers there are."""
-    from legroom.exports.prometheus.levels import duration
-    from legroom.exports.prometheus.promql import Measures, grouped
+    from legroom.exports.prometheus.alert_levels import duration
+    from legroom.exports.prometheus.measures import Measures, grouped
 
     window, step = duration(window_s), duration(60 * math.ceil(window_s / _STEPS / 60))
 
@@ -128,7 +128,7 @@ def _planned(args: argparse.Namespace) -> tuple[int, float | None]:
     """Cards of a server and seconds of its start, where a plan was given."""
     if not args.plan:
         return 1, None
-    from legroom.exports.deploy.server import planned_server
+    from legroom.exports.deploy.exported_server import planned_server
     from legroom.planning.plan_document import read_plan
 
     plan = read_plan(args.plan)

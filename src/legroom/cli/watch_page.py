@@ -17,14 +17,14 @@ from legroom.drawing.text import columns, wrap
 from legroom.errors import LegroomError
 from legroom.render.incident_text import duration
 from legroom.render.watch_text import COLOURS, figures, mark, two_columns
-from legroom.sidecar.watch import stream
+from legroom.sidecar.watch_session import stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from legroom.live.view import ServerView
-    from legroom.sidecar.config import SidecarConfig
-    from legroom.sidecar.watch import HistoryPoint, IncidentChange, WatchSession
+    from legroom.live.server_view import ServerView
+    from legroom.sidecar.watch_config import SidecarConfig
+    from legroom.sidecar.watch_session import HistoryPoint, IncidentChange, WatchSession
 
 _REDRAWN_S = 0.5
 _NARROW = 90
@@ -35,7 +35,7 @@ _COLUMNS = ("state", "server", "KV", "running", "waiting", "tokens/s", "what")
 
 
 class WatchPage(App[None]):
-    """Redraws twice a second from the session that the looks feed."""
+    """Redraws twice a second from the session that the scrapes feed."""
 
     TITLE = "legroom watch"
     ENABLE_COMMAND_PALETTE = False
@@ -80,7 +80,7 @@ class WatchPage(App[None]):
         self.redraw()
 
     async def _watch(self) -> None:
-        self.session.say = lambda text: self.notify(text, timeout=10)
+        self.session.log = lambda text: self.notify(text, timeout=10)
         try:
             await stream(self.config, self.session, lambda view: None)
         except LegroomError as error:

@@ -1,1 +1,1 @@
-"""Every file or text that a server is started from, read into started servers. Nothing here judges what it reads."""
+"""Readers of every file or text that a server is started from; nothing here judges what it reads."""

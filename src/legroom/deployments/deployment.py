@@ -1,4 +1,4 @@
-"""A server that a command, a file or Python source starts, as the flags of one release: a `Deployment`."""
+"""The deployment of a command, a file or Python source: its parsed flags for one release, GPUs and environment."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from legroom.deployments.server_words import basename
-from legroom.deployments.shell.script import read_shell
-from legroom.deployments.subjects import Invoked, StartedServer, Subject
-from legroom.deployments.text import MAX_FILE_BYTES, Place, Text, Unread, read_text
+from legroom.deployments.shell.shell_script import read_shell
+from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Text, Unread, read_text
+from legroom.deployments.subjects import InvokedCommand, StartedServer, Subject
 from legroom.errors import LegroomError
 from legroom.facts.releases import Release, latest, release
 from legroom.masking import is_secret
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, other_value
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import ParsedArgs, parse_flags
-from legroom.vllm.problems import FlagProblem
 
 _KEPT_ENV = re.compile(r"(VLLM|PYTORCH|CUDA|NVIDIA|HIP|ROCR|NCCL|TORCH)_\w+")
-"""What bears on memory; tokens and keys are never kept."""
+"""Variables that matter to memory."""
 _API_KEY = "VLLM_API_KEY"
 _RAY_SERVE = ("run", "deploy", "build")
 _RAY_SERVE_HINT = (
@@ -37,34 +37,34 @@ _OPEN_QUOTE = "a quote that is never closed", "check the quotes around JSON valu
 
 @dataclass(frozen=True)
 class Deployment:
-    """One server as somebody wrote it down."""
+    """One vLLM server as a command or a file describes it."""
 
     args: ServeArgs
     release: Release
-    """The release it was read for: the caller's, else the one its image names, else the newest known."""
+    """The requested release, else the one its image names, else the newest known."""
     release_hint: str | None = None
-    """What the image tag or the file says, None where nothing does."""
+    """The release that the image tag or the file names."""
     gpu_count: int | None = None
     gpu_names: tuple[str, ...] = ()
-    """The GPUs that it may be put on, where a manifest names any."""
+    """The GPU models that it may be scheduled on."""
     memory_limit_bytes: int | None = None
-    """The host memory that its container may use."""
+    """The memory limit of its container."""
     shm_size: str | None = None
     is_vllms_own: bool = True
-    """Whether it runs vLLM as vLLM published it, whose flags are on record."""
+    """Whether it runs vLLM's own build, whose flags are known."""
     problems: tuple[FlagProblem, ...] = ()
     notes: tuple[str, ...] = ()
     read_as: str = "a command line"
     secret_names: tuple[str, ...] = ()
-    """Variables with a key or a token that the server is given; their values are never kept."""
+    """Variables with a key or a token, without their values."""
     given_env: Mapping[str, str] = field(default_factory=dict)
-    """Every other variable that it is given, whether or not memory depends on it."""
+    """All other variables."""
     place: Place | None = None
-    """Where it is started."""
+    """The place of its command."""
 
 
 def deployment_from_command(text: str, asked: Release | None = None) -> Deployment:
-    """Read a shell line or script: `vllm serve ...` with whatever stands before it, or a container run."""
+    """The first server of a shell line or script."""
     if len(text) > MAX_FILE_BYTES:
         raise LegroomError("the command is too long to be one", f"legroom reads at most {MAX_FILE_BYTES:,} characters")
     subjects = read_shell(Text("the command", _ROOT_PROMPT.sub("  ", text, count=1))).subjects
@@ -81,9 +81,8 @@ def deployment_from_command(text: str, asked: Release | None = None) -> Deployme
 
 
 def deployment_from_file(path: str | Path, asked: Release | None = None, number: int | None = None) -> Deployment:
-    """Read the first server, or the one of a number, of a file of any kind: a manifest, a script, a unit, a Dockerfile,
-    Python, Markdown."""
-    from legroom.deployments.read import read_file  # only files need YAML and the like
+    """The first server of a file of any kind, or the one at index `number`."""
+    from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
     where = Path(path)
     text = read_text(where)
@@ -99,13 +98,13 @@ def deployment_from_file(path: str | Path, asked: Release | None = None, number:
     ):
         raise _template(where)
     if number is not None:
-        return _naming_key(deployment_of(servers[number], asked), text)
+        return _with_api_key(deployment_of(servers[number], asked), text)
     return _first_of(servers, text, asked)
 
 
 def deployment_from_python(text: str, asked: Release | None = None, name: str = "the source") -> Deployment:
-    """`LLM(...)` or engine arguments in Python source; keyword arguments alone are read as those of `LLM(...)`."""
-    from legroom.deployments.python import parsed, python_subjects  # only source needs it
+    """The `LLM(...)` or engine arguments of Python source; keyword arguments alone are those of `LLM(...)`."""
+    from legroom.deployments.python_reader import parsed, python_subjects  # only source needs it
 
     source = text
     try:
@@ -124,26 +123,26 @@ def deployment_from_python(text: str, asked: Release | None = None, name: str = 
 
 def _servers(subjects: Sequence[Subject]) -> list[StartedServer]:
     servers = [subject for subject in subjects if isinstance(subject, StartedServer) and subject.words]
-    # Another program's command line cannot be given vLLM's flags back, so it is not read as a command to change.
+    # The command of another launcher cannot be written with changed vLLM flags.
     return [server for server in servers if not server.launcher]
 
 
 def _is_ray_serve(subjects: Sequence[Subject]) -> bool:
-    """`serve run app:...` and the like: Ray Serve's own program."""
-    commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, Invoked))
+    """Whether a command is Ray Serve's `serve run app:...`."""
+    commands = ([word.text for word in subject.words] for subject in subjects if isinstance(subject, InvokedCommand))
     return any(basename(words[0]) == "serve" and words[1] in _RAY_SERVE for words in commands if len(words) > 1)
 
 
 def _has_open_quote(subjects: Sequence[Subject], servers: Sequence[StartedServer]) -> bool:
-    """Whether a quote that is never closed may have swallowed the server's words, or the server."""
+    """Whether a command has a quote that is never closed."""
     if servers:
         return any(word.is_open for word in servers[0].words)
-    return any(word.is_open for subject in subjects if isinstance(subject, Invoked) for word in subject.words)
+    return any(word.is_open for subject in subjects if isinstance(subject, InvokedCommand) for word in subject.words)
 
 
 def _nothing_in(where: Path, text: str, unread: Sequence[Unread]) -> LegroomError:
-    from legroom.deployments.kinds import kind_of
-    from legroom.deployments.python import parsed
+    from legroom.deployments.file_kinds import kind_of
+    from legroom.deployments.python_reader import parsed
     from legroom.deployments.yaml_nodes import is_template
 
     if unread:
@@ -175,7 +174,7 @@ def _no_call(name: str) -> LegroomError:
 
 
 def _first_of(servers: Sequence[StartedServer], text: str, asked: Release | None) -> Deployment:
-    deployment = _naming_key(deployment_of(servers[0], asked), text)
+    deployment = _with_api_key(deployment_of(servers[0], asked), text)
     if len(servers) < 2:
         return deployment
     more = f"{len(servers)} servers were found; this is the first, at line {servers[0].place.line}"
@@ -183,13 +182,12 @@ def _first_of(servers: Sequence[StartedServer], text: str, asked: Release | None
 
 
 def deployment_of(server: StartedServer, asked: Release | None = None) -> Deployment:
-    """One started server, its flags read for a release."""
     hint = server.named_release
     used = asked or (release(hint) if hint else latest())
     words = [word.text for word in server.words]
     notes = [] if asked or hint else [f"no release is named; read as vLLM {used}, the newest known"]
     if server.call is not None:
-        from legroom.deployments.python import parse_call  # only Python source needs it
+        from legroom.deployments.python_reader import parse_call  # only Python source needs it
 
         call = server.call
         parsed = parse_call(call, used)
@@ -211,7 +209,7 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
         gpu_names=server.gpu_names,
         memory_limit_bytes=server.memory_limit_bytes,
         shm_size=server.shm if server.shm and server.shm[0].isdigit() else None,
-        is_vllms_own=_is_vllms_own(server),
+        is_vllms_own=_is_published_build(server),
         problems=parsed.problems,
         notes=(*notes, *(remark.rstrip(".") for remark in server.remarks)),
         read_as=server.read_as,
@@ -221,12 +219,12 @@ def deployment_of(server: StartedServer, asked: Release | None = None) -> Deploy
     )
 
 
-def _is_vllms_own(server: StartedServer) -> bool:
-    """Whether a server runs a release as vLLM published it: others add and drop flags, and keep the number."""
+def _is_published_build(server: StartedServer) -> bool:
+    """Whether a server runs vLLM's own build; others add and remove flags."""
     image = server.image
     if server.launcher or not image:
         return not server.launcher
-    from legroom.deployments.containers import (  # not for a plain command line
+    from legroom.deployments.container_images import (  # not for a plain command line
         is_other_build,
         is_published_by_vllm,
     )
@@ -234,15 +232,15 @@ def _is_vllms_own(server: StartedServer) -> bool:
     return not is_other_build(image) and ("vllm" not in image.lower() or is_published_by_vllm(image))
 
 
-def _naming_key(deployment: Deployment, text: str) -> Deployment:
-    """A key by reference (`-e VLLM_API_KEY`, a secretKeyRef) has no value to read, and still protects the server."""
+def _with_api_key(deployment: Deployment, text: str) -> Deployment:
+    """Add an API key that is given by reference (`-e VLLM_API_KEY`, a secretKeyRef)."""
     if _API_KEY in deployment.secret_names or not re.search(rf"\b{_API_KEY}\b", text):
         return deployment
     return replace(deployment, secret_names=(*deployment.secret_names, _API_KEY))
 
 
 def _with_config_file(parsed: ParsedArgs, words: Sequence[str], used: Release) -> ParsedArgs:
-    """vLLM reads --config first and lets the command line override it; so does this, where the file can be read."""
+    """Add the flags of --config, which the command line overrides."""
     path = other_value(parsed.args, "--config")
     if path is None:
         return parsed

@@ -1,4 +1,4 @@
-"""Dockerfiles: ENV, ENTRYPOINT and CMD of an image that serves vLLM, and what RUN runs."""
+"""Dockerfiles: the server of ENTRYPOINT and CMD, and the commands of RUN."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from legroom.deployments.containers import image_words
-from legroom.deployments.kinds import Kind, kind_of
+from legroom.deployments.container_images import container_command
+from legroom.deployments.file_kinds import Kind, kind_of
 from legroom.deployments.server_words import expand, server_start
-from legroom.deployments.shell.scan import Word, here_documents, placed_env
-from legroom.deployments.shell.script import script_subjects, subjects_of
-from legroom.deployments.shell.words import commands
-from legroom.deployments.subjects import Invoked, StartedServer, with_servers
-from legroom.deployments.text import Text, without_comment_lines
+from legroom.deployments.shell.lexer import Word, here_documents, placed_env
+from legroom.deployments.shell.shell_script import script_subjects, subjects_of
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text, without_comment_lines
+from legroom.deployments.subjects import StartedServer, Subject, change_servers
 
 _INSTRUCTION = re.compile(
     r"^[ \t]*([A-Za-z]+)[ \t]+((?:\\[ \t]*\r?\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*|[^\n])*+)", re.MULTILINE
 )
-"""Every one, so that the continued lines of HEALTHCHECK or ONBUILD are not read as instructions of their own."""
+"""Every instruction with its continued lines."""
 
 
 def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
-    """`COPY <<EOF /start.sh`: files that are written in the Dockerfile itself, and what `RUN <<EOF` runs."""
+    """Files of `COPY <<EOF /start.sh` and scripts of `RUN <<EOF`."""
     for document in here_documents(source.text):
         words = [word.text for word in document.words]
         part = source.rows(source.row_of(document.start), source.row_of(document.end) + 1)
@@ -33,15 +33,15 @@ def copied_files(source: Text) -> Iterator[tuple[Kind, Text]]:
 
 
 def _without_here_documents(text: str) -> str:
-    """Their lines blank, so that they are not read as instructions."""
+    """The text with blank lines for here-documents."""
     for document in here_documents(text):
         body = text[document.start : document.end]
         text = text[: document.start] + re.sub(r"[^\n]", " ", body) + text[document.end :]
     return text
 
 
-def dockerfile_subjects(source: Text) -> Iterator[StartedServer | Invoked]:
-    """The last stage's server, and every command."""
+def dockerfile_subjects(source: Text) -> Iterator[Subject]:
+    """The server of the last stage, and all commands."""
     build_args: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage("")
@@ -60,19 +60,20 @@ def dockerfile_subjects(source: Text) -> Iterator[StartedServer | Invoked]:
         elif name == "ENTRYPOINT":
             stage.entry = _words(body, start)
             if not stage.has_cmd:
-                stage.given = ()  # a new entry point forgets the CMD of the image it is built on
+                stage.given = ()  # ENTRYPOINT resets the CMD of the base image
         elif name == "CMD":
             stage.given, stage.has_cmd = _words(body, start), True
     if stage.entry or stage.given:
         yield from _server(source, stage)
 
 
-def _server(source: Text, stage: _Stage) -> Iterator[StartedServer | Invoked]:
-    """What the image itself starts, also behind `["sh", "-c", "vllm serve ..."]`."""
+def _server(source: Text, stage: _Stage) -> Iterator[Subject]:
+    """The server of the image, also behind `["sh", "-c", "vllm serve ..."]`."""
     first = (*stage.entry, *stage.given)[0].offset
     values = {name: word.text for name, word in stage.env.items()}
     words = tuple(
-        word.with_text(expand(word.text, values)) for word in image_words(stage.image, stage.entry, stage.given, first)
+        word.with_text(expand(word.text, values))
+        for word in container_command(stage.image, stage.entry, stage.given, first)
     )
     at = server_start(tuple(word.text for word in words))
     if at is not None:
@@ -84,7 +85,7 @@ def _server(source: Text, stage: _Stage) -> Iterator[StartedServer | Invoked]:
         if " " in word.text.strip():
             place = source.place(word.offset)
             script = Text(source.path, word.text, place.line, (place.column - 1,))
-            yield from with_servers(
+            yield from change_servers(
                 script_subjects(script, "docker", placed_env(stage.env, source.place)),
                 lambda server: replace(server, image=stage.image, read_as="a Dockerfile"),
             )
@@ -92,18 +93,18 @@ def _server(source: Text, stage: _Stage) -> Iterator[StartedServer | Invoked]:
 
 @dataclass
 class _Stage:
-    """What one FROM and the lines below it make."""
+    """The state of one build stage."""
 
     image: str
     entry: tuple[Word, ...] = ()
     given: tuple[Word, ...] = ()
     has_cmd: bool = False
-    """Whether it says CMD itself."""
+    """Whether the stage itself has a CMD."""
     env: Mapping[str, Word] = field(default_factory=dict)
 
 
 def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _Stage:
-    """A new stage; one that is built on another has what that one has."""
+    """A new stage, which inherits from the stage that it is built on."""
     words = [expand(word, build_args) for word in body.split() if not word.startswith("--")]
     if not words:
         return _Stage("")
@@ -114,7 +115,7 @@ def _from(body: str, build_args: dict[str, str], stages: dict[str, _Stage]) -> _
 
 
 def _words(text: str, start: int) -> tuple[Word, ...]:
-    """The exec form `["a", "b"]`, or a shell line."""
+    """The words of the exec form `["a", "b"]` or of a shell line."""
     if text.lstrip().startswith("["):
         try:
             listed = json.loads(re.sub(r"\\\r?\n", " ", text))

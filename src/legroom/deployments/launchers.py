@@ -1,38 +1,35 @@
-"""Programs that start vLLM's engine inside themselves: their command line is vLLM's with flags of their own between."""
+"""Programs that start vLLM's engine inside themselves and mix vLLM's flags with their own."""
 
 from __future__ import annotations
 
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.shell.lexer import Word
 from legroom.facts.flags import flag_name, flags_ever
 from legroom.records import dataclass
 
 DYNAMO = "dynamo.vllm"
-"""Dynamo's worker. `dynamo.frontend` and the other modules beside it start no engine."""
-
+"""Dynamo's worker; its other modules start no engine."""
 KSERVE = "KServe's Hugging Face runtime"
-"""It comes with a release of vLLM of its own, and serves without vLLM what vLLM does not know."""
+"""It contains its own release of vLLM."""
 
 
 @dataclass(frozen=True)
-class LaunchedEngine:
-    """What a launcher gives to vLLM."""
-
+class LauncherCommand:
     launcher: str
     words: tuple[Word, ...]
-    """As `vllm serve` would be given them."""
+    """The equivalent `vllm serve` command."""
 
 
-def launched_engine(words: tuple[Word, ...]) -> LaunchedEngine | None:
-    """`python -m dynamo.vllm ...` as vLLM's own command line; None where nothing of the kind is started."""
+def launcher_command(words: tuple[Word, ...]) -> LauncherCommand | None:
+    """`python -m dynamo.vllm ...` as a `vllm serve` command; None for other commands."""
     for i, word in enumerate(words[1:], 1):
         if word.text == DYNAMO and words[i - 1].text == "-m":
             head = (Word("vllm", word.offset), Word("serve", word.offset))
-            return LaunchedEngine(DYNAMO, (*head, *vllm_flags(words[i + 1 :])))
+            return LauncherCommand(DYNAMO, (*head, *vllm_flags(words[i + 1 :])))
     return None
 
 
 def vllm_flags(given: tuple[Word, ...]) -> tuple[Word, ...]:
-    """What some release of vLLM knows; flags of the launcher's own are left out with their values."""
+    """The words without flags that no release of vLLM has, and without their values."""
     kept: list[Word] = []
     keeps = True
     for word in given:

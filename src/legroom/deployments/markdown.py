@@ -1,13 +1,12 @@
-"""Documents: Markdown code blocks, and what stands in plain text as if it were one."""
+"""Documents: Markdown code blocks, and shell commands without a fence."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
-from legroom.deployments.kinds import Kind, kind_of_language, sniffed
-from legroom.deployments.text import Text
+from legroom.deployments.file_kinds import Kind, kind_of_language, sniffed
+from legroom.deployments.source_text import Text
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*(?:>[ \t]*)?)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<language>[\w+-]*)")
 _SHELL_WORD = re.compile(
@@ -16,9 +15,6 @@ _SHELL_WORD = re.compile(
     r"else|elif|case|esac|sleep|trap|exit|return|ulimit|numactl|taskset|time|true|false|tee|test|local|unset)(\s|;|$)"
     r"|[A-Za-z_]\w*=|#|[()|}{]|\.\.\.|-{1,2}[a-z]|\$ "
 )
-_YAML_WORD = re.compile(r"(groups|apiVersion|services)[ \t]*:")
-_YAML_LINE = re.compile(r"[ \t]|-[ \t]|-$|#|---|[A-Za-z_][\w-]*[ \t]*:([ \t]|$)|$")
-_UNIT_LINE = re.compile(r"\[\w+\]\s*$|[A-Za-z]+=|#|;|[ \t]|$")
 _LIKELY_SHELL = re.compile(
     r"^[ \t]*(\$ )?(sudo |exec |nohup |[A-Z_]+=\S* )*(vllm serve|python3? -m vll|docker run|podman run|pkill|killall|"
     r"nvidia-smi|export [A-Z_]+=|#!.*sh|python3? -c|.*\| *grep |.*\bvllm\b.*--)",
@@ -31,32 +27,38 @@ START = re.compile(
 )
 """A line that starts a server."""
 FENCE = "```"
-_LONGEST_PARAGRAPH = 400
-"""A script between paragraphs of prose is shorter; a log is not."""
+_TAKEN = "\0"
+"""Stands for the lines that are read already."""
 
 
 def blocks_of(document: Text) -> list[tuple[Kind, Text]]:
-    """The code blocks and what looks like code between them, in the order in which they stand."""
+    """The code blocks and the commands between them, in order."""
     return sorted(_blocks(document), key=lambda block: block[1].place(0).line)
 
 
 def _blocks(document: Text) -> Iterator[tuple[Kind, Text]]:
     lines = [line for _, line in document.lines()]
-    free = [True] * len(lines)
-    for first, last, language in _fences(lines):
-        for i in range(max(first - 1, 0), min(last + 1, len(lines))):
-            free[i] = False
+    for first, last, language in list(_fences(lines)):
         source = document.rows(first, last)
+        lines[first - 1 : last + 1] = [_TAKEN] * len(lines[first - 1 : last + 1])
         if language.lower() in ("diff", "patch"):
             source = source.with_text("\n".join(_as_changed(line) for line in source.text.split("\n")))
-        kind = kind_of_language(language) or sniffed(source.text) or _guess(source.text)
-        if kind:
+        if kind := kind_of_language(language) or sniffed(source.text) or _guess(source.text):
             yield kind, source
-    yield from _plain_parts(document, lines, free)
+    row = 0
+    while row < len(lines):
+        end = _shell_end(lines, row) or _command_end(lines, row)
+        if end:
+            yield "shell", document.rows(row, end)
+            lines[row:end] = [_TAKEN] * (end - row)
+        row = end or row + 1
+    # A file without a known suffix may be a Python program.
+    rest = "\n".join("" if line == _TAKEN else line for line in lines)
+    yield "python", Text(document.path, rest, document.place(0).line)
 
 
 def _as_changed(line: str) -> str:
-    """A line of a diff as it is afterwards, at the same columns: what is taken out is not wrong any more."""
+    """A line of a diff after the change, at the same columns."""
     is_header = line.startswith(("---", "+++", "@@", "diff ", "index "))
     return "" if is_header or line.startswith("-") else " " + line[1:]
 
@@ -82,98 +84,35 @@ def _fences(lines: list[str]) -> Iterator[tuple[int, int, str]]:
         i += 1
 
 
-def _plain_parts(document: Text, lines: list[str], free: list[bool]) -> Iterator[tuple[Kind, Text]]:
-    ends = _paragraph_ends(lines, free)
-    last_panels = document.text.rfind('"panels"')
-    i = 0
-    while i < len(lines):
-        if not free[i] or not lines[i].strip():
-            i += 1
-            continue
-        taken = _structured(document, lines, free, i, last_panels)
-        if taken is None:
-            taken = _shell(document, lines, ends, i) or _start(document, lines, ends, i)
-        if taken is None:
-            i += 1
-            continue
-        kind, source, end = taken
-        for row in range(i, end):
-            free[row] = False
-        yield kind, source
-        i = end
-    # What is left is prose and code of other languages: only quoted names and sample lines are looked for.
-    rest = "\n".join(line if is_free else "" for line, is_free in zip(lines, free, strict=True))
-    yield "python", Text(document.path, rest, document.place(0).line)
+def _paragraph_end(lines: list[str], row: int) -> int:
+    """The row after a paragraph, or after its first 400 lines."""
+    last = min(len(lines), row + 401)
+    while row < last and lines[row].strip() and lines[row] != _TAKEN:
+        row += 1
+    return row
 
 
-def _paragraph_ends(lines: list[str], free: list[bool]) -> list[int]:
-    """For each line the end of its paragraph; for a blank or taken line, itself."""
-    ends = list(range(len(lines)))
-    for i in range(len(lines) - 1, -1, -1):
-        if free[i] and lines[i].strip():
-            following = ends[i + 1] if i + 1 < len(lines) and free[i + 1] and lines[i + 1].strip() else i + 1
-            ends[i] = following
-    return ends
-
-
-def _structured(
-    document: Text, lines: list[str], free: list[bool], first: int, last_panels: int
-) -> tuple[Kind, Text, int] | None:
-    line = lines[first]
-    bare = line.lstrip()
-    indent = len(line) - len(bare)
-    if _YAML_WORD.match(bare):
-        return _block(document, lines, free, first, indent, _YAML_LINE, "yaml")
-    if re.match(r"\[(Unit|Service)\]\s*$", bare):
-        return _block(document, lines, free, first, indent, _UNIT_LINE, "unit")
-    start = document.start_of(first) + indent
-    if bare.startswith("{") and start < last_panels:
-        try:
-            _, end = json.JSONDecoder().raw_decode(document.text, start)
-        except (json.JSONDecodeError, RecursionError):
-            return None
-        last = document.row_of(end - 1) + 1
-        return "json", document.rows(first, last), last
-    return None
-
-
-def _block(
-    document: Text, lines: list[str], free: list[bool], first: int, indent: int, allowed: re.Pattern[str], kind: Kind
-) -> tuple[Kind, Text, int]:
-    last = first + 1
-    while last < len(lines) and free[last]:
-        rest = lines[last][indent:] if lines[last][:indent].strip() == "" else None
-        if rest is None or not allowed.match(rest):
+def _shell_end(lines: list[str], first: int) -> int:
+    """The row after consecutive paragraphs in which every line is shell; 0 where there are none."""
+    end = row = first
+    while row < len(lines) and _SHELL_WORD.match(lines[row].strip()):
+        paragraph = lines[row : _paragraph_end(lines, row)]
+        if not paragraph or len(paragraph) > 400 or not _is_shell(paragraph):  # a longer one is a log
             break
-        last += 1
-    while not lines[last - 1].strip():
-        last -= 1
-    return kind, document.rows(first, last), last
+        end = row = row + len(paragraph)
+        while row < len(lines) and not lines[row].strip():
+            row += 1
+    return end if end > first and _LIKELY_SHELL.search("\n".join(lines[first:end])) else 0
 
 
-def _shell(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Kind, Text, int] | None:
-    """Paragraphs that are shell from their first to their last line, joined as long as they follow each other."""
-    end = last = first
-    while last < len(lines) and _SHELL_WORD.match(lines[last].strip()):
-        stop = ends[last]
-        if not last < stop <= last + _LONGEST_PARAGRAPH or not _is_shell(lines[last:stop]):
-            break
-        end = last = stop
-        while last < len(lines) and not lines[last].strip():
-            last += 1
-    if end == first or not _LIKELY_SHELL.search("\n".join(lines[first:end])):
-        return None
-    return "shell", document.rows(first, end), end
-
-
-def _start(document: Text, lines: list[str], ends: list[int], first: int) -> tuple[Kind, Text, int] | None:
-    """A command that starts a server, with its continued lines, in the middle of prose: text copied from a page."""
+def _command_end(lines: list[str], first: int) -> int:
+    """The row after a command that starts a server, with its continued lines; 0 where there is none."""
     if not START.match(lines[first]):
-        return None
-    end = first + 1
-    while end < ends[first] and lines[end - 1].rstrip().endswith("\\"):
+        return 0
+    end, last = first + 1, _paragraph_end(lines, first)
+    while end < last and lines[end - 1].rstrip().endswith("\\"):
         end += 1
-    return "shell", document.rows(first, end), end
+    return end
 
 
 def _is_shell(paragraph: list[str]) -> bool:

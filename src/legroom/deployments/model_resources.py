@@ -1,16 +1,18 @@
-"""Resources that name a model and leave the pod to their controller: KServe's LLMInferenceService, KubeAI's Model."""
+"""Resources whose controller makes the pod: KServe's LLMInferenceService and KubeAI's Model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
-from legroom.deployments.containers import bytes_of
-from legroom.deployments.kubeai import kubeai_server, names_model, serve_words
-from legroom.deployments.kubernetes import added_words, cards, list_env, start_limit
-from legroom.deployments.node_gpus import GPU_ANNOTATION, gpus_named
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.container_images import kubernetes_bytes
+from legroom.deployments.kubernetes_reader import env_list, gpu_limit, start_limit, words_of_variable
+from legroom.deployments.node_gpus import GPU_ANNOTATION, possible_gpus
+from legroom.deployments.server_words import expand
+from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
+from legroom.facts.node_labels import gpu_of_profile
 
 _PARALLEL = (
     ("tensor", "--tensor-parallel-size"),
@@ -18,9 +20,9 @@ _PARALLEL = (
     ("data", "--data-parallel-size"),
     ("dataLocal", "--data-parallel-size-local"),
 )
-"""Of `spec.parallelism`: what KServe's own templates make of it."""
+"""Keys of `spec.parallelism` and the flags that KServe's templates make of them."""
 _EXPERT = ("expert", "--enable-expert-parallel")
-_ONE_NODE_TENSOR_SINCE, _ONE_NODE_KNOWN_UNTIL = "0.20", "0.20"
+_KSERVE_RELEASE = "0.20"
 """KServe's templates for one node (config/llmisvcconfig/config-llm-template.yaml of v0.17.0 to v0.20.0) pass nothing of
 `spec.parallelism` on before 0.20.0, and then the tensor size alone (issues 5773 and 6044 of kserve/kserve). Those for
 several nodes pass on all but the pipeline size."""
@@ -31,15 +33,10 @@ _SHORT = {
     "-dpl": "--data-parallel-size-local",
     "-ep": "--enable-expert-parallel",
 }
-_DIGITS = 5
-_MAIN = "main"
-"""The container of an LLMInferenceService that runs vLLM."""
-_MOUNTED = "mounted"
-"""KServe's own templates (config/llmisvcconfig) mount a /dev/shm into it."""
 
 
-def model_resource(document: Node) -> Iterator[StartedServer]:
-    """The servers that the resource's controller will start; none for any other resource."""
+def model_resource_servers(document: Node) -> Iterator[StartedServer]:
+    """The servers that the controller of a resource starts; none for other resources."""
     kind, group = document.text("kind"), document.text("apiVersion").partition("/")[0]
     if kind == "LLMInferenceService" and group == "serving.kserve.io":
         yield from _llm_inference_service(document)
@@ -62,14 +59,14 @@ def _llm_inference_service(document: Node) -> Iterator[StartedServer]:
 def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) -> StartedServer | None:
     pod = workload.get("template") or workload
     containers = pod.get("containers")
-    container = next((each for each in containers.list() if each.text("name") == _MAIN), None) if containers else None
+    container = next((each for each in containers.list() if each.text("name") == "main"), None) if containers else None
     if container is not None and container.get("command") is not None:
-        return None  # its own start, which is read like any other container's
-    env = list_env(container.get("env")) if container else {}
+        return None  # it is read like any other container
+    env = env_list(container.get("env")) if container else {}
     given = [item.word() for item in _items(container, "args")]
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
-        given += added_words(more, document.source)
-    served = serve_words(uri)[:2] if names_model(tuple(given)) else serve_words(uri)
+        given += words_of_variable(more, document.source)
+    served = serve_words(uri)[:2] if has_model_flag(tuple(given)) else serve_words(uri)
     asked = tuple(_parallel(workload))
     on_one_node = not own_templates and workload.get("worker") is None
     passed_on = tuple(word for key, word in asked if not on_one_node or key == "tensor")
@@ -83,10 +80,10 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
         place(uri.offset),
         container.text("image") if container else "",
         in_container=True,
-        shm=_MOUNTED,
+        shm="mounted",  # by KServe's templates (config/llmisvcconfig)
         gpus=_gpus(container, workload),
-        gpu_names=gpus_named(container or pod, pod, document.get("metadata"), workload),
-        memory_limit_bytes=bytes_of(container.text("resources", "limits", "memory")) if container else None,
+        gpu_names=possible_gpus(container or pod, pod, document.get("metadata"), workload),
+        memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None,
         read_as=_read_as(document),
         remarks=tuple(_not_passed_on(asked, given)) if on_one_node else (),
@@ -94,13 +91,13 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
 
 
 def _gpus(container: Node | None, workload: Node) -> int | None:
-    """Of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
-    of_a_pod = cards(container) if container else None
-    if of_a_pod is None or workload.get("worker") is None:
-        return of_a_pod
+    """The GPUs of all nodes: KServe starts one pod for every `dataLocal` of the `data` copies."""
+    pod_gpus = gpu_limit(container) if container else None
+    if pod_gpus is None or workload.get("worker") is None:
+        return pod_gpus
     sizes = (workload.text("parallelism", key) for key in ("data", "dataLocal"))
-    copies, local = (max(int(size[:_DIGITS]), 1) if size.isdecimal() else 1 for size in sizes)
-    return of_a_pod * -(-copies // local)
+    copies, local = (max(int(size[:5]), 1) if size.isdecimal() else 1 for size in sizes)
+    return pod_gpus * -(-copies // local)
 
 
 def _read_as(document: Node) -> str:
@@ -108,7 +105,7 @@ def _read_as(document: Node) -> str:
 
 
 def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
-    """What `spec.parallelism` asks for, as vLLM's flags."""
+    """The flags of `spec.parallelism`."""
     for key, flag in _PARALLEL:
         node = workload.get("parallelism", key)
         if node is not None and (node.scalar or "").isdecimal():
@@ -120,14 +117,14 @@ def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
 
 
 def _not_passed_on(asked: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
-    """What a vLLM on one node does not hear of, unless its own flags say it."""
-    told = {word.text.partition("=")[0].replace("_", "-") for word in given}
-    told |= {_SHORT[flag] for flag in told & _SHORT.keys()}
+    """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
+    flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
+    flags |= {_SHORT[flag] for flag in flags & _SHORT.keys()}
     for key, word in asked:
         flag, _, size = word.text.partition("=")
-        if size == "1" or flag in told:
+        if size == "1" or flag in flags:
             continue
-        releases = f"before {_ONE_NODE_TENSOR_SINCE}" if key == "tensor" else f"up to {_ONE_NODE_KNOWN_UNTIL}"
+        releases = f"{'before' if key == 'tensor' else 'up to'} {_KSERVE_RELEASE}"
         yield (
             f"KServe {releases} does not pass spec.parallelism.{key} on to a vLLM on one node: write "
             f"{flag} {size}".rstrip()
@@ -144,3 +141,67 @@ def _kubeai_model(document: Node) -> Iterator[StartedServer]:
     spec = document.get("spec")
     if spec is not None and document.text("spec", "engine").lower() in ("", "vllm") and spec.get("url") is not None:
         yield kubeai_server(spec, _read_as(document), document.text("metadata", "annotations", GPU_ANNOTATION))
+
+
+_PROFILE = re.compile(r"(?P<name>[\w.-]+):(?P<count>\d{1,4})")
+"""`nvidia-gpu-h100:8`: a resource profile and its count."""
+
+
+def is_kubeai_model(node: Node) -> bool:
+    """Whether a mapping is a model of KubeAI that vLLM serves."""
+    return node.text("engine").lower() == "vllm" and (
+        node.get("resourceProfile") is not None or "://" in node.text("url")
+    )
+
+
+def kubeai_server(node: Node, read_as: str = "a KubeAI model", gpu: str = "") -> StartedServer:
+    """The server that KubeAI's controller starts from `url`, `args` and `adapters`."""
+    variables = node.get("env")
+    env = {name: value.word() for name, value in variables.items() if value.scalar is not None} if variables else {}
+    profile = _PROFILE.fullmatch(node.text("resourceProfile"))
+    # Profiles of other hardware have an image of an unknown release.
+    gpu = gpu or (gpu_of_profile(profile["name"]) if profile else "")
+    url = node.get("url")
+    flags = _kubeai_flags(node, env)
+    words = serve_words(url) if url is not None else (Word("vllm", node.offset), Word("serve", node.offset))
+    words = words[:2] if has_model_flag(flags) else words
+    place = node.source.place
+    return StartedServer(
+        "kubernetes",
+        (*words, *flags),
+        env,
+        place,
+        place(node.offset),
+        image=node.text("image") or ("" if gpu or profile is None else profile["name"]),
+        in_container=True,
+        shm="mounted",  # by KubeAI in every pod
+        gpus=(profile and int(profile["count"])) or 1,
+        gpu_names=(gpu,) if gpu else (),
+        read_as=read_as,
+    )
+
+
+def _kubeai_flags(node: Node, env: dict[str, Word]) -> tuple[Word, ...]:
+    values = {name: word.text for name, word in env.items()}
+    given, adapters = node.get("args"), node.get("adapters")
+    words = [
+        item.word().with_text(expand(item.scalar, values))
+        for item in (given.list() if given else ())
+        if item.scalar is not None
+    ]
+    if adapters is not None and adapters.list():
+        words.append(Word("--enable-lora", adapters.offset))
+    return tuple(words)
+
+
+def has_model_flag(words: tuple[Word, ...]) -> bool:
+    """Whether flags name a model, which replaces the one of the resource."""
+    return any(word.text.partition("=")[0] == "--model" for word in words)
+
+
+def serve_words(uri: Node) -> tuple[Word, ...]:
+    """The command of a server of `hf://org/model`, or of another URI as it is."""
+    text = uri.scalar or ""
+    scheme, _, name = text.partition("://")
+    model = name.partition("?")[0] if scheme == "hf" else text
+    return Word("vllm", uri.offset), Word("serve", uri.offset), Word(model, uri.offset, model)

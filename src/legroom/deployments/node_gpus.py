@@ -1,4 +1,4 @@
-"""Which GPUs a pod may run on, as its node selector, its affinity and its limits say it."""
+"""The GPU models that a pod may run on, by its node selector, affinity and limits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from legroom.deployments.yaml_nodes import Node
 from legroom.facts.node_labels import gpu_of_labels, gpu_of_resource, naming_labels
 
 GPU_ANNOTATION = "legroom/gpu"
-"""On an object or its pods: the GPU, where no label of a node names it."""
+"""An annotation that names the GPU, where no node label does."""
 _REQUIRED = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
-_MOST_COMBINED = 32
-"""Combinations of values that are looked at; a pod that allows more says nothing of its GPU."""
 _PROFILE = re.compile(r".*\bmig (.+)")
 
 
-def gpus_named(container: Node, pod: Node, *metadata: Node | None) -> tuple[str, ...]:
-    """The GPUs that may be chosen for a pod, as `--gpu` takes them; empty where nothing names one."""
+def possible_gpus(container: Node, pod: Node, *metadata: Node | None) -> tuple[str, ...]:
+    """The GPUs that a pod may run on, as `--gpu` accepts them; empty where nothing names one."""
     for described in metadata:
         written = described.text("annotations", GPU_ANNOTATION) if described is not None else ""
         if written:
@@ -29,7 +27,7 @@ def gpus_named(container: Node, pod: Node, *metadata: Node | None) -> tuple[str,
         return named
     profile = _PROFILE.match(part)
     whole = [f"{name} mig {profile[1]}" for name in named if profile and " mig " not in name.lower()]
-    return tuple(name for name in whole if _is_a_card(name)) or (part,)
+    return tuple(name for name in whole if _is_gpu(name)) or (part,)
 
 
 def _slice(container: Node) -> str:
@@ -41,24 +39,24 @@ def _slice(container: Node) -> str:
     return ""
 
 
-def _is_a_card(name: str) -> bool:
+def _is_gpu(name: str) -> bool:
     return bool(gpu_of_labels({"nvidia.com/gpu.product": name}))
 
 
 def _label_sets(pod: Node) -> Iterator[dict[str, str]]:
-    """The labels of a node that the pod could be put on, one set for each way to choose them."""
+    """The label sets of the nodes that the pod accepts."""
     selector = pod.get("nodeSelector")
     fixed = {key: value.scalar or "" for key, value in selector.items()} if selector else {}
     terms = pod.get(*_REQUIRED)
     choices = [_choices(term) for term in terms.list()] if terms is not None else []
     for chosen in choices or [{}]:
         names, values = list(chosen), [chosen[name] for name in chosen]
-        for combination in islice(product(*values), _MOST_COMBINED):
+        for combination in islice(product(*values), 32):
             yield fixed | dict(zip(names, combination, strict=True))
 
 
 def _choices(term: Node) -> dict[str, list[str]]:
-    """Label -> values of one term that speak of a GPU: those that must be `In` a list."""
+    """The values of GPU labels that a node selector term requires with `In`."""
     wanted = naming_labels()
     expressions = term.get("matchExpressions")
     chosen: dict[str, list[str]] = {}

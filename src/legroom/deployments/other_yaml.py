@@ -1,7 +1,7 @@
-"""YAML of any other tool: the servers, scripts and engine settings that stand somewhere in it.
+"""YAML of other tools: servers, scripts and engine settings anywhere in it.
 
-SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no shape in common, so what is
-looked for is what vLLM itself is given.
+SkyPilot tasks, values of Helm charts, Ray Serve configs, playbooks and pipelines have no common schema, so this looks
+for vLLM's own commands and settings.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
-from legroom.deployments.compose import compose_env, compose_words
-from legroom.deployments.kinds import Kind, kind_of, sniffed
-from legroom.deployments.kubeai import is_kubeai_model, kubeai_server
-from legroom.deployments.kubernetes import list_env
+from legroom.deployments.compose_reader import compose_env, compose_words
+from legroom.deployments.file_kinds import Kind, kind_of, sniffed
+from legroom.deployments.kubernetes_reader import env_list
 from legroom.deployments.markdown import FENCE, START
+from legroom.deployments.model_resources import is_kubeai_model, kubeai_server
 from legroom.deployments.production_stack import is_model_spec, model_spec_server
 from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_start
-from legroom.deployments.shell.scan import Word, placed_env
-from legroom.deployments.shell.script import read_shell
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import read_shell
+from legroom.deployments.source_text import Text
 from legroom.deployments.subjects import StartedServer, Subject
-from legroom.deployments.text import Text
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name
@@ -37,42 +37,40 @@ _COMPANIONS = re.compile(
     r"router|gateway|proxy|operator|exporter|simulator|epp\b|controller|autoscaler|bench|client|frontend|scheduler|"
     r"loadgen|sidecar|tgi\b|sglang|trt-?llm|tensorrt|llama\.?cpp|ollama|infinity"
 )
-"""Parts of a chart that stand beside vLLM, and other engines: their flags are their own."""
+"""Parts of a chart beside vLLM, and other engines, which have their own flags."""
 _SETTINGS = re.compile(r"(engine|vllm|llm)_?(kwargs|args|config)", re.IGNORECASE)
 _VARIABLES = ("env", "envs", "environment", "env_vars")
 _COMMANDS = ("command", "args")
 _ABOUT_VLLM = re.compile(r"vllm|(max.model.len|gpu.memory.utilization|tensor.parallel.size)[ \t]*:", re.IGNORECASE)
 _RECIPE = "vllm recipe"
 _OMNI_STAGE = "model_stage"
-"""What every stage of a vLLM-Omni deployment has: its settings are vLLM's and others."""
+"""A key of vLLM-Omni's stages, which have other settings than vLLM."""
 _LOOKS_LIKE_YAML = re.compile(r"\s*(#[^\n]*\n\s*)*(- )?[A-Za-z_][\w.-]*:(\s|$)")
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """What the mappings around a value say of it."""
+    """The keys, image and variables of the mappings around a value."""
 
     keys: str = ""
     image: str = ""
     env: Mapping[str, Word] = field(default_factory=dict)
 
     def inside(self, node: Node) -> _Scope:
-        """The same for what a mapping holds."""
         env = dict(self.env)
         for key in _VARIABLES:
-            env |= {**compose_env(node.get(key)), **list_env(node.get(key))}
+            env |= {**compose_env(node.get(key)), **env_list(node.get(key))}
         return _Scope(self.keys, _image(node) or self.image, env)
 
     def under(self, key: str) -> _Scope:
-        """The same for the value of a key."""
         return _Scope(f"{self.keys} {key.lower()}", self.image, self.env)
 
 
 def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
-    """Every server, in whatever way it is written."""
-    waiting = [(document, _Scope(_RECIPE if _is_recipe(document) else ""))]
-    while waiting:
-        node, scope = waiting.pop()
+    """All servers and commands of a document."""
+    pending = [(document, _Scope(_RECIPE if _is_recipe(document) else ""))]
+    while pending:
+        node, scope = pending.pop()
         if isinstance(node.values, dict):
             scope = scope.inside(node)
             if is_kubeai_model(node):
@@ -83,25 +81,24 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
                 continue
             yield from _arguments(node, scope)
             yield from _settings(node, release)
-            waiting += reversed([(value, scope.under(key)) for key, value in node.items()])
+            pending += reversed([(value, scope.under(key)) for key, value in node.items()])
         elif node.scalar is None:
-            waiting += reversed([(item, scope) for item in node.list()])
+            pending += reversed([(item, scope) for item in node.list()])
         elif FENCE in node.scalar:
-            continue  # a document: its blocks are read one by one
+            continue  # a document, which is read as an embedded file
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
             script = read_shell(node.inner(), env=placed_env(scope.env, node.source.place))
-            yield from (_in_image(subject, scope.image) for subject in script.subjects)
+            yield from (_with_image(subject, scope.image) for subject in script.subjects)
 
 
-def _in_image(subject: Subject, image: str) -> Subject:
-    """A script runs in the image that stands beside it."""
+def _with_image(subject: Subject, image: str) -> Subject:
     if isinstance(subject, StartedServer) and not subject.image and "vllm" in image.lower():
         return replace(subject, image=image)
     return subject
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
-    """Files inside a value: those of a ConfigMap, patches, what a playbook or cloud-init writes; scripts if asked."""
+    """Files inside a value: of a ConfigMap, a patch, a playbook or cloud-init; shell scripts only with `scripts`."""
     for node in document.walk():
         for key, value in node.items():
             text = value.scalar or ""
@@ -119,12 +116,12 @@ def _image(node: Node) -> str:
     inner = node.get("image")
     if not name and inner is not None:
         return _image(inner)
-    # Without a tag it is the chart that says which: its own version, most often.
+    # Without a tag the chart sets it, usually to its own version.
     return name or (f"{node.text('repository')}:{tag or '$tag'}" if node.text("repository") else "")
 
 
 def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
-    """`command` and `args`, or flags alone where it is plain that they are vLLM's."""
+    """The server of `command` and `args`, or of flags that are clearly vLLM's."""
     command = compose_words(node.get("command"))
     given = tuple(
         _whole_json(word)
@@ -138,7 +135,7 @@ def _arguments(node: Node, scope: _Scope) -> Iterator[StartedServer]:
         words = tuple(part for word in words for part in _joined_flag(word))
     at = server_start(tuple(word.text for word in words))
     if at is not None and basename(words[at].text) in CONTAINER_TOOLS:
-        return  # a script: it is read as one
+        return  # it is read as a script
     if at is None:
         if not _is_vllms(node, scope) or not _are_flags(words, set(all_flag_names())):
             return
@@ -159,7 +156,7 @@ def _is_vllms(node: Node, scope: _Scope) -> bool:
 
 
 def _whole_json(word: Word) -> Word:
-    """`{"level": 3}` as it stands: whether a shell takes the quotes off is the tool's matter."""
+    """`{"level": 3}` with its quotes: not every tool passes it through a shell."""
     try:
         return word.with_text(word.raw) if word.raw.startswith("{") and json.loads(word.raw) else word
     except ValueError:
@@ -167,7 +164,7 @@ def _whole_json(word: Word) -> Word:
 
 
 def _joined_flag(word: Word) -> tuple[Word, ...]:
-    """`--max-model-len auto` in one word: a recipe is joined into a line for a shell."""
+    """The two words of `--max-model-len auto`: a recipe is joined into one shell line."""
     flag, space, value = word.text.partition(" ")
     if not space or not flag.startswith("--"):
         return (word,)
@@ -175,13 +172,13 @@ def _joined_flag(word: Word) -> tuple[Word, ...]:
 
 
 def _is_recipe(document: Node) -> bool:
-    """A file of vLLM's recipes: lists of flags for each feature and variant. Those of vLLM-Omni have other flags."""
+    """Whether it is a file of vLLM's recipes. Those of vLLM-Omni have other flags."""
     is_omni = "omni" in document.source.text.lower()
     return document.get("model", "min_vllm_version") is not None and not is_omni
 
 
 def _settings(node: Node, release: Release) -> Iterator[Subject]:
-    """`engine_kwargs:` and the like: every key as the flag of the same name."""
+    """The servers of `engine_kwargs:` and the like, whose keys are flags."""
     for key, value in node.items():
         if _SETTINGS.fullmatch(key) and is_config(value) and value.get(_OMNI_STAGE) is None:
             yield config_server(value, release)

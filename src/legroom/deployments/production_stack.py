@@ -1,13 +1,13 @@
-"""The production stack's models: an entry of `modelSpec` in its chart's values, or its operator's VLLMRuntime."""
+"""Models of vLLM's production stack: entries of `modelSpec` in its chart's values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.deployments.containers import bytes_of
-from legroom.deployments.kubernetes import cards, list_env
-from legroom.deployments.node_gpus import gpus_named
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.container_images import kubernetes_bytes
+from legroom.deployments.kubernetes_reader import env_list, gpu_limit
+from legroom.deployments.node_gpus import possible_gpus
+from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 
@@ -23,18 +23,17 @@ _VALUES = {
     "convert": "--convert",
 }
 _SWITCHES = {"enableChunkedPrefill": "--enable-chunked-prefill", "enablePrefixCaching": "--enable-prefix-caching"}
-"""Keys of `vllmConfig`, as the chart's template deployment-vllm-multi.yaml writes them."""
+"""Keys of `vllmConfig` in the chart's template deployment-vllm-multi.yaml."""
 
 
 def is_model_spec(node: Node) -> bool:
-    """Whether a mapping has what the chart needs to start vLLM."""
+    """Whether a mapping is an entry of `modelSpec`."""
     return bool(node.text("modelURL")) and any(
         node.get(key) is not None for key in ("vllmConfig", "requestGPU", "repository")
     )
 
 
-def model_spec_server(node: Node, read_as: str = "a model of vLLM's production stack") -> StartedServer:
-    """The server that the chart starts for one entry of `modelSpec`."""
+def model_spec_server(node: Node) -> StartedServer:
     url = node.get("modelURL") or node
     repository, tag = node.text("repository"), node.text("tag")
     requested = node.text("requestGPU")
@@ -42,17 +41,16 @@ def model_spec_server(node: Node, read_as: str = "a model of vLLM's production s
     return StartedServer(
         "kubernetes",
         (Word("vllm", url.offset), Word("serve", url.offset), url.word(), *_flags(node)),
-        list_env(node.get("env")),
+        env_list(node.get("env")),
         place,
         place(url.offset),
         image=f"{repository}:{tag}" if repository and tag else repository,
         in_container=True,
-        # The chart mounts a /dev/shm wherever there are several ranks.
-        shm="mounted",
-        gpus=cards(node) or (int(requested) if requested.isdecimal() and int(requested[:5]) else None),
-        gpu_names=gpus_named(node, node),
-        memory_limit_bytes=bytes_of(node.text("limitMemory") or node.text("resources", "limits", "memory")),
-        read_as=read_as,
+        shm="mounted",  # by the chart where there are several ranks
+        gpus=gpu_limit(node) or (int(requested) if requested.isdecimal() and int(requested[:5]) else None),
+        gpu_names=possible_gpus(node, node),
+        memory_limit_bytes=kubernetes_bytes(node.text("limitMemory") or node.text("resources", "limits", "memory")),
+        read_as="a model of vLLM's production stack",
     )
 
 

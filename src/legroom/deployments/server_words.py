@@ -1,4 +1,4 @@
-"""Which words of a command start vLLM, and the small things every reader of commands needs."""
+"""The words of a command that start vLLM, and its variables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import re
 from collections.abc import Mapping, Sequence
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-"""A variable as it stands before a command."""
+"""`NAME=value` before a command."""
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|\((\w+)\)|(\w+))")
 SHELLS = ("sh", "bash", "zsh", "dash", "ash")
 CONTAINER_TOOLS = ("docker", "podman", "nerdctl")
 _CHOOSES_ENGINE = ("--runtime", "--engine", "--backend")
-"""Options of other programs (`ramalama --runtime vllm serve`): what follows is theirs."""
+"""Options of other programs (`ramalama --runtime vllm serve`), whose arguments follow."""
 _API_SERVER_FILE = "entrypoints/openai/api_server.py"
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 
 
 def assignments(env: Mapping[str, str]) -> list[str]:
-    """Variables as they stand before a command."""
+    """Variables as `NAME=value`."""
     return [f"{name}={value}" for name, value in env.items()]
 
 
 def server_start(words: Sequence[str]) -> int | None:
-    """Where the server's own words begin: `vllm serve`, `python -m ...api_server`, or a container run."""
+    """The index of `vllm serve`, `python -m ...api_server`, or a container run in a command."""
     for i, word in enumerate(words):
         following = words[i + 1] if i + 1 < len(words) else ""
         if basename(word) == "vllm" and following == "serve" and not (i and words[i - 1] in _CHOOSES_ENGINE):
@@ -35,12 +35,12 @@ def server_start(words: Sequence[str]) -> int | None:
 
 
 def _is_run(before: Sequence[str]) -> bool:
-    """Whether a file of Python is run rather than copied or changed."""
+    """Whether a Python file is run rather than copied."""
     return not before or any(basename(word).startswith("python") for word in before)
 
 
 def _interpreter(words: Sequence[str], at: int) -> int:
-    """Where the Python stands whose option is at `at`."""
+    """The index of the interpreter whose option is at `at`."""
     while at and words[at].startswith("-"):
         at -= 1
     return at
@@ -51,7 +51,7 @@ def basename(word: str) -> str:
 
 
 def visible_gpus(env: Mapping[str, str]) -> int | None:
-    """How many GPUs the environment leaves visible; None where it does not say."""
+    """The number of GPUs that the environment leaves visible; None where it does not limit them."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = env.get(name, "").strip()
         if value and value not in ("all", "none", "void", "-1") and "$" not in value:
@@ -60,15 +60,12 @@ def visible_gpus(env: Mapping[str, str]) -> int | None:
 
 
 def has_variable(word: str) -> bool:
-    """Whether a part of it is put in only where it runs, as `$(LWS_WORKER_INDEX)` is."""
+    """Whether a word contains a variable such as `$(LWS_WORKER_INDEX)`."""
     return _VARIABLE.search(word) is not None
 
 
 def expand(word: str, env: Mapping[str, str]) -> str:
-    """`$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known, left alone where it is not.
-
-    `${NAME:-}` is empty only where nobody sets it, which is not known here.
-    """
+    """A word with `$NAME`, `${NAME:-default}` and `$(NAME)` replaced where the value is known."""
 
     def value(variable: re.Match[str]) -> str:
         name = variable[1] or variable[3] or variable[4]

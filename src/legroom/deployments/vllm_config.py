@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from legroom.deployments.shell.scan import Word
+from legroom.deployments.shell.lexer import Word
 from legroom.deployments.subjects import StartedServer
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names, flag_name, flags_of
 from legroom.facts.releases import Release
 
-ANCHORS = frozenset(
+_COMMON_FLAGS = frozenset(
     {
         "--model",
         "--tensor-parallel-size",
@@ -28,20 +28,19 @@ ANCHORS = frozenset(
         "--kv-transfer-config",
     }
 )
-"""Flags that nearly every server of vLLM is given one of."""
+"""Common flags: a vLLM config file has at least one of them."""
 
 
 def is_config(document: Node) -> bool:
-    """Whether most of its keys are flags of vLLM, and one is among those that every such file has."""
+    """Whether two thirds of its keys are flags of vLLM, one of them a common flag."""
     if any(key != key.lower() for key, _ in document.items()):
-        return False  # maxModelLen: a chart's own values
+        return False  # maxModelLen: values of a chart
     keys = [flag_name(key) for key, _ in document.items()]
     known = set(all_flag_names())
-    return bool(ANCHORS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
+    return bool(_COMMON_FLAGS & set(keys)) and sum(key in known for key in keys) * 3 >= 2 * len(keys)
 
 
 def config_server(document: Node, release: Release) -> StartedServer:
-    """The command line that vLLM makes of such a file."""
     head = (Word("vllm", document.offset), Word("serve", document.offset))
     place = document.source.place
     words = (*head, *config_words(document, release))
@@ -49,7 +48,6 @@ def config_server(document: Node, release: Release) -> StartedServer:
 
 
 def config_words(document: Node, release: Release) -> list[Word]:
-    """The flags of such a file."""
     table = flags_of(release)
     words: list[Word] = []
     for key, value in document.items():

@@ -1,4 +1,4 @@
-"""YAML whose values know where they stand."""
+"""YAML values with their offsets in the text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.deployments.shell.scan import Word
-from legroom.deployments.text import Text
+from legroom.deployments.shell.lexer import Word
+from legroom.deployments.source_text import Text
 from legroom.errors import LegroomError
 
-_DEEPEST = 200
-_MOST_NODES = 300_000
+_MAX_NODES = 300_000
+"""Bounds the memory of aliases that expand to each other; the largest rendered charts have a tenth of it."""
 _MERGE = "tag:yaml.org,2002:merge"
 TEMPLATE_HINT = "render it first, for example with `helm template`, and pass the result"
 
@@ -32,14 +32,14 @@ class Node:
         return self.values if isinstance(self.values, str) else None
 
     def get(self, *keys: str) -> Node | None:
-        """A value deep in mappings."""
+        """The value at a path of keys."""
         node: Node | None = self
         for key in keys:
             node = node.values.get(key) if node is not None and isinstance(node.values, dict) else None
         return node
 
     def text(self, *keys: str) -> str:
-        """A scalar deep in mappings, empty where there is none."""
+        """The scalar at a path of keys, empty where there is none."""
         node = self.get(*keys)
         return node.scalar or "" if node is not None else ""
 
@@ -50,7 +50,7 @@ class Node:
         return self.values if isinstance(self.values, list) else []
 
     def walk(self) -> Iterator[Node]:
-        """This value and every one inside it."""
+        """This node and every node inside it."""
         stack = [self]
         while stack:
             node = stack.pop()
@@ -59,7 +59,7 @@ class Node:
             stack += reversed(list(inner))
 
     def plain(self) -> object:
-        """The value as Python has it; a text where YAML sees a date or the like."""
+        """The value as a Python object; dates and the like stay texts."""
         if isinstance(self.values, dict):
             return {key: value.plain() for key, value in self.items()}
         if isinstance(self.values, list):
@@ -67,11 +67,10 @@ class Node:
         return _plain_scalar(self.scalar, self.tag.rpartition(":")[2])
 
     def word(self) -> Word:
-        """A scalar as a word of a command."""
         return Word(self.scalar or "", self.offset, self.scalar or "")
 
     def inner(self) -> Text:
-        """The text of a block scalar as a piece of its own, with its lines where they stand."""
+        """The text of a scalar with the places of its lines in the file."""
         text = self.scalar or ""
         first = self.source.row_of(self.offset)
         if self.style in ("|", ">"):
@@ -98,7 +97,7 @@ def _plain_scalar(text: str | None, kind: str) -> object:
 
 
 def load_nodes(source: Text) -> list[Node]:
-    """Every document of a YAML text, or why it is none."""
+    """All documents of a YAML text; raises where it is not valid."""
     import yaml  # only files need it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -107,12 +106,12 @@ def load_nodes(source: Text) -> list[Node]:
         for event in yaml.parse(source.text, Loader=loader):
             name = type(event).__name__
             depth += name.endswith("StartEvent") - name.endswith("EndEvent")
-            if depth > _DEEPEST:
+            if depth > 200:
                 raise LegroomError("is nested too deeply", "check its brackets")
         documents = [node for node in yaml.compose_all(source.text, Loader=loader) if node is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _not_yaml(source, error) from None
-    budget = [_MOST_NODES]
+    budget = [_MAX_NODES]
     try:
         return [_convert(source, node, budget) for node in documents]
     except RecursionError:
@@ -120,7 +119,7 @@ def load_nodes(source: Text) -> list[Node]:
 
 
 def is_template(text: str) -> bool:
-    """Whether something is put in before it is YAML: `{{ .Values.model }}`, `{% if %}`."""
+    """Whether a text is a template of YAML: `{{ .Values.model }}`, `{% if %}`."""
     return bool(re.search(r"\{\{-?\s*[\w.$(\"/]|\{%", text))
 
 
@@ -129,9 +128,9 @@ _ONLY_ACTIONS = re.compile(r"^[ \t]*(?:(?:\{\{.*?\}\}|\{%.*?%\})[ \t]*)+(?:#[^\n
 
 
 def without_actions(text: str) -> str:
-    """A template with what is not known yet in the shell's way to write it (`$____`), so that it can be YAML.
+    """A template with shell variables (`$____`) for its values, so that it is YAML with the same columns.
 
-    Everything else keeps its place. Both sides of an `if` stay, because either may be what is used.
+    Both sides of an `if` stay.
     """
 
     def blank(action: re.Match[str]) -> str:
@@ -154,7 +153,7 @@ def _not_yaml(source: Text, error: Exception) -> LegroomError:
 def _convert(source: Text, node: Any, budget: list[int]) -> Node:
     budget[0] -= 1
     if budget[0] < 0:
-        raise LegroomError("has too many values", f"legroom reads at most {_MOST_NODES:,}")
+        raise LegroomError("has too many values", f"legroom reads at most {_MAX_NODES:,}")
     kind = node.id
     inherited: dict[str, Node] = {}
     if kind == "mapping":
@@ -173,7 +172,7 @@ def _convert(source: Text, node: Any, budget: list[int]) -> Node:
 
 
 def _merged(source: Text, node: Any, budget: list[int]) -> Iterator[tuple[str, Node]]:
-    """What `<<: *anchor` or `<<: [*one, *two]` brings in: of two anchors the first one counts."""
+    """The values of `<<: *anchor` or `<<: [*one, *two]`; the first anchor has priority."""
     merged: dict[str, Node] = {}
     for anchor in node.value if node.id == "sequence" else [node]:
         merged = {**dict(_convert(source, anchor, budget).items()), **merged}

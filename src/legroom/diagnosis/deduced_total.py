@@ -14,7 +14,7 @@ from legroom.facts.gpus import gpu as known_gpu
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
     from legroom.facts.releases import Release
-    from legroom.memory.deployment import Measurements
+    from legroom.memory.deployment_memory import Measurements
     from legroom.vllm.args import ServeArgs
 
 _NEAR = 0.03

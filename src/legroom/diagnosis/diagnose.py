@@ -23,7 +23,7 @@ from legroom.records import dataclass, field
 from legroom.vllm_logs.evidence import Evidence, Passage, evidence_of
 from legroom.vllm_logs.lines import unwrapped
 from legroom.vllm_logs.log_scanner import Scanner
-from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_of, split_starts, startup_of
+from legroom.vllm_logs.startup_log import Startup, StartupEvent, events_in_line, split_starts, startup_of
 
 MOST_RUNS = 20
 MOST_EVIDENCE = 20_000
@@ -42,7 +42,8 @@ def gather(passages: Iterable[Passage]) -> Gathered:
     gathered = Gathered()
     for passage in passages:
         gathered.evidence += evidence_of(passage)
-        gathered.events += events_of(passage)
+        line = passage.line
+        gathered.events += events_in_line(line.raw, line.number, line.process)
         if len(gathered.evidence) > MOST_EVIDENCE:
             # The beginning says what runs, the end how it ended; the middle of a flood repeats itself.
             del gathered.evidence[MOST_EVIDENCE // 4 : MOST_EVIDENCE // 2]

@@ -15,7 +15,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Fix, FixKind
 from legroom.diagnosis.log_accounting import LogAccounting, log_accounting
 from legroom.diagnosis.starting_plan import NOT_PLANNABLE, Hints, Known, base_plan, given_deployment, known_of
-from legroom.memory.deployment import Measurements
+from legroom.memory.deployment_memory import Measurements
 from legroom.units import GIB, MIB
 from legroom.vllm.args import ServeArgs
 
@@ -194,7 +194,7 @@ class FixPlanner:
         """The plan that these flags lead to, if it starts, and better than the run that failed."""
         if self.base is None:
             return None
-        from legroom.facts.models import load
+        from legroom.facts.model_sources import load
         from legroom.planning.plan import plan
 
         try:

@@ -12,12 +12,12 @@ from legroom.diagnosis.starting_plan import NOT_PLANNABLE
 from legroom.errors import LegroomError
 from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.memory.kv.plan import KvPlan, kv_plan
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.units import GIB, MIB, cdiv, human_bytes
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.engine import on_cpu
+from legroom.vllm.engine_selection import on_cpu
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.problems import FlagProblem
 from legroom.vllm_logs.evidence import Evidence
 
 _SPACE = "VLLM_CPU_KVCACHE_SPACE"

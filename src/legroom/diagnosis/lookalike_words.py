@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.starting_plan import is_local
-from legroom.facts.builds import (
+from legroom.facts.diagnosis_texts import package_of
+from legroom.facts.release_support import (
     build_of,
     builds,
     driver_is_older,
@@ -15,8 +15,8 @@ from legroom.facts.builds import (
     last_build_with,
     newest_build_for_driver,
 )
-from legroom.facts.lookalikes import package_of
 from legroom.facts.releases import first_release, known_releases, release
+from legroom.isolation import is_local_model
 from legroom.records import dataclass
 from legroom.vllm_logs.evidence import Evidence
 
@@ -42,7 +42,7 @@ def derived(name: str, line: MatchedLine) -> str | None:
 
 def _model(line: MatchedLine) -> str | None:
     model = line.planner.known.args.model
-    return None if is_local(model) else model or None
+    return None if is_local_model(model) else model or None
 
 
 def _port(line: MatchedLine) -> str | None:

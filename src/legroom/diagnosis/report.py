@@ -138,7 +138,7 @@ def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Findi
 
 def _entry(cause: Cause, assessment: Assessment) -> str:
     """Several entries of the catalog may be about one cause: the one whose messages these are, else the cause's own."""
-    from legroom.explain.catalog import best_entry  # reads the catalog
+    from legroom.explain.catalog_entries import best_entry  # reads the catalog
 
     message_ids = frozenset(evidence.id for evidence in assessment.evidence)
     try:
@@ -234,7 +234,7 @@ def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
         return True
     base = planner.base
     if bug.model and base is not None:
-        from legroom.planning.release_bugs import traits_of  # only where the deployment is known
+        from legroom.planning.plan_notes import traits_of  # only where the deployment is known
 
         groups = {"several kv groups"} if len(base.memory.kv.groups) > 1 else set()
         return set(bug.model) <= traits_of(base.target.model) | groups and bug.memory == "gpu"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
@@ -18,8 +17,8 @@ from legroom.facts.gpus import Gpu, all_gpus, with_total
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.releases import Release, latest, logged_release
 from legroom.facts.releases import release as known_release
-from legroom.isolation import isolation
-from legroom.memory.deployment import Measurements
+from legroom.isolation import is_local_model
+from legroom.memory.deployment_memory import Measurements
 from legroom.records import dataclass
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs
@@ -87,7 +86,7 @@ def known_of(case: Case, hints: Hints) -> Known:
             release, release_known = deployment.release, True
     if hints.model:
         args = replace(args, model=hints.model)
-    if not hints.local_models and is_local(args.model):
+    if not hints.local_models and is_local_model(args.model):
         args = replace(args, model="")
     args = _plausible(args)
     rebuilt = rebuilt_command(startup, line, args.model)
@@ -138,13 +137,6 @@ def all_ranks_seen(case: Case, ranks: int) -> bool:
     speaking = {item.rank for item in case.evidence if item.rank is not None}
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     return ranks > 1 and (speaking >= set(range(ranks)) or max(speaking, default=0) > 3 or len(workers) >= ranks - 1)
-
-
-def is_local(model: str) -> bool:
-    """Whether a model's name means a folder or file of this machine rather than an id on the Hub."""
-    if model.startswith(("/", ".", "~")) or "\\" in model or ".." in model:
-        return True
-    return isolation() is None and Path(model).exists()
 
 
 def base_plan(case: Case, known: Known) -> Plan | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.explain.catalog_files import pattern_problem, problems, record_schema
+from legroom.explain.catalog_entries import document_problems
 from legroom.explain.entry import Count, Entry, EntryDeadEnd, Localized, Signature, Version, Workaround
 from legroom.home import home
 
@@ -269,12 +269,13 @@ def import_record(path: str) -> Path:
 
 
 def record_problems(record: Any) -> list[str]:
-    wrong = problems(record, record_schema())
-    if not wrong:
-        bad_pattern = pattern_problem(record["regex"])
-        if bad_pattern:
-            wrong.append(f"$.regex: not a pattern that matches in linear time (RE2): {bad_pattern}")
-    return wrong
+    """What is wrong with a record; empty where nothing is."""
+    from legroom.regex import pattern_error
+
+    problems = document_problems(record, "record.schema.json", entry_of_record)
+    if not problems and (error := pattern_error(record["regex"])):
+        problems.append(f"$.regex: not a pattern that matches in linear time (RE2): {error}")
+    return problems
 
 
 def _read(path: Path) -> Any:

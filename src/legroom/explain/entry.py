@@ -73,8 +73,6 @@ class Count:
     worked: int = 0
     failed: int = 0
     sources: tuple[str, ...] = ()
-    here: int = 0
-    """How many of them are this user's own outcomes."""
 
     @property
     def tried(self) -> int:
@@ -170,18 +168,15 @@ class Entry:
     example: Example | None = None
     record: Mapping[str, Any] | None = None
     """The imported record as it came; None for legroom's own entries."""
-    outcomes: tuple[tuple[str, bool], ...] = ()
-    """What this user's own tries came to: the kind of change, and whether it worked."""
 
     def counted(self, kind: str | None) -> Count:
-        """What the counted threads, and this user's own outcomes, say of one kind of change."""
+        """In how many of the counted threads one kind of change worked or failed."""
         if kind is None:
             return Count()
         worked = [thread for thread in self.threads if kind in thread.worked]
         failed = [thread for thread in self.threads if kind in thread.failed and kind not in thread.worked]
         urls = dict.fromkeys(thread.url for thread in (*worked, *failed) if thread.url)
-        own = [success for tried, success in self.outcomes if tried == kind]
-        return Count(len(worked) + sum(own), len(failed) + len(own) - sum(own), tuple(urls), len(own))
+        return Count(len(worked), len(failed), tuple(urls))
 
     @property
     def confirmed(self) -> int:
@@ -294,13 +289,8 @@ def count_json(count: Count) -> dict[str, Any] | None:
     """What was counted of a change; None where no thread tells."""
     if not count.tried:
         return None
-    document = {
-        "tried": count.tried,
-        "worked": count.worked,
-        "failed": count.failed,
-        "success_rate": count.rate_of(count.worked),
-    }
-    return {**document, "here": count.here} if count.here else document
+    rate = count.rate_of(count.worked)
+    return {"tried": count.tried, "worked": count.worked, "failed": count.failed, "success_rate": rate}
 
 
 def example_text(example: Example, language: Language) -> str:

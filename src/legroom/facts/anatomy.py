@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.records import dataclass
 
 

@@ -1,4 +1,4 @@
-"""The sentences of a diagnosis that do not depend on its numbers, by language. Data in `data/diagnosis_texts.json`."""
+"""Texts of a diagnosis that do not depend on its numbers: headings by language, and failures that are not memory."""
 
 from __future__ import annotations
 
@@ -6,27 +6,73 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
+from legroom.records import dataclass, field
 
 Language = Literal["en", "zh"]
 
 
 def heading(name: str, language: Language) -> str:
-    """The title of a part of the answer."""
-    return str(_data()["headings"][language][name])
+    """The title of a section of the diagnosis."""
+    return str(read_data("diagnosis_texts.json")["headings"][language][name])
 
 
 def phase_title(phase: str | None, language: Language) -> str:
-    """When it happened."""
-    return str(_data()["phases"][phase][language]) if phase else ""
+    """The name of the start-up or serving phase in which vLLM failed."""
+    return str(read_data("diagnosis_texts.json")["phases"][phase][language]) if phase else ""
 
 
 def how_to_verify(kind: str, language: Language) -> str:
-    """What to look at after the change."""
-    return str(_data()["verify"][kind][language])
+    """What to check after a fix was applied."""
+    return str(read_data("diagnosis_texts.json")["verify"][kind][language])
+
+
+@dataclass(frozen=True, slots=True)
+class LookalikeFix:
+    """One fix. `{name}` in a text is filled from the log line or from facts of the release."""
+
+    kind: str
+    why: str
+    steps: tuple[str, ...] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    confidence: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Lookalike:
+    """A failure that resembles an out-of-memory error and that no memory flag fixes. Data in `data/lookalikes.json`."""
+
+    id: str
+    cause: str
+    """The diagnosis label."""
+    evidence: tuple[str, ...]
+    """Ids of the messages in `evidence.json` that prove it."""
+    confidence: float
+    why: str
+    fixes: tuple[LookalikeFix, ...]
+    unnamed: Mapping[str, str]
+    """Values for a `{name}` that the log line does not give."""
+    source: str
 
 
 @cache
-def _data() -> Mapping[str, Any]:
-    data: Mapping[str, Any] = read_data("diagnosis_texts.json")
-    return data
+def lookalikes() -> tuple[Lookalike, ...]:
+    """Every lookalike; of two that the same line proves, the more specific one comes first."""
+    return tuple(_lookalike(row) for row in read_data("lookalikes.json")["rows"])
+
+
+def package_of(module: str) -> str:
+    """The package to install for a Python module that cannot be imported."""
+    names = read_data("lookalikes.json")["packages"]["names"]
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:length])) in names:
+            return str(names[name])
+    return parts[0].replace("_", "-")
+
+
+def _lookalike(row: Mapping[str, Any]) -> Lookalike:
+    fixes = tuple(LookalikeFix(**{**fix, "steps": tuple(fix.get("steps", ()))}) for fix in row["fixes"])
+    values = {name: row[name] for name in ("id", "cause", "confidence", "why", "source")}
+    return Lookalike(**values, evidence=tuple(row["evidence"]), fixes=fixes, unnamed=row.get("unnamed", {}))

@@ -1,8 +1,8 @@
-"""What no formula gives: constants fitted to real start-ups or read off logs, and how far off each kind of figure is.
+"""Constants fitted to real start-ups, and error bands by class of deployment.
 
 The constants are in `data/fit.json` (`bench/fit.py`), the bands in `data/bands.json` (`bench/fit_bands.py`). A class of
-deployments is a path such as `read/text/one/ampere`; each step down splits it further. A step that was never seen has
-no row of its own, and takes the wide row of the step above.
+deployments is a path such as `read/text/one/ampere`; each step splits it further. A class without records uses the
+band of its parent, widened.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 
 
 @cache
 def constants() -> dict[str, Any]:
-    """Every fitted constant, by what it describes."""
+    """The fitted constants of `data/fit.json`."""
     fitted: dict[str, Any] = read_data("fit.json")
     return fitted
 
 
 def by_release(rows: Sequence[dict[str, Any]], version: str) -> dict[str, Any]:
-    """The last row whose `since` is not after `version`; rows are in order of release."""
+    """The last row whose `since` release is `version` or earlier."""
     at = known_release(version)
     return [row for row in rows if at.at_least(row["since"])][-1]
 
@@ -35,33 +35,32 @@ ROOT = ""
 
 @dataclass(frozen=True, slots=True)
 class BandRow:
-    """What one class showed."""
+    """The error band of one class of deployments."""
 
     below: float
-    """How far below the figure the 90 % band reaches, in units of the error that its own rule expects (of the weights:
-    in shares of their bytes)."""
+    """The lower side of the 90 % band as a multiple of the figure's own error estimate (weights: of their bytes)."""
     above: float
     most: float
-    """Neither side is more than this share of the card: half as much again as the largest error of the class."""
+    """The limit of both sides as a share of the card: 1.5 times the largest error of the class."""
     records: int
     sources: int
 
 
 @cache
 def bands() -> dict[str, Any]:
-    """The whole file."""
+    """The fitted bands of `data/bands.json`."""
     fitted: dict[str, Any] = read_data("bands.json")
     return fitted
 
 
 @cache
 def rows_of(figure: str) -> Mapping[str, BandRow]:
-    """Every class that was seen for a figure of the layout: `kv_cache`, `activation` ..."""
+    """The bands of a figure of the layout (`kv_cache`, `activation` ...), by class."""
     return {name: BandRow(**values) for name, values in bands()["figures"][figure].items()}
 
 
 def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, bool]:
-    """The row of a class, or of the nearest class above it, and whether the class itself was seen."""
+    """The band of a class or of its nearest parent, and whether the class itself has records."""
     for steps in range(len(path), 0, -1):
         row = rows.get("/".join(path[:steps]))
         if row is not None:
@@ -72,8 +71,8 @@ def row_at(rows: Mapping[str, BandRow], path: Sequence[str]) -> tuple[BandRow, b
 def band(
     figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int, least: float = 0.0
 ) -> tuple[int, int]:
-    """The bytes below and above a figure that the 90 % band takes in, where the figure's own rule expects an error of
-    `scale`. A class that was never seen gets more than the class above it, `least` scales at the least."""
+    """Bytes below and above a figure in its 90 % band, given the figure's own error estimate `scale`. A class without
+    records gets a wider band than its parent, of at least `least` scales."""
     row, seen = row_at(figure_rows, path)
     if seen:
         most = row.most * total_bytes
@@ -85,7 +84,7 @@ def band(
 def sum_band(
     figure_rows: Mapping[str, BandRow], path: Sequence[str], scale: float, total_bytes: int
 ) -> tuple[int, int]:
-    """The same for the whole sum, which is a share of the card at the least: a small one in a class that was seen."""
+    """The band of the sum of all parts, which has a minimum in shares of the card."""
     below, above = band(figure_rows, path, scale, total_bytes)
     if not scale:
         return below, above

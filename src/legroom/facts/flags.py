@@ -1,16 +1,15 @@
-"""vLLM's flags by release: when each existed, how its value is read, defaults, choices, and what took its place.
+"""vLLM's flags by release: existence, value kinds, defaults, choices and replacements.
 
-Data: `data/flags.json` (names, ranges, kinds), `defaults.json`, `choices.json`, `flag_advice.json`. Each is read only
-when asked for, because a plan needs the first alone.
+Data: `data/flags.json` (names, ranges, kinds), `defaults.json`, `choices.json`, `flag_advice.json`. A plan reads the
+first alone.
 """
 
 from __future__ import annotations
 
-import json
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
+from legroom.facts import read_data
 from legroom.facts.releases import Release, known_releases
 from legroom.records import dataclass
 
@@ -29,7 +28,7 @@ Kind = Literal[
     "list:int",
     "list:float",
 ]
-"""How a value is read: `switch` --x; `bool` --x or --no-x; `optbool` --x [True|False]; `human` an int that may end in
+"""The value syntax: `switch` --x; `bool` --x or --no-x; `optbool` --x [True|False]; `human` an int that may end in
 k, K, M ...; `maybe` an optional string; `pairs` a=1,b=2; `list:*` one or more values."""
 
 
@@ -46,24 +45,24 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class FlagHistory:
-    """When a flag existed, in release numbers."""
+    """The ranges of releases that have a flag."""
 
     name: str
     spans: tuple[tuple[str, str], ...]
 
     @property
     def first(self) -> str:
-        """The release that brought it."""
+        """The release that introduced it."""
         return self.spans[0][0]
 
     @property
     def last(self) -> str:
-        """The last release that had it."""
+        """The last release that has it."""
         return self.spans[-1][1]
 
     @property
     def removed_in(self) -> str | None:
-        """The first release without it, None while the newest still has it."""
+        """The first release without it; None where the newest still has it."""
         releases = known_releases()
         after = releases.index(self.last) + 1
         return releases[after] if after < len(releases) else None
@@ -71,77 +70,69 @@ class FlagHistory:
 
 @dataclass(frozen=True, slots=True)
 class FlagAdvice:
-    """What to write instead of a flag, and why."""
+    """The replacement of a flag, and the reason."""
 
     use: str = ""
     why: str = ""
     renamed: bool = False
 
 
-@cache
-def _data(name: str) -> Any:
-    return json.loads(Path(__file__).with_name("data").joinpath(f"{name}.json").read_text("utf-8"))
+def _entries() -> Any:
+    return read_data("flags.json")["flags"]
 
 
-@cache
-def _index() -> dict[str, int]:
-    return {name: i for i, name in enumerate(known_releases())}
+def _in_spans(spans: list[list[int]], release: Release) -> bool:
+    return any(first <= release.index <= last for first, last in spans)
 
 
-def _in_spans(spans: list[list[int]], i: int) -> bool:
-    return any(first <= i <= last for first, last in spans)
+def _value_at(ranges: list[list[Any]], release: Release) -> Any:
+    return next((value for first, last, value in ranges if first <= release.index <= last), None)
 
 
-def _value_at(ranges: list[list[Any]], i: int) -> Any:
-    return next((value for first, last, value in ranges if first <= i <= last), None)
-
-
-@cache
-def _flag(name: str, dest: str, kind: Kind, short_names: tuple[str, ...], deprecated: bool) -> Flag:
-    """One object for all releases in which a flag is the same."""
-    return Flag(name, dest, kind, short_names, deprecated)
+_shared_flag = cache(Flag)
+"""One object for all releases in which a flag is the same."""
 
 
 @lru_cache(maxsize=32)
 def flags_of(release: Release) -> dict[str, Flag]:
-    """Every flag that a release's server takes, by its long name and by each short name."""
-    i = _index()[release.version]
+    """Every flag that a release's server accepts, by its long name and by each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _data("flags")["flags"].items():
-        if not _in_spans(entry["in"], i):
+    for name, entry in _entries().items():
+        if not _in_spans(entry["in"], release):
             continue
         short_names = tuple(entry.get("aliases", ()))
         # 0.12.0 gave -O to --optimization-level; until then it was the compilation config's.
         if name == "--compilation-config":
             short_names = ("-O",) if release.before("0.12.0") else ("-cc",)
-        deprecated = _in_spans(entry.get("deprecated", []), i)
-        flag = _flag(name, _dest(name, entry), _value_at(entry["kinds"], i) or "str", short_names, deprecated)
-        table[name] = flag
-        for short_name in short_names:
-            table[short_name] = flag
+        deprecated = _in_spans(entry.get("deprecated", []), release)
+        kind = _value_at(entry["kinds"], release) or "str"
+        flag = _shared_flag(name, _dest(name, entry), kind, short_names, deprecated)
+        table |= dict.fromkeys((name, *short_names), flag)
     return table
 
 
 def flag_history(name: str) -> FlagHistory | None:
-    """When a flag existed; None for a name that no known release ever had."""
-    entry = _data("flags")["flags"].get(name)
-    if entry is None:
-        return None
+    """The releases that have a flag; None for a name that no known release has."""
+    entry = _entries().get(name)
+    return FlagHistory(name, _as_releases(entry["in"])) if entry else None
+
+
+def _as_releases(spans: list[list[int]]) -> tuple[tuple[str, str], ...]:
     releases = known_releases()
-    return FlagHistory(name, tuple((releases[first], releases[last]) for first, last in entry["in"]))
+    return tuple((releases[first], releases[last]) for first, last in spans)
 
 
 def flag_kind_ever(name: str) -> Kind | None:
-    """How the last release that had a flag read it."""
-    entry = _data("flags")["flags"].get(name)
+    """The value kind of a flag in the last release that has it."""
+    entry = _entries().get(name)
     return entry["kinds"][-1][2] if entry else None
 
 
 @cache
 def flags_ever() -> dict[str, Flag]:
-    """Every flag that any known release had, as the last one with it read it, by its long name and each short name."""
+    """Every flag of any known release, in its last form, by its long name and each short name."""
     table: dict[str, Flag] = {}
-    for name, entry in _data("flags")["flags"].items():
+    for name, entry in _entries().items():
         short_names = tuple(entry.get("aliases", ()))
         flag = Flag(name, _dest(name, entry), entry["kinds"][-1][2], short_names)
         table |= dict.fromkeys((name, *short_names), flag)
@@ -153,73 +144,66 @@ def _dest(name: str, entry: dict[str, Any]) -> str:
 
 
 def flag_name(dest: str) -> str:
-    """`max_model_len` as it is typed: `--max-model-len`."""
+    """The command-line name of a Python name: `--max-model-len` for `max_model_len`."""
     return "--" + dest.lstrip("-").replace("_", "-")
 
 
 def dest_name(flag: str) -> str:
-    """`--max-model-len` as vLLM's Python name, where the release says no other: `max_model_len`."""
+    """The Python name that argparse derives from a flag: `max_model_len` for `--max-model-len`."""
     return flag.lstrip("-").replace("-", "_")
 
 
 def default(name: str, release: Release) -> Any:
-    """The default a release declares for `--flag`; None where code resolves it (see `vllm.resolve`)."""
-    return _value_at(_data("defaults")["defaults"].get(name, []), _index()[release.version])
+    """The declared default of a flag; None where vLLM's code computes it (see `vllm.resolve`)."""
+    return _value_at(read_data("defaults.json")["defaults"].get(name, []), release)
 
 
 def defaults_ever(name: str) -> tuple[Any, ...]:
-    """Every default that any known release declares for `--flag`."""
-    return tuple(value for _, _, value in _data("defaults")["defaults"].get(name, []))
+    """Every default of a flag in any known release."""
+    return tuple(value for _, _, value in read_data("defaults.json")["defaults"].get(name, []))
 
 
 def choices(name: str, release: Release) -> tuple[Any, ...] | None:
-    """The values a release allows for `--flag`; None where any is taken."""
-    allowed = _value_at(_data("choices")["choices"].get(name, []), _index()[release.version])
+    """The allowed values of a flag; None where every value is allowed."""
+    allowed = _value_at(read_data("choices.json")["choices"].get(name, []), release)
     return tuple(allowed) if allowed is not None else None
 
 
 def advice(name: str) -> FlagAdvice | None:
-    """What to use instead of a flag that is gone or never was."""
-    data = _data("flag_advice")
+    """The replacement of a flag that was removed or never existed."""
+    data = read_data("flag_advice.json")
     entry = data["replaced"].get(name, data["never_existed"].get(name))
     return FlagAdvice(**entry) if entry is not None else None
 
 
 def all_flag_names() -> tuple[str, ...]:
-    """Every flag that any known release had."""
-    return tuple(_data("flags")["flags"])
+    """Every flag of any known release."""
+    return tuple(_entries())
 
 
 def env_default(name: str, release: Release) -> Any:
-    """The default a release declares for an environment variable; None where it has none or does not know it."""
-    entry = _data("env")["env"].get(name)
-    return _value_at(entry["defaults"], _index()[release.version]) if entry else None
+    """The declared default of an environment variable; None where the release has none or does not read it."""
+    entry = read_data("env.json")["env"].get(name)
+    return _value_at(entry["defaults"], release) if entry else None
 
 
 def env_history(name: str) -> tuple[tuple[str, str], ...] | None:
-    """The ranges of releases that read an environment variable; None for one that none reads."""
-    entry = _data("env")["env"].get(name)
-    releases = known_releases()
-    return tuple((releases[first], releases[last]) for first, last in entry["in"]) if entry else None
-
-
-@cache
-def _plugin_env() -> frozenset[str]:
-    return frozenset(name for names in _data("plugin_env")["plugins"].values() for name in names)
+    """The ranges of releases that read an environment variable; None where none does."""
+    entry = read_data("env.json")["env"].get(name)
+    return _as_releases(entry["in"]) if entry else None
 
 
 def is_read_by_plugin(name: str) -> bool:
-    """Whether a plugin for other hardware reads a variable that vLLM itself gave up."""
-    return name in _plugin_env()
+    """Whether a hardware plugin reads an environment variable that vLLM itself no longer reads."""
+    return any(name in names for names in read_data("plugin_env.json")["plugins"].values())
 
 
 def companion_of(names: frozenset[str]) -> str:
-    """The program that stands in for vLLM's server and alone has one of some flags; empty where none has."""
-    programs = _data("companion_flags")["programs"]
+    """The program in front of vLLM that alone has one of these flags (a router, a proxy); empty where none has."""
+    programs = read_data("companion_flags.json")["programs"]
     return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 
 
 def env_names(release: Release) -> tuple[str, ...]:
     """Every environment variable that a release reads."""
-    i = _index()[release.version]
-    return tuple(name for name, entry in _data("env")["env"].items() if _in_spans(entry["in"], i))
+    return tuple(name for name, entry in read_data("env.json")["env"].items() if _in_spans(entry["in"], release))

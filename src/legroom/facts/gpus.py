@@ -1,21 +1,19 @@
-"""GPUs: the total CUDA really reports, bandwidth, compute capability. Data in `data/gpus.json`, a source each.
+"""GPUs: the total that CUDA reports, bandwidth, compute capability, price. Data in `data/gpus.json`, `prices.json`.
 
-`gpu("h100")` is forgiving about how a name is written and strict about what it means: a name that several
-cards share is read as the smallest of them and carries a `note`, and an unknown one is an error with
-the nearest names.
+`gpu("h100")` accepts every usual spelling. A name that several cards share means the smallest of them and carries a
+`note`; an unknown name is an error with the nearest names.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.records import dataclass
 from legroom.units import GIB, MIB, gib, parse_bytes
 
@@ -35,14 +33,14 @@ _COUNTED = re.compile(r"\s*([0-9]+)\s*[x×]\s+(.+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class CardMeasurements:
-    """What `legroom probe` measured on a user's own card, as far as a plan's release and ranks go with it."""
+    """What `legroom probe` measured on the user's card for the plan's release and number of ranks."""
 
     context_bytes: int | None = None
-    """Held by a process before it allocates anything."""
+    """The CUDA context of a process."""
     modules_bytes: int | None = None
-    """What vLLM takes beside torch's memory, by its own accounting, without the buffers of a model."""
+    """vLLM's non-torch memory, without the buffers of a model."""
     with_communication: bool = False
-    """The modules were measured with as many ranks as the plan has, so what connects the ranks is in them."""
+    """`modules_bytes` includes the NCCL buffers of as many ranks as the plan has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Gpu:
 
     name: str
     total_bytes: int
-    """What cudaMemGetInfo reports as total, not the figure on the box."""
+    """The total of cudaMemGetInfo, not the advertised size."""
     bandwidth_bytes_s: float = 0.0
     compute_capability: tuple[int, int] = (0, 0)
     """(0, 0): not known, as with an anonymous card. Vendors other than NVIDIA: the number of their architecture."""
@@ -59,9 +57,9 @@ class Gpu:
     unified: bool = False
     """CPU and GPU share one memory (GB10, Jetson, APUs)."""
     host_total_bytes: int = 0
-    """Of a unified card: all of the machine's memory, where the GPU sees only a part of it."""
+    """Unified memory: the machine's total, where the GPU sees a part of it."""
     screen: bool = False
-    """It has outputs for a screen, so a desktop may hold a part of it."""
+    """It has display outputs, so a desktop may use some of its memory."""
     bf16_flops: float = 0.0
     fp8_flops: float = 0.0
     source: str = ""
@@ -69,15 +67,15 @@ class Gpu:
     """logged | nvidia-smi (less the usual reserve) | derived | given (by the user)."""
     total_low_bytes: int = 0
     total_high_bytes: int = 0
-    """The band of totals seen: drivers differ in what they reserve."""
+    """The range of totals in logs: drivers reserve different amounts."""
     interconnect: str = ""
     """nvlink | pcie | xgmi | xelink | none"""
     link_bytes_s: float = 0.0
-    """What a card sends to the others of its node, in one direction; 0: not known, or not the same between all."""
+    """Bandwidth to the other cards of its node in one direction; 0: unknown, or not the same for all pairs."""
     note: str = ""
-    """What the reader should know of how this name was read, if anything."""
+    """How an ambiguous name was read."""
     larger: str = ""
-    """The larger card that the name could have meant too."""
+    """The larger card that an ambiguous name may mean."""
     measured: CardMeasurements | None = None
 
     def __post_init__(self) -> None:
@@ -87,7 +85,7 @@ class Gpu:
             object.__setattr__(self, "total_high_bytes", self.total_bytes)
 
     def as_json(self, spellings: Sequence[str]) -> dict[str, Any]:
-        """As `legroom gpus --json` lists it; `spellings` are other names that mean it."""
+        """The entry of `legroom gpus --json`; `spellings` are other names of the card."""
         known = any(self.compute_capability)
         return {
             "name": self.name,
@@ -103,8 +101,8 @@ class Gpu:
 
 @lru_cache(maxsize=64)
 def gpu(name: str) -> Gpu:
-    """The GPU that `name` means: any usual spelling, or a size such as `24GiB`; a size that only one card is known to
-    report means that card. One object for a name: the memory rules keep their figures by it."""
+    """The GPU of a name in any usual spelling, or of a size such as `24GiB`; a size that only one known card reports
+    means that card. Equal names return one object, by which figures are cached."""
     if card := _as_written(name):
         return card  # before sizes: 2080ti is a card, not 2080 TiB
     if _SIZE.fullmatch(name):
@@ -130,7 +128,7 @@ def with_total(card: Gpu, total_bytes: int) -> Gpu:
         total_low_bytes=total_bytes,
         total_high_bytes=total_bytes,
         total_source="given",
-        note="",  # it told how the size was read, and now the size is known
+        note="",  # it explained the assumed size
         larger="",
     )
 
@@ -141,12 +139,12 @@ def all_gpus() -> tuple[Gpu, ...]:
 
 
 def gpu_names() -> dict[str, tuple[str, ...]]:
-    """Each GPU's short names, as they are typed after `--gpu`."""
+    """The short names of each GPU that `--gpu` accepts."""
     return {entry["name"]: tuple(alias.replace(" ", "-") for alias in entry["aliases"]) for entry in _data()["gpus"]}
 
 
 def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
-    """The names in the facts that look most like `name`."""
+    """The known names with the closest spelling."""
     import difflib  # only on the way to an error message
 
     wanted, index = _key(name), _index()
@@ -161,7 +159,7 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 
 
 def _as_written(name: str) -> Gpu | None:
-    """A name just as the facts spell it, found without squeezing every other name first."""
+    """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
     meant, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in _data()["gpus"]:
@@ -208,7 +206,7 @@ def _anonymous(text: str) -> Gpu:
 
 
 def _known_by_total(total_bytes: int) -> Gpu | None:
-    """The card whose logs show this total to the hundredth of a GiB, if no other card's do."""
+    """The only card whose logs show this total to the hundredth of a GiB."""
     name = _data()["logged_totals"].get(f"{total_bytes / GIB:.2f}")
     return _as_written(name) if name else None
 
@@ -218,16 +216,13 @@ def _check_size(total_bytes: int, text: str) -> None:
         raise LegroomError(f"a GPU of {text} is not plausible", "give one GPU's memory, like 24GiB")
 
 
-@lru_cache(maxsize=1)
-def _data() -> Mapping[str, Any]:
-    text = Path(__file__).with_name("data").joinpath("gpus.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
-    return data
+def _data() -> Any:
+    return read_data("gpus.json")
 
 
 @lru_cache(maxsize=1)
 def _index() -> dict[str, tuple[Mapping[str, Any], str, str]]:
-    """Squeezed name -> the card's entry, and the note and the larger card of an ambiguous name."""
+    """Normalized name -> the card's entry, and the note and the larger card of an ambiguous name."""
     index: dict[str, tuple[Mapping[str, Any], str, str]] = {}
     by_name = {entry["name"]: entry for entry in _data()["gpus"]}
     for entry in by_name.values():
@@ -260,3 +255,20 @@ def _read(entry: Mapping[str, Any], note: str = "", larger: str = "") -> Gpu:
         note=note or entry.get("note", ""),
         larger=larger,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPrice:
+    """The list price of one card."""
+
+    gpu: str
+    usd_per_hour: float
+    date: str
+    """The date of the price, as 2026-08-22; empty for a user's price without one."""
+    source: str
+
+
+@cache
+def list_prices() -> dict[str, GpuPrice]:
+    """List prices by GPU name."""
+    return {entry["gpu"]: GpuPrice(**entry) for entry in read_data("prices.json")["prices"]}

@@ -1,7 +1,4 @@
-"""Memory failures that are vLLM's own bugs: in which releases, with which settings, and what fixed them.
-
-Data in `data/known_bugs.json`.
-"""
+"""Memory bugs of vLLM: affected releases and settings, fix and workaround. Data in `data/known_bugs.json`."""
 
 from __future__ import annotations
 
@@ -9,52 +6,52 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.facts.releases import Release
 from legroom.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBug:
-    """One bug. `settings`, `model` and `platform` must all hold for it to happen."""
+    """One bug. It occurs where `settings`, `model` and `platform` all match."""
 
     id: str
     title: str
     first: str
-    """The first release that has it."""
+    """The first affected release."""
     last: str | None
-    """The last one; None: every one since."""
+    """The last affected release; None: all since `first`."""
     fixed_in: str | None
     settings: Mapping[str, str]
     """By vLLM's Python names: on | not on | not off | set | above 1 | above 2, or words that `others` must hold."""
     model: tuple[str, ...]
-    """Traits of the model and of how it is run: mla, experts, multimodal, encoder-decoder, several kv groups, no state
+    """Traits of the model and the engine: mla, experts, multimodal, encoder-decoder, several kv groups, no state
     layers, runner V2, V1 engine."""
     platform: str | None
     memory: str
-    """gpu | host: which memory it costs."""
+    """The affected memory: gpu | host."""
     causes: tuple[str, ...]
-    """The labels under which it shows in a diagnosis."""
+    """The diagnosis labels."""
     evidence: tuple[str, ...]
-    """Messages that must be in the log, where it is told by one."""
+    """Ids of messages that the log must hold; empty: none."""
     effect: str
     flags: Mapping[str, Any]
     env: Mapping[str, str]
     steps: tuple[str, ...]
     source: str
     start: Mapping[str, str] | None = None
-    """What must hold besides for it to keep a server from starting whose figures fit: settings as above, and the
-    `interconnect` of the cards. None: no start is known to have ended by it."""
+    """Further settings, and the `interconnect` of the cards, with which it stops a start-up that has enough memory;
+    None: it stops no start-up."""
 
     def is_in(self, release: Release) -> bool:
         return release.at_least(self.first) and (self.last is None or not release.after(self.last))
 
     def happens_with(self, args: Any) -> bool:
-        """Whether these flags set it off."""
+        """Whether the bug occurs with these ServeArgs."""
         return all(_holds(getattr(args, name, None), wanted) for name, wanted in self.settings.items())
 
     def may_end_start(self, args: Any, interconnect: str) -> bool:
-        """Whether a start with these flags may end by it although the memory is there."""
+        """Whether the bug may stop a start-up that has enough memory."""
         if self.start is None or self._is_worked_around(args):
             return False
         wanted = dict(self.start)
@@ -62,7 +59,7 @@ class KnownBug:
         return wire == interconnect and all(_holds(getattr(args, name, None), word) for name, word in wanted.items())
 
     def _is_worked_around(self, args: Any) -> bool:
-        """Whether the flags of the workaround are given already, or a smaller share of the card."""
+        """Whether the workaround's flags are given, or a smaller gpu_memory_utilization."""
         given = {name: getattr(args, name, None) for name in self.flags}
         share = given.get("gpu_memory_utilization")
         if share is not None and share <= self.flags["gpu_memory_utilization"]:
@@ -72,7 +69,7 @@ class KnownBug:
 
     @property
     def threads(self) -> str:
-        """Where it is told: the first of vLLM's threads."""
+        """The first GitHub thread about it."""
         return self.source.partition(" ")[2].partition(",")[0].partition(" (")[0]
 
     @property
@@ -86,12 +83,12 @@ class KnownBug:
 
 @cache
 def known_bugs() -> tuple[KnownBug, ...]:
-    """In the order of the data file."""
+    """Every known bug."""
     return tuple(_bug(row) for row in read_data("known_bugs.json")["bugs"])
 
 
 def bugs_with(release: Release, args: Any, platform: str | None) -> tuple[KnownBug, ...]:
-    """The bugs of a release that these flags set off on this kind of card; the model is not looked at."""
+    """The bugs of a release with these ServeArgs on this platform, for any model."""
     return tuple(
         bug
         for bug in known_bugs()
@@ -120,21 +117,16 @@ def _holds(value: Any, wanted: str) -> bool:
 def _bug(row: Mapping[str, Any]) -> KnownBug:
     workaround = row["workaround"]
     return KnownBug(
-        row["id"],
-        row["title"],
-        row["from"],
-        row["to"],
-        row["fixed_in"],
-        row.get("settings", {}),
-        tuple(row.get("model", ())),
-        row.get("platform"),
-        row["memory"],
-        tuple(row["causes"]),
-        tuple(row["evidence"]),
-        row["effect"],
-        workaround.get("flags", {}),
-        workaround.get("env", {}),
-        tuple(workaround.get("steps", ())),
-        row["source"],
-        row.get("start"),
+        **{name: row[name] for name in ("id", "title", "fixed_in", "memory", "effect", "source")},
+        first=row["from"],
+        last=row["to"],
+        settings=row.get("settings", {}),
+        model=tuple(row.get("model", ())),
+        platform=row.get("platform"),
+        causes=tuple(row["causes"]),
+        evidence=tuple(row["evidence"]),
+        flags=workaround.get("flags", {}),
+        env=workaround.get("env", {}),
+        steps=tuple(workaround.get("steps", ())),
+        start=row.get("start"),
     )

@@ -1,6 +1,6 @@
-"""What a log can say about memory, or in words that sound like it: messages of vLLM, torch, CUDA, NCCL and the host.
+"""Messages that vLLM, torch, CUDA, NCCL and the host write about memory or about failures that resemble it.
 
-Data in `data/evidence.json`. Patterns are RE2, which matches in linear time whatever the line holds.
+Data in `data/evidence.json` and `data/startup_lines.json`. Patterns are RE2, which matches in linear time.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.records import dataclass
 from legroom.units import GIB
 
@@ -35,7 +35,7 @@ _UNITS = {
 
 
 def typed(groups: Mapping[str, str]) -> dict[str, Value]:
-    """Numbers with their units, by the ending of each group's name; one that does not read is left out."""
+    """Matched groups as numbers, by the unit suffix of each group's name; unreadable ones are left out."""
     values: dict[str, Value] = {}
     for name, text in groups.items():
         stem, _, unit = name.rpartition("_")
@@ -71,18 +71,18 @@ LineKind = Literal["settings", "gpu", "memory", "capacity", "ready", "failure"]
 
 @dataclass(frozen=True, slots=True)
 class StartupLine:
-    """One line worth reading. A group's ending tells its unit: `_gib`, `_bytes`, `_count`, `_ratio`; else text."""
+    """One known start-up line. The suffix of a group is its unit: `_gib`, `_bytes`, `_count`, `_ratio`; else text."""
 
     id: str
     mark: str
-    """Plain text that every matching line holds."""
+    """A substring of every matching line."""
     kind: LineKind
     pattern: re.Pattern[str]
 
 
 @cache
 def startup_lines() -> tuple[StartupLine, ...]:
-    """Every known start-up line, in the order they are tried."""
+    """Every known start-up line, in matching order."""
     return tuple(
         StartupLine(line["id"], line["mark"], line["kind"], re.compile(line["pattern"]))
         for line in read_data("startup_lines.json")["lines"]
@@ -107,20 +107,20 @@ Role = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MessagePattern:
-    """One thing a line can say. A group's ending tells its unit: `_gib`, `_size`, `_count`, `_ratio`; else text."""
+    """One known message. The suffix of a group is its unit: `_gib`, `_size`, `_count`, `_ratio`; else text."""
 
     id: str
     role: Role
     marks: tuple[str, ...]
-    """Plain texts, one of which every matching line holds."""
+    """Substrings, one of which every matching line holds."""
     pattern: str | None
-    """RE2; None: holding a mark is enough."""
+    """RE2; None: a mark alone is a match."""
     phase: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class OomParts:
-    """How the numbers of torch's out-of-memory text are written, old and new wordings."""
+    """Patterns of the numbers in torch's out-of-memory message, old and new wordings."""
 
     numbers: tuple[str, ...]
     process: str
@@ -139,16 +139,20 @@ def message_patterns() -> tuple[MessagePattern, ...]:
 
 @cache
 def message_openings() -> tuple[str, ...]:
-    """How the errors that decide a diagnosis begin, `#` for every number."""
+    """The first words of the errors that decide a diagnosis, with `#` for every number."""
     return tuple(_data()["openings"])
 
 
 @cache
 def oom_parts() -> OomParts:
-    """The patterns of torch's out-of-memory numbers."""
     return OomParts(tuple(_data()["oom_parts"]), _data()["oom_process"])
 
 
-@cache
-def _data() -> dict:  # type: ignore[type-arg]
-    return read_data("evidence.json")  # type: ignore[no-any-return]
+def _data() -> Any:
+    return read_data("evidence.json")
+
+
+def trainer_setting(line: str) -> str | None:
+    """Where the training framework of a traceback line sets vLLM's share of the card (`data/trainers.json`)."""
+    text = line.lower()
+    return next((row["setting"] for row in read_data("trainers.json")["trainers"] if row["mark"] in text), None)

@@ -11,7 +11,7 @@ import re
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.facts.releases import Release, known_releases
 from legroom.records import dataclass
 

@@ -1,15 +1,14 @@
-"""Which GPU the labels of a Kubernetes node name. Data in `data/node_labels.json`, a source each."""
+"""The GPU that the labels of a Kubernetes node name. Data in `data/node_labels.json`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts import read_data
 from legroom.facts.gpus import gpu
 
 _MIG_RESOURCE = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.me)?")
@@ -32,14 +31,14 @@ def gpu_of_labels(labels: Mapping[str, str]) -> str:
 
 
 def gpu_of_resource(resource: str) -> str:
-    """The slice of a card that a resource such as `nvidia.com/mig-3g.40gb` is; empty for a whole card. Where two cards
-    have slices of that name, the one with less memory is meant."""
+    """The MIG slice of a resource such as `nvidia.com/mig-3g.40gb`; empty for a whole card. Of two cards with a slice
+    of that name, the smaller one is returned."""
     profile = _MIG_RESOURCE.fullmatch(resource)
     return _data()["mig_resource_cards"].get(profile[1], "") if profile else ""
 
 
 def gpu_of_profile(profile: str) -> str:
-    """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty where its name says none."""
+    """The card of a resource profile such as KubeAI's `nvidia-gpu-l4`; empty for an unknown profile."""
     for row in _data()["profile_prefixes"]:
         if profile.startswith(row["prefix"]):
             return _product(profile.removeprefix(row["prefix"]), "")
@@ -47,7 +46,7 @@ def gpu_of_profile(profile: str) -> str:
 
 
 def naming_labels() -> tuple[str, ...]:
-    """Every label that can name a GPU, the most exact first."""
+    """Every label that can name a GPU, the most specific first."""
     data = _data()
     kinds = ("product", "instance_type", "memory_mib", "mig_profile")
     return tuple(row["label"] for kind in kinds for row in data[kind])
@@ -82,8 +81,5 @@ def _is_known(name: str) -> bool:
     return True
 
 
-@cache
-def _data() -> Mapping[str, Any]:
-    text = Path(__file__).with_name("data").joinpath("node_labels.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
-    return data
+def _data() -> Any:
+    return read_data("node_labels.json")

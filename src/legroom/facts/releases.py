@@ -1,14 +1,12 @@
-"""vLLM releases in order, and what a version that people write means among them. Data in `data/releases.json`."""
+"""vLLM releases in order, and the release that a version string means. Data in `data/releases.json`."""
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache, lru_cache
-from pathlib import Path
 
 from legroom.errors import LegroomError
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 from legroom.records import dataclass
 
 
@@ -19,12 +17,12 @@ def _since() -> dict[str, str]:
 
 
 def first_release(architecture: str) -> str | None:
-    """The release that first lists it; None: it was always there, or is newer than the facts, or unknown."""
+    """The release that first lists an architecture; None where the first known release has it or none does."""
     return _since().get(architecture)
 
 
 def newest_on(day: str) -> str | None:
-    """The newest release on a day (`2025-09-30`); None before the first and after the last that has a date."""
+    """The newest release on a day (`2025-09-30`); None outside the range of dated releases."""
     dates = read_data("release_dates.json")["dates"]
     if day > max(dates.values()):
         return None
@@ -39,7 +37,7 @@ _VERSION = re.compile(
     r"(?:\+(?P<local>[a-z0-9][a-z0-9._-]*))?"
 )
 _NEWEST_NAMES = re.compile(r"(?:latest|nightly|main|stable)(?:[-_ ][0-9a-z._ -]{0,60})?")
-"""Names without a number: an image's `latest`, a nightly wheel, with or without its commit."""
+"""Tags without a version number: an image's `latest`, a nightly wheel with or without its commit."""
 
 _Key = tuple[tuple[int, ...], int, int, int]
 
@@ -50,7 +48,7 @@ def _read(version: str) -> re.Match[str] | None:
 
 @lru_cache(maxsize=512)
 def _key(version: str) -> _Key:
-    """A key that sorts as Python packaging does: dev < rc < final < post."""
+    """A sort key in the order of Python packaging: dev < rc < final < post."""
     parsed = _read(version)
     if parsed is None:
         raise LegroomError(f"vLLM release {version!r} is not a version number", _hint())
@@ -64,29 +62,31 @@ def _key(version: str) -> _Key:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One vLLM release that legroom has facts of, and what was asked for."""
+    """A known vLLM release, and the version string that it was chosen for."""
 
     version: str
     """The release whose facts apply, one of `known_releases()`."""
     asked: str
-    """What the user wrote."""
+    """The version string as written."""
     note: str = ""
-    """A sentence, where the facts of another release than the one asked for apply."""
+    """A sentence for the user where `version` is not the release that was written."""
+
+    @property
+    def index(self) -> int:
+        """The position among `known_releases()`, which the data files use for ranges."""
+        return _indexes()[self.version]
 
     def at_least(self, version: str) -> bool:
-        """Whether this release is `version` or a later one."""
         return _key(self.version) >= _key(version)
 
     def before(self, version: str) -> bool:
-        """Whether this release comes before `version`."""
         return _key(self.version) < _key(version)
 
     def after(self, version: str) -> bool:
-        """Whether this release comes after `version`."""
         return _key(self.version) > _key(version)
 
     def within(self, first: str, last: str) -> bool:
-        """Whether this release lies in a range, both ends included."""
+        """Whether first <= release <= last."""
         return _key(first) <= _key(self.version) <= _key(last)
 
     def __str__(self) -> str:
@@ -95,28 +95,32 @@ class Release:
 
 @cache
 def known_releases() -> tuple[str, ...]:
-    """Every release legroom has facts of, the oldest first."""
-    text = Path(__file__).with_name("data").joinpath("releases.json").read_text("utf-8")
-    return tuple(json.loads(text)["releases"])
+    """Every release with facts, the oldest first."""
+    return tuple(read_data("releases.json")["releases"])
+
+
+@cache
+def _indexes() -> dict[str, int]:
+    return {name: index for index, name in enumerate(known_releases())}
 
 
 def latest() -> Release:
-    """The newest release legroom has facts of."""
+    """The newest known release."""
     newest = known_releases()[-1]
     return Release(newest, newest)
 
 
 def earlier_release(release: Release) -> str | None:
-    """The last release of the minor version before, such as 0.12.0 for 0.13.1; None where there is none."""
+    """The last release of the previous minor version (0.12.0 for 0.13.1); None where there is none."""
     minor = _key(release.version)[0][:2]
     older = [name for name in known_releases() if _key(name)[0][:2] < minor]
     return older[-1] if older else None
 
 
 def successor(known: Release) -> Release | None:
-    """The release after this one, where a build that lies between two known releases may already do what it does."""
+    """The next release, for a version string between two known releases; None for an exactly known release."""
     releases = known_releases()
-    after = releases.index(known.version) + 1
+    after = known.index + 1
     return Release(releases[after], known.asked) if known.note and after < len(releases) else None
 
 
@@ -127,9 +131,9 @@ def _hint() -> str:
 
 @lru_cache(maxsize=512)
 def release(version: str) -> Release:
-    """The release that `version` names; one that legroom has no facts of becomes the nearest below it, with a note.
+    """The release that `version` names; an unknown one becomes the nearest known release below it, with a note.
 
-    Takes what people have: `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`.
+    Accepts `0.10.2`, `v0.10.2`, `0.19`, `0.6.3.post1`, `0.10.2+cu128`, `0.11.1rc2`, `nightly`.
     """
     asked = version.strip()
     known = known_releases()
@@ -165,9 +169,9 @@ _LEADING_NUMBERS = re.compile(r"v?(?P<numbers>\d{1,4}(?:\.\d{1,4}){1,2})")
 
 @lru_cache(maxsize=512)
 def logged_release(version: str) -> Release:
-    """The release that a log names. Foreign text is never refused: a build without a number of its own (`dev`, `None`,
-    `0.0.0+unknown`, `0.1.dev7008+g...` of a clone without tags) counts as the newest, one older than the facts as the
-    oldest, and a name that was cut short as far as it reads, each with a note."""
+    """The release that a log line names; never raises. A build without a release number (`dev`, `None`,
+    `0.0.0+unknown`, `0.1.dev7008+g...` of a clone without tags) counts as the newest release, one older than all known
+    releases as the oldest, and a truncated version by its readable part, each with a note."""
     asked = version.strip()[:60]
     leading = _LEADING_NUMBERS.match(asked.lower())
     known = known_releases()

@@ -9,10 +9,10 @@ from typing import Any
 
 from legroom.black_box import AllocatorSegment, AllocatorState, SegmentBlock
 from legroom.errors import LegroomError
-from legroom.fragments.plain_pickle import MOST_MADE_BYTES, NotPlainData, read_plain_pickle
-from legroom.fragments.reading import AllocatorReading, CallSite
-from legroom.memory.allocator.replay import AllocatorEvent, AllocatorHistory, RefusedRequest
-from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.fragments.fragment_sources import AllocatorReading, CallSite
+from legroom.fragments.plain_pickle import MAX_MADE_BYTES, NotPlainData, read_plain_pickle
+from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, RefusedRequest
+from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
 
 MOST_ENTRIES = 4_000_000
@@ -24,9 +24,9 @@ _GAINED = {"segment_alloc", "segment_map"}
 _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
-def read_snapshot(content: bytes, most_made_bytes: int = MOST_MADE_BYTES) -> tuple[AllocatorReading, ...]:
+def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     """One reading a device that holds anything; the fullest first."""
-    document = read_plain_pickle(content, most_made_bytes)
+    document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
     if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
@@ -197,11 +197,11 @@ def _history(
         elif action in _GIVEN_BACK:
             change -= size
             if _was_emptied(raw, index, settings):
-                events.append(AllocatorEvent("give_back"))
+                events.append(AllocatorEvent("empty_cache"))
         elif action == "oom":
             free = entry.get("device_free")
             refused = (size, free if isinstance(free, int) else None, change)
-            events.append(AllocatorEvent("refused", 0, size, stream))
+            events.append(AllocatorEvent("oom", 0, size, stream))
     for block in live:
         if block.address not in allocated:
             first[block.address] = (block.address, block.requested, block.stream)

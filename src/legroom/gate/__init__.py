@@ -1,1 +1,1 @@
-"""The gate: Kubernetes asks before it takes a manifest, and is told whether its vLLM can start."""
+"""A validating admission webhook for Kubernetes that refuses manifests whose vLLM cannot start."""

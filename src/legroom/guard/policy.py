@@ -7,8 +7,6 @@ in a file names its line and its key, and a file that was broken leaves the old 
 from __future__ import annotations
 
 import json
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
+from legroom.toml_tables import KeyLines, parse_toml
 from legroom.units import MIB, parse_bytes
 
 Choice = tuple[str, ...]
@@ -162,7 +161,6 @@ def _toml(value: Any) -> str:
     return str(value)
 
 
-_HUGE_NUMBER = re.compile(r"[0-9_]{4000}")
 _TOO_LARGE_BYTES = 1 << 20
 
 
@@ -183,15 +181,7 @@ def read_policy(path: Path) -> Policy:
 
 
 def parse_policy(text: str, name: str = "policy") -> Policy:
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOML's own, or Python's for a number of thousands of digits
-        place = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        huge = None if place else _HUGE_NUMBER.search(text)
-        line = int(place[1]) if place else text.count("\n", 0, huge.start() if huge else None) + 1
-        why = re.sub(r" \(at .*\)$", "", str(error))
-        key = _key_on(text, line)
-        raise LegroomError(f"{name}, line {line}{key}: {why}", "see legroom guard --print-policy") from error
+    document = parse_toml(text, name, "see legroom guard --print-policy")
     return _policy(document, text, name)
 
 
@@ -262,33 +252,7 @@ def _complain(text: str, name: str, section: str, key: str | None, message: str,
 
     near = difflib.get_close_matches(key or section, list(known), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}" if known else ""
-    raise LegroomError(f"{name}, line {_line_of(text, section, key)}: {message}", hint)
-
-
-def _line_of(text: str, section: str, key: str | None) -> int:
-    """Where a key stands; tomllib does not tell."""
-    wanted = re.escape(section)
-    header = re.compile(rf"""\s*\[+\s*["']?{wanted}["']?\s*[\].]""")
-    dotted = re.compile(rf"""\s*["']?{wanted}["']?\s*[.=]""")
-    assigned = re.compile(rf"""\s*["']?{re.escape(key)}["']?\s*[=.]""") if key is not None else None
-    inside, first = False, 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.lstrip().startswith("["):
-            inside = bool(header.match(line))
-            first = first or (number if inside else 0)
-        elif inside and assigned and assigned.match(line):
-            return number
-        elif dotted.match(line) and not inside:
-            first = first or number
-            if key is not None and re.search(rf"\b{re.escape(key)}\b", line):
-                return number
-    return first or 1
-
-
-def _key_on(text: str, line: int) -> str:
-    lines = text.splitlines()
-    assignment = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", lines[line - 1]) if 0 < line <= len(lines) else None
-    return f", key {assignment[1]!r}" if assignment else ""
+    raise LegroomError(f"{name}, line {KeyLines(text).line_of((section, key) if key else (section,))}: {message}", hint)
 
 
 class PolicyFile:

@@ -1,57 +1,52 @@
-"""PromQL and names of series, each with its place: what rules about metrics look at."""
+"""PromQL and series names in rule files, dashboards, manifests and programs, each with its place."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from legroom.deployments.read import rule_groups
-from legroom.deployments.text import Place, Shifted, Text
+from legroom.deployments.file_reader import rule_groups
+from legroom.deployments.source_text import Place, ShiftedLocator, Text
 from legroom.deployments.yaml_nodes import Node
+from legroom.errors import LegroomError
 
-Owner = Literal["alert", "scaler", "record", "panel", "variable", "text", "family", "sample", "prose"]
-"""`scaler`: an autoscaler's query with its threshold, as a comparison; `text`: a string that may be a name; `family`:
-one that may be a family's name; `sample`: a line of /metrics; `prose`: a name that a sentence or a table quotes."""
-NAMES_ONLY: tuple[Owner, ...] = ("text", "family", "sample", "prose")
+Owner = Literal["alert", "scaler", "record", "panel", "variable", "text", "family"]
+"""`scaler`: an autoscaler's query with its threshold as a comparison; `text`: a string in a program that may be a
+series name; `family`: one that may be a family's name."""
+NAMES_ONLY: tuple[Owner, ...] = ("text", "family")
 """Owners of names rather than of PromQL."""
 COMPARED: tuple[Owner, ...] = ("alert", "scaler")
-"""Owners of PromQL that something happens by."""
+"""Owners of PromQL that fires an alert or scales."""
 _QUERY_KEYS = ("expr", "query", "metricsQuery", "seriesQuery", "promql", "expression")
 _SCALED_BY = re.compile(r"(?:^|[|/])vllm:[a-z0-9_]+(?:$|[|/])")
-"""A series under its own name that an autoscaler asks for, also as Google's adapter writes it."""
+"""A series name in an autoscaler, also as Google's adapter writes it."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _NAME = re.compile(r"""(['"])(vllm[:_][a-z][a-z0-9_:]*)\1""")
-_SPAN = re.compile(r"(?<!`)`(vllm:[a-z][a-z0-9_]*)`(?!`)")
-_READS_METRICS = re.compile(r"/metrics|prometheus|metrics", re.IGNORECASE)
 _FAMILIES = re.compile(
     r"\.get_metrics\(|vllm\.v1\.metrics\.reader|text_string_to_metric_families|text_fd_to_metric_families"
 )
-"""What gives families rather than series: a counter has no `_total` there, a histogram no `_bucket`."""
-_DECLARED = re.compile(
-    r"""\b(?:Counter|Gauge|Histogram|Summary|Info)(?:MetricFamily)?\(\s*(?:name\s*=\s*)?['"](vllm[:_][a-z0-9_:]+)"""
-)
-_ENDINGS = ("", "_total", "_bucket", "_sum", "_count", "_info")
-_SAMPLE = re.compile(r"^(vllm[:_][a-z][a-z0-9_:]*)(?:\{[^}\n]*\})?[ \t]+[-+0-9.eEINaf]+[ \t]*$", re.MULTILINE)
+"""APIs that return metric families, in which a counter has no `_total` and a histogram no `_bucket`."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """PromQL, or names of series in a text."""
+    """A PromQL expression, or a series name in a program."""
 
     text: str
     locate: Callable[[int], Place]
-    """From an offset in the text to its place in the file."""
+    """Converts an offset in the text to its place in the file."""
     owner: Owner = "panel"
     name: str = ""
     """The alert's or the recorded series' name."""
     beside: frozenset[str] = frozenset()
-    """Names that the same text asks for too."""
+    """All series names of the same program."""
 
 
-def queries(document: Node) -> Iterator[Expression]:
-    """PromQL that scales or watches a server."""
+def manifest_queries(document: Node) -> Iterator[Expression]:
+    """PromQL and series names of autoscalers and monitors."""
     for node in document.walk():
         for key in _QUERY_KEYS:
             value = node.get(key)
@@ -66,23 +61,15 @@ def queries(document: Node) -> Iterator[Expression]:
                 yield Expression(value.scalar, ScalarLocator(value), "panel")
 
 
-def samples(source: Text) -> Iterator[Expression]:
-    """Lines of /metrics in a document, and names in the code spans of its sentences."""
-    for name in _SPAN.finditer(source.text):
-        yield Expression(name[1], Shifted(source, name.start(1)), "prose")
-    for line in _SAMPLE.finditer(source.text):
-        yield Expression(line[1], Shifted(source, line.start(1)), "sample")
-
-
 class ScalarLocator:
-    """From an offset in a scalar's value to the file: quotes, folding and indentation lie between the two."""
+    """Converts an offset in a YAML scalar's value to its place in the file, across quotes, folding and indentation."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._raw = node.source.text[node.offset : node.end]
 
     def __call__(self, offset: int) -> Place:
-        """The place of the same word, counted by how often it stands before."""
+        """The place of the same occurrence of the word at `offset`."""
         value = self._node.scalar or ""
         end = offset
         while end < len(value) and not value[end].isspace():
@@ -96,16 +83,11 @@ class ScalarLocator:
         return self._node.source.place(self._node.offset + max(start, 0))
 
 
-def read_series(source: Text) -> tuple[list[Expression], dict[str, str]]:
-    """String literals that are series names in code that is about metrics, and the series that it shows itself."""
-    series = list(_series(source)) if _READS_METRICS.search(source.text) else []
-    # What a program shows itself is there, whoever asks for it.
-    own = {declared[1].removesuffix("_total") for declared in _DECLARED.finditer(source.text)}
-    return series, {name + ending: "" for name in own for ending in _ENDINGS}
-
-
-def _series(source: Text) -> Iterator[Expression]:
-    # A program that knows both spellings keeps the series under a name of its own.
+def program_series(source: Text) -> Iterator[Expression]:
+    """String literals of a program about metrics that look like series names."""
+    if not re.search("prometheus|metrics", source.text, re.IGNORECASE):
+        return
+    # A program with both spellings uses the one with an underscore as a key of its own.
     names = [
         name
         for name in _NAME.finditer(source.text)
@@ -114,11 +96,11 @@ def _series(source: Text) -> Iterator[Expression]:
     beside = frozenset(name[2] for name in names)
     owner = "family" if _FAMILIES.search(source.text) else "text"
     for name in names:
-        yield Expression(name[2], Shifted(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
+        yield Expression(name[2], ShiftedLocator(source, name.start(2)), owner, beside=beside)  # type: ignore[arg-type]
 
 
-def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
-    """Every rule's expression, and the series that the file records."""
+def rule_expressions(document: Node) -> tuple[list[Expression], dict[str, str]]:
+    """The expressions of a rule file, and the series that it records with their expressions."""
     expressions: list[Expression] = []
     records: dict[str, str] = {}
     for group in rule_groups(document):
@@ -138,7 +120,7 @@ def read_rules(document: Node) -> tuple[list[Expression], dict[str, str]]:
 _DECLARED = re.compile(
     r"\b(?P<type>Counter|Gauge|Histogram|Summary)\(\s*(?:name\s*=\s*)?[\"'](?P<name>vllm[:_]\w+)[\"']"
 )
-_SHOWN_AS = {
+_SUFFIXES = {
     "Counter": ("_total",),
     "Gauge": ("",),
     "Histogram": ("_bucket", "_sum", "_count"),
@@ -147,9 +129,114 @@ _SHOWN_AS = {
 
 
 def declared_series(text: str) -> frozenset[str]:
-    """The series under vLLM's prefix that a Python program shows itself: an exporter's or a server's around vLLM."""
+    """The series with vLLM's prefix that a Python program exposes itself, such as an exporter."""
     return frozenset(
         name["name"].removesuffix("_total") + ending
         for name in _DECLARED.finditer(text)
-        for ending in _SHOWN_AS[name["type"]]
+        for ending in _SUFFIXES[name["type"]]
     )
+
+
+_JSON_QUERY = re.compile(r'"(expr|query|definition|rawSql|prometheusQuery)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_PANEL_KEYS = ("expr", "query", "definition", "rawSql")
+_LIST_VARIABLES = ("custom", "textbox", "text", "constant", "interval", "datasource")
+"""Types of dashboard variables whose query is a list of values."""
+_OTHER_DATASOURCE = re.compile(
+    r"loki|tempo|jaeger|zipkin|elastic|opensearch|influx|postgres|mysql|mssql|clickhouse|cloudwatch|graphite|pyroscope",
+    re.IGNORECASE,
+)
+_OTHER_PRODUCTS = (
+    ({"widgets", "layout_type"}, "Datadog"),
+    ({"widgets"}, "CloudWatch or Datadog"),
+    ({"panelsJSON"}, "Kibana"),
+    ({"attributes", "references"}, "Kibana"),
+    ({"dashboardMetadata", "tiles"}, "Dynatrace"),
+    ({"mosaicLayout"}, "Google Cloud Monitoring"),
+    ({"gridLayout"}, "Google Cloud Monitoring"),
+    ({"pages", "permissions"}, "New Relic"),
+    ({"visualizations", "dataSources"}, "Splunk"),
+)
+"""Keys that only another product's dashboards have."""
+
+
+def dashboard_expressions(source: Text) -> list[Expression] | None:
+    """The expressions of panels, variables and annotations of a Grafana dashboard; None for other JSON."""
+    document = json.loads(source.text)
+    if _dashboard(document) is not None:
+        other = set(_not_promql(document))
+        return [expression for expression in _json_queries(source) if expression.text not in other]
+    if '"prometheusQuery"' in source.text:
+        return list(_json_queries(source))  # Google Cloud Monitoring uses PromQL, too
+    if product := _other_product(document):
+        raise LegroomError(
+            f"is a dashboard of another product ({product}), not one of Grafana", "lint reads Grafana's JSON"
+        )
+    return None
+
+
+def _dashboard(document: Any) -> dict[str, Any] | None:
+    """The dashboard of an export or of an answer of Grafana's API."""
+    for candidate in (document, document.get("dashboard") if isinstance(document, dict) else None):
+        if isinstance(candidate, dict) and isinstance(candidate.get("panels", candidate.get("rows")), list):
+            return candidate
+    spec = document.get("spec") if isinstance(document, dict) else None
+    if isinstance(spec, dict) and isinstance(spec.get("elements"), dict):
+        return spec
+    return None
+
+
+def _not_promql(document: Any) -> Iterator[str]:
+    """Queries of other data sources, and the values of list variables."""
+    pending: list[tuple[Any, bool]] = [(document, False)]
+    while pending:
+        value, other = pending.pop()
+        if isinstance(value, list):
+            pending += [(inner, other) for inner in value]
+        if not isinstance(value, dict):
+            continue
+        source = value.get("datasource", value.get("group"))
+        named = source.get("type", "") if isinstance(source, dict) else source
+        if isinstance(named, str) and named:
+            other = bool(_OTHER_DATASOURCE.search(named))
+        listed = value.get("type") in _LIST_VARIABLES and "name" in value
+        listed = listed or str(value.get("kind", "")).removesuffix("Variable").lower() in _LIST_VARIABLES
+        if other or listed:
+            for owner in (value, value.get("spec")):
+                yield from (str(owner[key]) for key in _PANEL_KEYS if key in owner) if isinstance(owner, dict) else ()
+        pending += [(inner, other) for inner in value.values()]
+
+
+def _other_product(document: Any) -> str:
+    for candidate in document if isinstance(document, list) else [document]:
+        if isinstance(candidate, dict):
+            for keys, product in _OTHER_PRODUCTS:
+                if keys <= set(candidate):
+                    return product
+    return ""
+
+
+def _json_queries(source: Text) -> Iterator[Expression]:
+    for query in _JSON_QUERY.finditer(source.text):
+        try:
+            value = json.loads(f'"{query[2]}"')
+        except json.JSONDecodeError:
+            continue
+        owner = "panel" if query[1] in ("expr", "prometheusQuery") else "variable"
+        yield Expression(value, _JsonStringLocator(source, query.start(2), query[2], value), owner)  # type: ignore[arg-type]
+
+
+class _JsonStringLocator:
+    """Converts an offset in a decoded JSON string to its place in the file."""
+
+    def __init__(self, source: Text, start: int, raw: str, value: str) -> None:
+        self._source, self._start, self._raw, self._value = source, start, raw, value
+
+    def __call__(self, offset: int) -> Place:
+        if len(self._raw) == len(self._value):
+            return self._source.place(self._start + offset)
+        position = count = 0
+        while position < len(self._raw) and count < offset:
+            step = 6 if self._raw.startswith("\\u", position) else 2 if self._raw[position] == "\\" else 1
+            position += step
+            count += 1
+        return self._source.place(self._start + position)

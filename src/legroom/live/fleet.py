@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from legroom.live.thresholds import DEFAULT, Thresholds
-from legroom.planning.scaling import scaling_policy
+from legroom.planning.autoscaling_policy import scaling_policy
 from legroom.records import dataclass
 
 UNKNOWN = "unknown"

@@ -10,7 +10,7 @@ from legroom.live.metrics.window import SHORTEST_STEP_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
-_MOST_POINTS = 120
+_MAX_POINTS = 120
 """Pairs grow with the square: seven thousand take milliseconds."""
 _Z = 1.96
 """Two-sided 95 %."""
@@ -55,10 +55,10 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= _MOST_POINTS:
+    if len(points) <= _MAX_POINTS:
         return points
-    step = (len(points) - 1) / (_MOST_POINTS - 1)
-    return [points[round(number * step)] for number in range(_MOST_POINTS)]
+    step = (len(points) - 1) / (_MAX_POINTS - 1)
+    return [points[round(number * step)] for number in range(_MAX_POINTS)]
 
 
 def _band(slopes: list[float], points: int) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
     """The earliest full pool among the engines; None without a clear upward trend, or where it is full already."""
     if not window.is_answering:
         return None
-    # One interval more than the steps that are needed, because looks come a little late.
+    # One interval more than the steps that are needed, because scrapes come a little late.
     enough_s = (levels.forecast_least_steps + 1) * (window.interval_s or 0.0)
     steps = window.recent(max(levels.forecast_over_s, enough_s))
     if len(steps) < levels.forecast_least_steps:

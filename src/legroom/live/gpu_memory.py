@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from legroom.process_table import shares_engines
 from legroom.records import dataclass
-from legroom.vllm.processes import shares_engines
 
 if TYPE_CHECKING:
     import psutil

@@ -1,4 +1,4 @@
-"""What only the processes of a server show, added to looks at servers of this machine."""
+"""What only the processes of a server show, added to scrapes at servers of this machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from legroom.live.gpu_memory import GpuMemory, devices, held_by, server_processes
-from legroom.live.metrics.address import is_loopback, port_of
-from legroom.live.metrics.sample import Look, Sample
+from legroom.live.metrics.endpoint import is_loopback, port_of
+from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.process_table import is_stopped, resident_bytes
 
 _PROCESSES_KEPT_S = 60.0
@@ -37,8 +37,8 @@ class LocalServers:
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
-    def added(self, look: Look) -> Look:
-        """The look with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
+    def added(self, look: ScrapeResult) -> ScrapeResult:
+        """The scrape with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
         if not is_loopback(look.server):
             return look
         port, now_s = port_of(look.server), self._clock()

@@ -31,7 +31,7 @@ _BURST_ROOM_BYTES = 2 * GIB
 """What log-probabilities or top-p of a large batch take in one piece (1 to 2.3 GiB on an H200)."""
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
-_MOST_REMEDIES = 4
+_MAX_REMEDIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def remedies_for(
             planned = replan(document)
         except LegroomError as error:
             problem = error.message
-    make = _BY_KIND.get(finding.kind, _by_what_helps)
+    make = _BY_KIND.get(finding.kind, _explain_entry)
     proposed = list(make(finding, traffic(window), planned))
     if planned is None and finding.kind in _NEEDS_PLAN:
         why = (
@@ -127,7 +127,7 @@ def remedies_for(
             else ("flags are computed from a plan, and none is known for this server")
         )
         proposed.append(ProposedRemedy(why, steps=(MAKE_A_PLAN,)))
-    return tuple(proposed[:_MOST_REMEDIES]) or (ProposedRemedy("nothing needs to be changed"),)
+    return tuple(proposed[:_MAX_REMEDIES]) or (ProposedRemedy("nothing needs to be changed"),)
 
 
 def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
@@ -332,7 +332,7 @@ def _more_room(size: int, planned: Plan | None, what_for: str) -> Iterator[Propo
 
 
 def _prefix_cache(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Off: the pool keeps its size, the look-ups end. Or a pool that keeps prefixes for longer."""
+    """Off: the pool keeps its size, the scrape-ups end. Or a pool that keeps prefixes for longer."""
     flags = {"enable_prefix_caching": False}
     changed = try_flags(planned, flags) if planned is not None else None
     kept = ""
@@ -371,7 +371,7 @@ def _idle(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iter
     yield ProposedRemedy("nothing is wrong with the server: no requests reach it")
 
 
-def _by_what_helps(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
+def _explain_entry(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
     yield ProposedRemedy(f"see: legroom explain {finding.entry}" if finding.entry else finding.title)
 
 

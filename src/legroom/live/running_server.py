@@ -14,19 +14,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.address import endpoint
+from legroom.live.metrics.endpoint import endpoint
 from legroom.live.metrics.scrape import TIMEOUT_S, ScrapeFailed, fetch, open_session
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     import aiohttp
 
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.live.metrics.address import Endpoint
+    from legroom.live.metrics.endpoint import Endpoint
 
 _CACHE_CONFIG = re.compile(r'^vllm:cache_config_info\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -12,9 +12,9 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from legroom import calls
+from legroom.deployments.described import deployment_from_request, refuse_local_model
 from legroom.errors import LegroomError
-from legroom.planning.machine import Machine
+from legroom.planning.machine import Machine, plan_deployment
 from legroom.version import __version__
 
 _INSTRUCTIONS = """\
@@ -141,8 +141,8 @@ def _plan_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         """
         from legroom.planning.plan_json import plan_json
 
-        what = calls.deployment(model, command, flags, vllm, local_files)
-        made = calls.planned(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)
+        what = deployment_from_request(model, command, flags, vllm, local_files=local_files)
+        made = plan_deployment(what, Machine(gpu, gpus, gpu_memory, gpu_used), advice=True)
         return {**plan_json(made, explain_math), "notes": [*what.notes, *made.notes]}
 
     return plan
@@ -165,13 +165,13 @@ def _size_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         Answers with rows, one a GPU: count (0 where not even max_gpus hold it), verdict, how the model is split, what
         limits it, its layout, and the command to run.
         """
+        from legroom.planning.search_space import CapacityGoal, counts_up_to
         from legroom.planning.sizing import named_gpus, size_json, size_models
-        from legroom.planning.wish import Wish, counts_up_to
 
-        what = calls.deployment(model, None, flags, vllm, local_files)
-        wish = Wish(context, float(concurrency), counts_up_to(max_gpus))
-        rows = list(size_models([what.args.model], what.release, what.args, wish, named_gpus(gpus)))
-        return size_json(rows, wish, what.release)
+        what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
+        goal = CapacityGoal(context, float(concurrency), counts_up_to(max_gpus))
+        rows = list(size_models([what.args.model], what.release, what.args, goal, named_gpus(gpus)))
+        return size_json(rows, goal, what.release)
 
     return size
 
@@ -209,7 +209,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         if (log is None) == (path is None):
             raise LegroomError("say which log once", "give `log` (its text) or `path`")
         if model is not None:
-            calls.refuse_local(model, local_files)
+            refuse_local_model(model, local_files)
         hints = Hints(command, model, gpu, gpus, vllm, local_models=local_files)
         if path is not None:
             if not local_files:
@@ -234,7 +234,7 @@ def explain(
 
     Rates come with the number of public threads they were counted over; what nobody counted has none.
     """
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog_entries import entry
     from legroom.explain.entry import entry_json
 
     return entry_json(entry(id), lang)
@@ -254,9 +254,9 @@ def search_catalog(
     lang: Language = "en",
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
-    from legroom.explain.catalog import entries
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
     from legroom.explain.entry import summary_json
-    from legroom.explain.search import search
 
     hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
     return {"query": query, "hits": hits}
@@ -296,13 +296,15 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         The pool is num_blocks, or that of the plan for model and gpu. Answers with steps, finished, preemptions,
         recomputed_tokens, peak_blocks, peak_running, rejected, wasted_slot_ratio and queueing.
         """
-        trace = calls.trace_of(requests, mix)
+        from legroom.api.simulate_request import replayed, trace_of
+
+        trace = trace_of(requests, mix)
         plan = None
         if model is not None:
             if gpu is None:
                 raise LegroomError("which GPU?", "give gpu beside model, or num_blocks alone")
-            what = calls.deployment(model, None, flags, vllm, local_files)
-            plan = calls.planned(what, Machine(gpu, gpus), advice=False)
+            what = deployment_from_request(model, None, flags, vllm, local_files=local_files)
+            plan = plan_deployment(what, Machine(gpu, gpus), advice=False)
         given: dict[str, int | bool | None] = {
             "num_blocks": num_blocks,
             "block_size": block_size,
@@ -311,7 +313,7 @@ def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
             "max_model_len": max_model_len,
             "enable_prefix_caching": enable_prefix_caching,
         }
-        return calls.replayed(trace, plan, given, step_ms)
+        return replayed(trace, plan, given, step_ms)
 
     return simulate
 
@@ -336,9 +338,9 @@ def lint(
     Answers with findings: rule, severity, line, message, and what to write instead. Nothing is run.
     """
     from legroom.facts.releases import release as known_release
-    from legroom.lint.lint import Options, lint_texts
-    from legroom.lint.report import report_json
+    from legroom.lint.lint_report import report_json
+    from legroom.lint.linter import LintOptions, lint_texts
 
     any_release = vllm == "any"
-    options = Options(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
+    options = LintOptions(known_release(vllm) if vllm and not any_release else None, any_release=any_release)
     return report_json(lint_texts([(name, text)], options))

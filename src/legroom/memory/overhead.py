@@ -1,37 +1,38 @@
-"""Device memory that torch does not allocate, and what vLLM uses beside its budget."""
+"""Device memory that torch does not allocate (non_torch_memory), and memory outside vLLM's budget.
+
+On cards that share one memory with the host (GB10, Jetson, APUs) the kernel, vLLM's other processes and cached
+checkpoint files use the same memory, and a start that fills it takes the machine down.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from legroom.facts.attention import latent
 from legroom.facts.fit import by_release, constants
-from legroom.facts.gpus import HOPPER
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Model, latent
 from legroom.facts.releases import release as known_release
 from legroom.figures import Figure, Term, estimated, measured
-from legroom.memory.activation.experts import expert_scratch
-from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.activation.peak import activation, cublas_workspace, element_bytes, forward_bytes, is_compiled
-from legroom.memory.activation.sampler import sampling
-from legroom.memory.all_reduce import is_fused, is_nvlink_server
-from legroom.memory.attention_scratch import flashinfer_workspace
-from legroom.memory.cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
+from legroom.memory.activation.profile_run import (
+    activation,
+    cublas_workspace,
+    element_bytes,
+    forward_bytes,
+    is_compiled,
+    sampling,
+)
+from legroom.memory.attention_workspace import flashinfer_workspace
+from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate, is_fused, is_nvlink_server
 from legroom.memory.dtypes import FLOAT32_BYTES
-from legroom.memory.graphs import graph_bytes, graph_estimate
+from legroom.memory.figure_cache import ALL_PARTS, PROFILE_RUN, cached, cached_by_model
 from legroom.memory.runner_buffers import runner_buffers, sampler_tables, segment_rests
-from legroom.memory.unified import charged_to_vllm, host_terms, system_bytes
 from legroom.memory.weights.draft import draft_is_uncounted, draft_settings
 from legroom.memory.weights.loaded import loaded_weights
-from legroom.units import MIB
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.units import MIB, gib
+from legroom.vllm.args import EngineSettings
 
 
 def cuda_context(gpu: Gpu) -> Figure:
-    """What a process holds on the card before it allocates anything."""
+    """The CUDA context of one process."""
     if gpu.measured is not None and gpu.measured.context_bytes is not None:
         return measured(gpu.measured.context_bytes, "CUDA context", "measured by legroom probe")
     fit = constants()["context"]
@@ -43,11 +44,11 @@ def cuda_context(gpu: Gpu) -> Figure:
 
 
 def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
-    """What is gone from the card when vLLM first looks at its free memory: the context, and NCCL from 0.11 on."""
+    """Memory in use at vLLM's first memory snapshot: the CUDA context, and NCCL from 0.11 on."""
     held = cuda_context(gpu)
-    if wire := wire_before_snapshot(settings, gpu):
-        term = Term("communication", wire, "NCCL starts before the release takes its first look (0.11+)")
-        held += estimated(wire, wire // 2, wire + wire // 2, (term,))
+    if nccl := nccl_before_snapshot(settings, gpu):
+        term = Term("communication", nccl, "NCCL starts before the release takes its first look (0.11+)")
+        held += estimated(nccl, nccl // 2, nccl + nccl // 2, (term,))
     if system := system_bytes(gpu):
         term = Term("the system", system, "shares this memory")
         held += estimated(system, system // 2, 2 * system, (term,))
@@ -55,17 +56,17 @@ def held_at_start(settings: EngineSettings, gpu: Gpu) -> Figure:
 
 
 def desktop_bytes(gpu: Gpu) -> int:
-    """What a desktop usually holds of a card that drives a screen; 0 for cards without outputs."""
+    """The usual memory of a desktop on a card with display outputs; 0 for other cards."""
     return int(constants()["desktop"]["usual_mib"] * MIB) if gpu.screen else 0
 
 
 def _like_hopper(gpu: Gpu) -> bool:
-    """Whose modules and handles take as much as Hopper's: its own kind, and AMD's Instinct cards."""
+    """Whether modules and handles are as large as on Hopper: NVLink servers and AMD Instinct cards."""
     return is_nvlink_server(gpu) or (gpu.vendor != "nvidia" and gpu.compute_capability >= HOPPER)
 
 
-def wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
-    """NCCL's buffers where they are there before the release first looks at the card (0.11+)."""
+def nccl_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
+    """NCCL buffers that exist at vLLM's first memory snapshot (0.11+)."""
     ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
     if ranks == 1 or settings.engine == "V0" or known_release(settings.release).before("0.11.0"):
         return 0
@@ -74,18 +75,8 @@ def wire_before_snapshot(settings: EngineSettings, gpu: Gpu) -> int:
     return int((first + fit["mib_per_doubling"] * (ranks.bit_length() - 2)) * MIB)
 
 
-def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """Modules, library handles and communication buffers, as the release charges them."""
-    return cached(_non_torch, model, settings, gpu, pp_rank, PROFILE_RUN)
-
-
-def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
-    """What the card holds beside the budget once the server is up and has served its first full batches."""
-    return cached(_outside, model, settings, gpu, pp_rank)
-
-
 def charges_device_wide(settings: EngineSettings) -> bool:
-    """0.6.4, and V1 up to 0.9.0: everything on the card that torch did not allocate counts, the CUDA context, too."""
+    """Whether all device memory outside torch counts, with the CUDA context: 0.6.4, and V1 up to 0.9.0."""
     release = known_release(settings.release)
     if settings.engine == "V0":
         return release.within("0.6.4", "0.6.4.post1")
@@ -93,22 +84,24 @@ def charges_device_wide(settings: EngineSettings) -> bool:
 
 
 def counts_runner_buffers(settings: EngineSettings) -> bool:
-    """0.27+ charges the fall of free memory, so buffers that the model runner made before the profile run count."""
+    """Whether the model runner's buffers count as non-torch memory: 0.27+ charges the drop of free memory."""
     return settings.engine == "V1" and known_release(settings.release).at_least("0.27.0")
 
 
-def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+@cached(PROFILE_RUN)
+def non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """vLLM's non_torch_memory: CUDA modules, library handles and communication buffers."""
     fit = constants()["non_torch"]
     row = by_release(fit["base"], settings.release)
     base = int(row["hopper_mib" if _like_hopper(gpu) else "other_mib"] * MIB)
     source = f"as measured on releases from {row['since']}"
-    wire = communication_bytes(settings, gpu)
+    communication = communication_bytes(settings, gpu)
     if gpu.measured is not None and gpu.measured.modules_bytes is not None:
         base, source = gpu.measured.modules_bytes, "measured by legroom probe"
-        wire = 0 if gpu.measured.with_communication else wire
+        communication = 0 if gpu.measured.with_communication else communication
     terms = [Term("modules and handles", base, source)]
-    if wire:
-        terms.append(Term("communication", wire, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
+    if communication:
+        terms.append(Term("communication", communication, f"{settings.tensor_parallel_size} tensor-parallel ranks"))
     if charges_device_wide(settings):
         terms.append(Term("CUDA context", cuda_context(gpu).bytes, "this release charges all that the card holds"))
     newer = known_release(settings.release).at_least(fit["latent"]["since"])
@@ -127,7 +120,7 @@ def _non_torch(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -
 
 
 def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
-    """NCCL and all-reduce buffers that the release charges to itself."""
+    """NCCL and all-reduce buffers that count as non-torch memory."""
     ranks = settings.tensor_parallel_size
     if ranks * settings.pipeline_parallel_size == 1:
         return 0
@@ -142,7 +135,9 @@ def communication_bytes(settings: EngineSettings, gpu: Gpu) -> int:
     return int((first + each * max(0, ranks.bit_length() - 2)) * MIB)
 
 
-def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> Figure:
+@cached(ALL_PARTS)
+def outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """Memory that vLLM uses outside its budget after the first full batches."""
     width = element_bytes(settings)
     taken, guessed = graph_bytes(model, settings, gpu), graph_estimate(model, settings, gpu)
     charged = activation(model, settings, gpu, pp_rank)
@@ -151,30 +146,29 @@ def _outside(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> 
     buffers = runner_buffers(model, settings, gpu)
     if counts_runner_buffers(settings):
         buffers -= sampler_tables(model, settings)
-    cached = cached_bytes(model, settings, gpu, pp_rank)
+    reserved = cached_bytes(model, settings, gpu, pp_rank)
     terms = [
         Term("runner buffers", buffers, "sampler tables, block tables and input buffers"),
         Term("workspaces", kept, "experts, cuBLAS and sampler scratch that stay"),
-        Term("cached by torch", cached, "blocks of the largest batches that the allocator keeps"),
+        Term("cached by torch", reserved, "blocks of the largest batches that the allocator keeps"),
         Term("CUDA graphs beyond the estimate", taken.bytes - guessed.bytes, "captured after the KV cache is sized"),
     ]
     if not charges_device_wide(settings):
         terms.insert(0, Term("CUDA context", cuda_context(gpu).bytes, "outside every term of the budget"))
-    wire = wire_before_snapshot(settings, gpu)
-    if wire:
-        terms.insert(1, Term("communication", wire, "NCCL starts before the budget's first look at the card"))
+    if nccl := nccl_before_snapshot(settings, gpu):
+        terms.insert(1, Term("communication", nccl, "NCCL starts before the budget's first look at the card"))
     if draft := _uncounted_draft(model, settings, gpu):
         terms.append(Term("the draft model", draft, "V0 charges the weights of the model alone (0.6.5+)"))
     if workspace := flashinfer_workspace(model, settings, gpu):
         terms.append(Term("FlashInfer's workspace", workspace, "kept by the attention backend"))
     outside_total = sum(term.bytes for term in terms)
-    # A reserve larger than all of it (profile runs that sorted the logits) stays idle: the budget still holds it.
+    # A larger activation reserve (profile runs that sorted the logits) stays idle inside the budget.
     covered = min(charged.bytes, outside_total)
     terms.append(Term("charged activation", -covered, "the budget sets this aside for the same blocks"))
     terms.extend(host_terms(gpu))
     size = outside_total - covered + sum(term.bytes for term in host_terms(gpu))
     fit = constants()["cached"]
-    spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * cached) + (taken.high - taken.bytes)
+    spread = int(fit["band_mib"] * MIB) + int(fit["relative_band"] * reserved) + (taken.high - taken.bytes)
     return estimated(size, max(0, size - spread), size + spread, tuple(terms))
 
 
@@ -185,7 +179,7 @@ def _uncounted_draft(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
-    """What torch keeps reserved once the largest prefill and the largest sampling batch have run."""
+    """Bytes that torch keeps reserved after the largest prefill and the largest sampling batch."""
     rows = constants()["cached"][settings.runner if settings.engine == "V1" else "V1"]
     fit = by_release(rows, settings.release)
     last = pp_rank == settings.pipeline_parallel_size - 1
@@ -197,3 +191,80 @@ def cached_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int 
     if not is_compiled(settings):
         per_forward = fit.get("uncompiled_per_forward_byte", per_forward)
     return int(fit["mib"] * MIB + fit["per_logit_byte"] * logits + per_forward * forward)
+
+
+def host_terms(gpu: Gpu) -> tuple[Term, ...]:
+    """Unified memory: what the system and vLLM's other processes use of the card's memory."""
+    if not gpu.unified:
+        return ()
+    own = max(0, gpu.host_total_bytes - gpu.total_bytes)
+    system, servers = _system_bytes(gpu), _servers_bytes()
+    system_share = max(0, system - own)
+    servers_share = max(0, servers - max(0, own - system))
+    return tuple(
+        term
+        for term in (
+            Term("the system", system_share, "shares this memory: kernel, services, desktop"),
+            Term("vLLM's other processes", servers_share, "the API server and its tokenizer share this memory too"),
+        )
+        if term.bytes
+    )
+
+
+def system_bytes(gpu: Gpu) -> int:
+    """Unified memory: what the system uses of the card's memory before vLLM starts."""
+    own = max(0, gpu.host_total_bytes - gpu.total_bytes)
+    return max(0, _system_bytes(gpu) - own) if gpu.unified else 0
+
+
+def reserve_bytes(gpu: Gpu) -> int:
+    """Unified memory: what must stay free for page cache and other programs, or the kernel thrashes."""
+    if not gpu.unified:
+        return 0
+    own = max(0, gpu.host_total_bytes - gpu.total_bytes)
+    wanted = int(max(gpu.total_bytes, gpu.host_total_bytes) * constants()["unified"]["reserve_share"])
+    return max(0, wanted - max(0, own - _system_bytes(gpu) - _servers_bytes()))
+
+
+def loader_bytes(gpu: Gpu, weights_bytes: int) -> int:
+    """Unified memory: page cache of the checkpoint file that is being read."""
+    if not gpu.unified:
+        return 0
+    return min(weights_bytes, int(constants()["unified"]["shard_mib"] * MIB))
+
+
+def file_cache_bytes(gpu: Gpu, checkpoint_bytes: int) -> int:
+    """Unified memory: page cache of the whole checkpoint, which the driver does not always reclaim."""
+    if not gpu.unified:
+        return 0
+    return max(0, checkpoint_bytes - max(0, gpu.host_total_bytes - gpu.total_bytes))
+
+
+def charged_to_vllm(gpu: Gpu) -> int:
+    """Unified memory: host memory of the worker that counts as non-torch memory (NVIDIA)."""
+    if not gpu.unified or gpu.vendor != "nvidia":
+        return 0
+    return int(constants()["unified"]["charged_mib"] * MIB)
+
+
+def host_note(settings: EngineSettings, gpu: Gpu) -> str:
+    """The note of a plan about unified memory; empty for other cards."""
+    if not gpu.unified:
+        return ""
+    held = sum(term.bytes for term in host_terms(gpu))
+    counted = f"{gib(held, 1)} are counted for the system, and " if held else ""
+    note = f"CPU and GPU share this memory: {counted}{gib(reserve_bytes(gpu), 1)} should stay free"
+    if gpu.vendor == "nvidia" and known_release(settings.release).before("0.11.1"):
+        # These releases read MemFree as free memory.
+        return note + "; this release counts cached files as used: drop the page cache before a start"
+    return note + "; cached files are in the way of large allocations: drop the page cache before a start"
+
+
+def _system_bytes(gpu: Gpu) -> int:
+    fit = constants()["unified"]
+    whole = max(gpu.total_bytes, gpu.host_total_bytes)
+    return max(int(fit["system_least_mib"] * MIB), int(whole * fit["system_share"]))
+
+
+def _servers_bytes() -> int:
+    return int(constants()["unified"]["servers_mib"] * MIB)

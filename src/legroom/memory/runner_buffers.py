@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from legroom.facts.attention import latent
 from legroom.facts.fit import constants
-from legroom.facts.model import Experts
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Experts, Model, latent
 from legroom.facts.releases import release as known_release
-from legroom.memory.activation.layers import layer_kinds
-from legroom.memory.cache import cached_by_model
+from legroom.memory.activation.layer_peaks import layer_kinds
 from legroom.memory.dtypes import INT32_BYTES, dtype_bytes
-from legroom.memory.kv.block_size import attention_backend
+from legroom.memory.figure_cache import cached_by_model
+from legroom.memory.kv.attention_backend import attention_backend
 from legroom.memory.kv.groups import CacheGroup
 from legroom.memory.kv.shape import kv_shape
 from legroom.memory.kv.specs import StateSpec
 from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
 
 _LARGEST_PREFILL_TOKENS = 64 * 1024
 _KERNEL_BLOCK = 16

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
-
-if TYPE_CHECKING:
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 
 def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from legroom.facts.releases import release as known_release
-from legroom.memory.kv.plan import kv_plan
+from legroom.memory.kv.kv_plan import kv_plan
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
 from legroom.records import dataclass
 from legroom.units import GIB

@@ -10,9 +10,10 @@ from legroom.facts.fit import bands
 from legroom.facts.gpus import gpu, with_total
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
-from legroom.planning.plan import Target, cold_start, plan, ready_command, shared_contexts
+from legroom.memory.server_states import ServerState, server_states
+from legroom.planning.plan import Target, cold_start, context_by_user_count, plan, ready_command
 from legroom.planning.plan_document import (
-    HOW_TO_WRITE_ONE,
+    HOW_TO_WRITE_A_PLAN,
     PlanDocument,
     PlannedBand,
     PlannedBasis,
@@ -26,12 +27,13 @@ from legroom.planning.plan_document import (
     planned_layout,
 )
 from legroom.vllm.parse import parse_flags
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import is_moe
 
 if TYPE_CHECKING:
     from legroom.figures import Figure, Term
     from legroom.planning.plan import Advice, Plan
+
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")
@@ -41,7 +43,7 @@ _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "out
 def replan(document: PlanDocument) -> Plan:
     """The plan that a document tells of, made again; LegroomError where its model is not known here."""
     if not (document.vllm and document.command and document.gpu.total_bytes):
-        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
+        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_A_PLAN)
     args = parse_flags(document.command, document.release).args
     card = gpu(document.gpu.name)
     if card.total_bytes != document.gpu.total_bytes:
@@ -69,7 +71,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
             kv.max_concurrency,
             max(kv.longest_len, 0),
             kv.needed_bytes,
-            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
+            {str(users): tokens for users, tokens in context_by_user_count(plan).items()},
         ),
         host=_host(plan),
         verdict=plan.verdict,
@@ -165,3 +167,29 @@ def _every_term(plan: Plan) -> dict[str, Any]:
 
 def _terms(terms: Sequence[Term]) -> list[dict[str, Any]]:
     return [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in terms]
+
+
+def plan_states(plan: Plan, host_bytes_s: float | None = None) -> tuple[ServerState, ...]:
+    """What the planned server holds in each state; `host_bytes_s`: how fast the host's memory reaches a card."""
+    target = plan.target
+    return server_states(target.model, target.gpu, plan.settings, plan.memory, host_bytes_s)
+
+
+def states_json(states: Sequence[ServerState]) -> list[dict[str, Any]]:
+    """The `states` of `legroom plan --sleep --json`."""
+    return [
+        {
+            "state": state.name,
+            "device_bytes": state.device.bytes,
+            "device": _figure(state.device),
+            "host_bytes": state.host.bytes,
+            "host": _figure(state.host),
+            "wake_s": state.wake_s,
+        }
+        for state in states
+    ]
+
+
+def _figure(figure: Figure) -> dict[str, Any]:
+    terms = [{"label": term.label, "bytes": term.bytes, "how": term.how} for term in figure.terms]
+    return {"kind": figure.kind, "low": figure.low, "high": figure.high, "terms": terms}

@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from legroom.errors import LegroomError
 from legroom.facts.flags import choices
+from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
+from legroom.memory.kv.kv_plan import plan_of_shape
+from legroom.memory.kv.shape import KvShape, kv_shape
+from legroom.planning.plan import Policy, headroom_after_band
+from legroom.records import dataclass
+from legroom.units import human_bytes
+from legroom.vllm.resolve import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from legroom.memory.layout import Layout
     from legroom.planning.plan import Target
-    from legroom.planning.wish import Wish
     from legroom.vllm.args import EngineSettings, ServeArgs
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityGoal:
+    """What the server must hold: this many requests of this length at once, on one of these numbers of GPUs."""
+
+    context: int
+    concurrency: float = 1.0
+    gpus: tuple[int, ...] = (1,)
+    policy: Policy = "balanced"
+
+
+def counts_up_to(most: int) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most` itself."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if most == 1 else (*counts, most)
+
 
 Flags = dict[str, Any]
 
@@ -22,18 +52,18 @@ NODE_GPUS = 8
 """Above this many GPUs a model spans nodes: heads are split inside a node, layers or experts between them."""
 
 
-def gpus_of(parallel: Flags) -> int:
+def gpu_count_of(parallel: Flags) -> int:
     return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
 
 
-def parallel_sizes(args: ServeArgs, wish: Wish, experts: bool) -> Iterator[Flags]:
+def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
     """Ways to spread the model over each number of GPUs. Heads are split inside a node; layers, or the experts of
     data-parallel engines, over several."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
         return
-    for count in sorted(wish.gpus):
+    for count in sorted(goal.gpus):
         if count <= NODE_GPUS:
             yield _sizes(tensor_parallel_size=count)
         if experts and count >= NODE_GPUS and args.data_parallel_size is None:
@@ -50,20 +80,20 @@ def _sizes(**sizes: int) -> Flags:
     return {name: size for name, size in sizes.items() if size > 1}
 
 
-def axes_of(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> dict[str, list[Flags]]:
+def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: CapacityGoal) -> dict[str, list[Flags]]:
     """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
     axes: dict[str, list[Flags]] = {}
-    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < wish.concurrency:
+    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < goal.concurrency:
         # vLLM wants a token for each sequence.
-        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(wish.concurrency)}]
+        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(goal.concurrency)}]
     elif args.max_num_batched_tokens is None:
-        fewest = wish.concurrency if args.max_num_seqs is None else 0
+        fewest = goal.concurrency if args.max_num_seqs is None else 0
         smaller = (tokens for tokens in TOKEN_BUDGETS if fewest <= tokens < base.max_num_batched_tokens)
         axes["max_num_batched_tokens"] = [{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)]
-    if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
-        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(wish.concurrency)}]  # raised, which costs nothing but memory
+    if args.max_num_seqs is None and base.max_num_seqs < goal.concurrency:
+        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(goal.concurrency)}]  # raised, which costs nothing but memory
     elif args.max_num_seqs is None:
-        fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
+        fewer = (seqs for seqs in SEQUENCES if goal.concurrency <= seqs < base.max_num_seqs)
         axes["max_num_seqs"] = [{}, *({"max_num_seqs": seqs} for seqs in fewer)]
     if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
         axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
@@ -80,14 +110,121 @@ def _block_sizes(target: Target) -> tuple[int, ...]:
     return (32,) if allowed is None or 32 in allowed else ()
 
 
-def by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
+def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
     """The axes in the order of what their choices give up (`search.Option.cost`), the gravest decided first."""
     unchanged: list[Flags] = [{}]
     graphs = axes.get("graphs", unchanged)
     captured = [choice for choice in graphs if "enforce_eager" not in choice]
     eager = [choice for choice in graphs if "enforce_eager" in choice]
-    lighter = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
-    for kept_in in axes.get("kv_cache_dtype", unchanged):
-        for run_as in (captured, eager):
-            if run_as:
-                yield [[kept_in], *lighter, run_as, axes.get("block_size", unchanged)]
+    batch_axes = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
+    for kv_dtype in axes.get("kv_cache_dtype", unchanged):
+        for graphs_choice in (captured, eager):
+            if graphs_choice:
+                yield [[kv_dtype], *batch_axes, graphs_choice, axes.get("block_size", unchanged)]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagCombination:
+    """Everything about a deployment that does not depend on utilization."""
+
+    target: Target
+    settings: EngineSettings
+    flags: Mapping[str, Any]
+    stages: tuple[Layout, ...]
+    kv: KvShape
+    needed_bytes: tuple[int, ...]
+    """One request of full length on every stage, as the release's check counts it."""
+    request_blocks: float
+    """Blocks of one request of full length, as the release counts concurrency."""
+    room_bytes: int
+    """What is left of the card beside the CUDA context and other processes."""
+
+    def kv_bytes(self, utilization: float, band_kept: float) -> tuple[int, ...]:
+        """The pool of every stage, with a share of its error band held back."""
+        if self.settings.kv_cache_memory_bytes is not None:
+            return (self.settings.kv_cache_memory_bytes,) * len(self.stages)
+        shift = int((utilization - self.settings.gpu_memory_utilization) * self.target.gpu.total_bytes)
+        return tuple(
+            stage.kv_cache.bytes + shift - int((stage.kv_cache.bytes - stage.kv_cache.low) * band_kept)
+            for stage in self.stages
+        )
+
+    def concurrency(self, utilization: float, band_kept: float) -> float:
+        """Requests of full length that the pools of all engines hold; 0 where not even one fits."""
+        blocks = 1 << 62
+        for number, pool in enumerate(self.kv_bytes(utilization, band_kept)):
+            if self.kv.checked_bytes(pool, number) < self.needed_bytes[number]:
+                return 0.0
+            width = self.kv.stages[number].bytes_per_block
+            blocks = min(blocks, pool // width if width else blocks)
+        return blocks / self.request_blocks * self.settings.data_parallel_size
+
+    def headroom_bytes(self, utilization: float, band_kept: float) -> int:
+        """What is left of the fullest card at its peak."""
+        pools = self.kv_bytes(utilization, 0.0)
+        return min(
+            headroom_after_band(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
+            for stage, pool in zip(self.stages, pools, strict=True)
+        )
+
+    def runs_over(self, utilization: float, band_kept: float) -> bool:
+        """Whether the card has no room for this much: at its peak, or for the budget when vLLM starts."""
+        budget = utilization * self.target.gpu.total_bytes
+        return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
+
+    def shortfall_bytes(self, goal: CapacityGoal) -> int:
+        """How many bytes the fullest card lacks for the wish, at the best."""
+        return max(self._needed(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
+
+    def why_short(self, goal: CapacityGoal) -> str:
+        """The closest miss, in words."""
+        stage = max(self.stages, key=lambda layout: self._needed(layout, goal))
+        needed, pool = self._needed(stage, goal), self._pool(goal)
+        settings = self.settings
+        gpus = settings.gpus_used
+        where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
+        return (
+            f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
+            f"KV cache {human_bytes(pool)} for {goal.concurrency:g} x {goal.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, goal)}"
+        )
+
+    def _what_fits(self, stage: Layout, goal: CapacityGoal) -> str:
+        pool = self._pool(goal)
+        requests = int((stage.total_bytes - self._needed(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
+        if not 1 <= requests < goal.concurrency:
+            return ""
+        return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
+
+    def _pool(self, goal: CapacityGoal) -> int:
+        blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
+        return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
+
+    def _needed(self, stage: Layout, goal: CapacityGoal) -> int:
+        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(goal)
+
+
+def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> FlagCombination | None:
+    """The structure of one combination of flags; None where the release refuses it or the weights cannot be loaded."""
+    try:
+        settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
+    except LegroomError:
+        return None
+    seen = target.seen or Measurements()
+    # A wish is granted by the first start too, which profiles with a cold compile cache.
+    stages = tuple(
+        stage_layout(target.model, target.gpu, settings, stage, seen, target.held_by_others_bytes, cold=True)
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    shape = kv_shape(target.model, settings, target.gpu)
+    plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
+    return FlagCombination(
+        target,
+        settings,
+        flags,
+        stages,
+        shape,
+        tuple(shape.needed_bytes(settings.max_model_len, number) for number in range(len(stages))),
+        plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0,
+        free_at_start(settings, target.gpu, target.held_by_others_bytes),
+    )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import Gpu, all_gpus
+from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.weights.loaded import weights
+from legroom.planning.capacity_search import search_flags
 from legroom.planning.plan import Target, ready_command
 from legroom.planning.plan_document import layout_json
-from legroom.planning.search import find
-from legroom.planning.wish import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.sweeps.executors import ProcessExecutor
-from legroom.vllm.resolve import resolve
-from legroom.vllm.served_model import served_model
+from legroom.vllm.resolve import resolve, served_model
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -103,22 +105,22 @@ class SizingTask:
     release: Release
     args: tuple[ServeArgs, ...]
     """Those of each model."""
-    wish: Wish
+    goal: CapacityGoal
 
 
 def size_models(
     models: Sequence[str],
     release: Release,
     args: ServeArgs,
-    wish: Wish,
+    goal: CapacityGoal,
     gpus: Sequence[Gpu],
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[ModelFit]:
     """Every model on every GPU: model after model, in the order of the GPUs."""
-    asked = tuple(replace(args, model=name) for name in models)
+    each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
-    task = SizingTask(tuple(map(served_model, asked)), release, asked, wish)
+    task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
     cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
     rows: dict[int, ModelFit] = {}
     with closing((executor or ProcessExecutor(1)).run(fit_cell, task, cells)) as results:
@@ -133,13 +135,13 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> ModelFit:
     """One model, by its number, on one GPU."""
     number, gpu = cell
     model = task.models[number]
-    return ModelFit(model.name, _smallest(Target(model, gpu, 1, task.release), task.args[number], task.wish))
+    return ModelFit(model.name, _fewest_that_hold(Target(model, gpu, 1, task.release), task.args[number], task.goal))
 
 
-def size_json(rows: Sequence[ModelFit], wish: Wish, release: Release) -> dict[str, Any]:
+def size_json(rows: Sequence[ModelFit], goal: CapacityGoal, release: Release) -> dict[str, Any]:
     """The document that `legroom size --json` prints."""
-    asked = {"context": wish.context, "concurrency": wish.concurrency, "policy": wish.policy}
-    return {"vllm": release.version, **asked, "rows": [_row_json(row) for row in rows]}
+    each_args = {"context": goal.context, "concurrency": goal.concurrency, "policy": goal.policy}
+    return {"vllm": release.version, **each_args, "rows": [_row_json(row) for row in rows]}
 
 
 def _row_json(row: ModelFit) -> dict[str, Any]:
@@ -164,24 +166,24 @@ def _row_json(row: ModelFit) -> dict[str, Any]:
     }
 
 
-def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]) -> Iterator[Fit]:
+def size(model: Model, release: Release, args: ServeArgs, goal: CapacityGoal, gpus: Sequence[Gpu]) -> Iterator[Fit]:
     """For each GPU the fewest of `wish.gpus` that hold the wish, as they are worked out."""
     for gpu in gpus:
-        yield _smallest(Target(model, gpu, 1, release), args, wish)
+        yield _fewest_that_hold(Target(model, gpu, 1, release), args, goal)
 
 
-def _smallest(target: Target, args: ServeArgs, wish: Wish) -> Fit:
-    short, lacking = "", 0
-    counts = tuple(sorted(wish.gpus))
-    enough = _weights_bytes(target, args) / target.gpu.total_bytes
+def _fewest_that_hold(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
+    short, lacking_bytes = "", 0
+    counts = tuple(sorted(goal.gpus))
+    least_gpus = _weights_bytes(target, args) / target.gpu.total_bytes
     for number, count in enumerate(counts, 1):
-        if count < min(enough, counts[-1]):
+        if count < min(least_gpus, counts[-1]):
             continue  # not even the weights, evenly spread
-        result = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
+        result = search_flags([replace(target, gpus=count)], args, replace(goal, gpus=(count,)), max_answers=1)
         if result.best is not None:
             return Fit(target.gpu, result.best, result.losses, _largest_part(result.best), counts[:number])
-        short, lacking = result.short_by, result.short_bytes
-    return Fit(target.gpu, None, (), short, counts, lacking)
+        short, lacking_bytes = result.short_by, result.short_bytes
+    return Fit(target.gpu, None, (), short, counts, lacking_bytes)
 
 
 def _weights_bytes(target: Target, args: ServeArgs) -> int:
@@ -204,3 +206,43 @@ def _largest_part(plan: Plan) -> str:
         "outside the budget": layout.outside.bytes,
     }
     return max(parts, key=lambda name: parts[name])
+
+
+_EXAMPLE = "write it like: [h100] and, in the next line, usd_per_hour = 2.49"
+_KEYS = ("usd_per_hour", "date", "source")
+
+
+def read_price_file(path: str) -> dict[str, GpuPrice]:
+    """By the name of the card in the facts; a card that is not in the file has no price."""
+    try:
+        tables = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise LegroomError(f"the prices in {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LegroomError(f"the prices in {path} cannot be read: it is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise LegroomError(f"{path} is not TOML: {error}", _EXAMPLE) from error
+    prices: dict[str, GpuPrice] = {}
+    for name, table in tables.items():
+        price = _price(path, name, table)
+        if price.gpu in prices:
+            raise LegroomError(f"{path} gives two prices for the {price.gpu}", "leave one of them out")
+        prices[price.gpu] = price
+    if not prices:
+        raise LegroomError(f"{path} gives no price", _EXAMPLE)
+    return prices
+
+
+def _price(path: str, name: str, table: Any) -> GpuPrice:
+    try:
+        card = known_gpu(name)
+    except LegroomError as error:
+        raise LegroomError(f"{path} has a price for {name!r}, and legroom knows no such GPU", error.hint) from error
+    if not isinstance(table, dict):
+        raise LegroomError(f"{path}: {name} is not a table", _EXAMPLE)
+    if unknown := sorted(set(table) - set(_KEYS)):
+        raise LegroomError(f"{path}, [{name}]: {unknown[0]!r} is not a key of a price", f"there are {', '.join(_KEYS)}")
+    usd = table.get("usd_per_hour")
+    if isinstance(usd, bool) or not isinstance(usd, int | float) or not (0 <= usd < math.inf):
+        raise LegroomError(f"{path}, [{name}]: usd_per_hour must be a number of at least 0", _EXAMPLE)
+    return GpuPrice(card.name, float(usd), str(table.get("date", "")), str(table.get("source", path)))

@@ -57,16 +57,12 @@ def python_of_vllm(given: str | None = None) -> str:
     return sys.executable
 
 
-def probe(
-    python: str, *, ranks: int = 1, pin_limit_gib: float = 8.0, with_vllm: bool = True, served: Sequence[str] = ()
-) -> ProbeOutcome:
+def probe(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
     """Measure; raises LegroomError (exit code 3) where there is no GPU, or no torch that could use it."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
-        output = _run(
-            [python, str(_SCRIPTS / "torch_stage.py"), *words, "--pin-limit-gib", f"{pin_limit_gib:g}"], _TORCH_LIMIT_S
-        )
+        output = _run([python, str(_SCRIPTS / "torch_stage.py"), *words], _TORCH_LIMIT_S)
         answers = _answers(results)
         _check_card(answers, python, output)
         _check_ranks(answers["card"], ranks)

@@ -1,9 +1,8 @@
-"""Which holders of memory are the remains of a dead vLLM server. Nothing is called dead that is not proven to be.
+"""Decides which memory holders belong to a dead vLLM server; a holder is dead only where that is proven.
 
-What a vLLM server leaves behind when its API server is killed (seen with 0.32): `VLLM::EngineCore` lives on, adopted by
-init, with its `VLLM::Worker...` children, all GPU memory and its ring buffers in /dev/shm; nothing ever ends it.
-Engine cores and workers are children of a Python process by construction (`multiprocessing`), so a parent that is not
-Python has adopted them; ppid 1 alone proves nothing, since a container's vLLM server is PID 1 itself.
+When the API server of vLLM is killed (0.32), `VLLM::EngineCore` is adopted by init and keeps its `VLLM::Worker...`
+children, all GPU memory and its ring buffers in /dev/shm. Engine cores and workers are started by a Python process, so
+a parent that is not Python has adopted them. A parent PID of 1 alone proves nothing: in a container it is the server.
 """
 
 from __future__ import annotations
@@ -14,159 +13,163 @@ from pathlib import PurePath
 from typing import Literal
 
 from legroom.records import dataclass
-from legroom.recover.holders import Holdings, ProcessFact, SharedMemorySegment
+from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, SharedMemorySegment
 from legroom.units import MIB
 
 HolderState = Literal["dead", "suspect", "in use", "zombie", "unseen"]
 
 _PART = re.compile(r"(?!ray::)(?P<prefix>[^:\s]+)::(?P<part>EngineCore|Worker|DPCoordinator)(_\w+)?$")
-"""How vLLM titles its processes (VLLM_PROCESS_NAME_PREFIX can be any); Ray's actors are `ray::...` and Ray's to end."""
+"""Process titles of vLLM with any VLLM_PROCESS_NAME_PREFIX; Ray ends its own actors, `ray::...`."""
 _SERVER = re.compile(r"\bvllm serve\b|vllm\.entrypoints|::APIServer|api_server")
 _SPAWNED = re.compile(r"multiprocessing\.spawn\b.*spawn_main")
 _TRACKER = re.compile(r"multiprocessing\.(resource|semaphore)_tracker")
-_FOR_ALL = re.compile(r"systemd-journal|rsyslogd|dbus-daemon|nscd|sssd|nvidia-")
-"""Daemons that any process may be connected to (a log, CUDA's MPS): that is no use of it."""
+_SYSTEM_DAEMONS = re.compile(r"systemd-journal|rsyslogd|dbus-daemon|nscd|sssd|nvidia-")
+"""Daemons that any process is connected to (logging, CUDA MPS); a connection to them is no use."""
 _RING_CHUNKS = (10, 6)
-"""Chunks of the ring buffers between engine core and workers: a message queue has 10, that of groups of ranks 6."""
-_YOUNG_S = 60.0
-"""A segment is made a moment before it is mapped: one this young is left alone."""
+"""max_chunks of vLLM's ShmRingBuffer: 10 in a MessageQueue, 6 in a group of ranks."""
+_MIN_SEGMENT_AGE_S = 60.0
+"""A segment is created shortly before it is mapped, so younger ones are left alone."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Something that holds memory, and what to make of it."""
+    """A process or segment that holds memory, with its state and the reason for it."""
 
     state: HolderState
     what: str
     reason: str
-    process: ProcessFact | None = None
+    process: ProcessInfo | None = None
     segment: SharedMemorySegment | None = None
     gpu_bytes: int = 0
     top: int = 0
-    """PID of the engine core that this belongs to; ending that one ends the rest."""
+    """PID of its engine core, which ends its workers when it ends."""
     owner: str = ""
-    """Whose it is, where only they or root could tell what it is."""
+    """The user who can tell what it is, where we cannot."""
 
     @property
     def bytes(self) -> int:
-        """Memory of the host: resident, or in /dev/shm."""
+        """Host memory: resident, or in /dev/shm."""
         return self.segment.bytes if self.segment else self.process.resident_bytes if self.process else 0
 
 
-def judge(holdings: Holdings) -> tuple[Holder, ...]:
-    """Every holder worth showing, the dead first, then by how much they hold."""
-    holders = [*_processes(holdings), *_unseen(holdings)]
-    holders += _segments(holdings, holders)
+def classify_holders(snapshot: MachineSnapshot) -> tuple[Holder, ...]:
+    """Every relevant holder, by state and then by size."""
+    holders = [*_process_holders(snapshot), *_unseen_holders(snapshot)]
+    holders += _segment_holders(snapshot, holders)
     order = {state: rank for rank, state in enumerate(("dead", "suspect", "unseen", "zombie", "in use"))}
     return tuple(sorted(holders, key=lambda holder: (order[holder.state], -holder.gpu_bytes, -holder.bytes)))
 
 
-def part_of(fact: ProcessFact) -> str:
-    """`EngineCore`, `Worker` ... where the process is a part of a vLLM engine, else nothing."""
-    title = _PART.match(fact.title)
-    if title and fact.is_python and (title["prefix"] == "VLLM" or fact.loads_vllm):
+def engine_part(process: ProcessInfo) -> str:
+    """`EngineCore`, `Worker` or the like for a process of a vLLM engine, else empty."""
+    title = _PART.match(process.title)
+    if title and process.is_python and (title["prefix"] == "VLLM" or process.loads_vllm):
         return title["part"]
-    if _SPAWNED.search(fact.title) and fact.loads_vllm:
-        return "process"  # before vLLM gave its processes titles, and where setproctitle is missing
+    if _SPAWNED.search(process.title) and process.loads_vllm:
+        return "process"  # older releases, and without setproctitle
     return ""
 
 
-def _processes(holdings: Holdings) -> Iterator[Holder]:
-    for fact in holdings.processes.values():
-        gpu_bytes = holdings.gpu_bytes(fact.pid)
-        if fact.status == "zombie":
-            if "::" in fact.name or "vllm" in fact.name.lower():
-                reason = f"has ended; its entry goes when its parent (PID {fact.parent}) collects it or ends"
-                yield Holder("zombie", fact.name, reason, fact, gpu_bytes=gpu_bytes)
-        elif part_of(fact):
-            state, reason, top = _verdict(holdings, fact)
-            owner = _hidden_owner(holdings, top) if state == "suspect" else ""
-            yield Holder(state, fact.title, reason, fact, gpu_bytes=gpu_bytes, top=top, owner=owner)
-        elif _SERVER.search(fact.title) and fact.is_python and fact.loads_vllm:
-            yield _server(holdings, fact, gpu_bytes)
+def _process_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
+    for process in snapshot.processes.values():
+        gpu_bytes = snapshot.gpu_bytes(process.pid)
+        if process.status == "zombie":
+            if "::" in process.name or "vllm" in process.name.lower():
+                reason = f"has ended; its entry goes when its parent (PID {process.parent}) collects it or ends"
+                yield Holder("zombie", process.name, reason, process, gpu_bytes=gpu_bytes)
+        elif engine_part(process):
+            state, reason, top = _engine_state(snapshot, process)
+            owner = _hidden_owner(snapshot, top) if state == "suspect" else ""
+            yield Holder(state, process.title, reason, process, gpu_bytes=gpu_bytes, top=top, owner=owner)
+        elif _SERVER.search(process.title) and process.is_python and process.loads_vllm:
+            yield _server(snapshot, process, gpu_bytes)
         elif gpu_bytes:
             yield Holder(
                 "in use",
-                fact.title or fact.name,
+                process.title or process.name,
                 "a living process that is not a part of vLLM",
-                fact,
+                process,
                 gpu_bytes=gpu_bytes,
             )
 
 
-def _server(holdings: Holdings, fact: ProcessFact, gpu_bytes: int) -> Holder:
-    parent = holdings.processes.get(fact.parent)
-    if gpu_bytes and parent is not None and not parent.is_python and not fact.peers and "::" not in fact.title:
-        # Up to 0.10 a forked engine core carried the command line of its server.
+def _server(snapshot: MachineSnapshot, process: ProcessInfo, gpu_bytes: int) -> Holder:
+    parent = snapshot.processes.get(process.parent)
+    if gpu_bytes and parent is not None and not parent.is_python and not process.peers and "::" not in process.title:
+        # Up to 0.10 a forked engine core had the command line of its server.
         reason = "holds GPU memory, was adopted, and talks to nobody; but it looks like a server, so judge yourself"
-        return Holder("suspect", fact.title, reason, fact, gpu_bytes=gpu_bytes)
-    return Holder("in use", fact.title, "an API server that lives", fact, gpu_bytes=gpu_bytes)
+        return Holder("suspect", process.title, reason, process, gpu_bytes=gpu_bytes)
+    return Holder("in use", process.title, "an API server that lives", process, gpu_bytes=gpu_bytes)
 
 
-def _verdict(holdings: Holdings, fact: ProcessFact) -> tuple[HolderState, str, int]:
-    top = fact
-    while (above := holdings.processes.get(top.parent)) is not None and part_of(above):
+def _engine_state(snapshot: MachineSnapshot, process: ProcessInfo) -> tuple[HolderState, str, int]:
+    top = process
+    while (above := snapshot.processes.get(top.parent)) is not None and engine_part(above):
         top = above
     if above is not None and above.is_python:
-        return _with_parent(holdings, top, above)
-    group = holdings.tree(top.pid)
-    if not holdings.knows_peers:
+        return _state_with_python_parent(snapshot, top, above)
+    group = snapshot.tree(top.pid)
+    if not snapshot.knows_peers:
         return "suspect", "its server is gone, but whom it talks to cannot be asked of this system", top.pid
     if hidden := _hidden(group):
-        whose = _hidden_owner(holdings, top.pid)
+        whose = _hidden_owner(snapshot, top.pid)
         return "suspect", f"its server is gone, but PID {hidden.pid} of {whose} cannot be looked into", top.pid
     inside = {member.pid for member in group}
-    outside = {peer for member in group for peer in member.peers} - inside - _bystanders(holdings)
+    outside = {peer for member in group for peer in member.peers} - inside - _uninvolved_pids(snapshot)
     if outside:
-        named = ", ".join(_named(holdings, pid) for pid in sorted(outside)[:3])
+        named = ", ".join(_process_name(snapshot, pid) for pid in sorted(outside)[:3])
         return "in use", f"its parent is gone, but {named} talks to it", top.pid
     if any(member.has_unseen_peer for member in group):
         return "suspect", "its server is gone, but it is connected to something that cannot be seen from here", top.pid
     adopter = f"adopted by {above.name} (PID {above.pid})" if above else "without a parent"
-    which = "it is" if fact is top else f"its engine core (PID {top.pid}) is"
+    which = "it is" if process is top else f"its engine core (PID {top.pid}) is"
     return "dead", f"its API server is gone: {which} {adopter}, and no process talks to it", top.pid
 
 
-def _hidden(group: Sequence[ProcessFact]) -> ProcessFact | None:
+def _hidden(group: Sequence[ProcessInfo]) -> ProcessInfo | None:
     return next((member for member in group if not member.is_readable), None)
 
 
-def _hidden_owner(holdings: Holdings, top: int) -> str:
-    hidden = _hidden(holdings.tree(top))
+def _hidden_owner(snapshot: MachineSnapshot, top: int) -> str:
+    hidden = _hidden(snapshot.tree(top))
     return (hidden.user or "another user") if hidden is not None else ""
 
 
-def _with_parent(holdings: Holdings, top: ProcessFact, above: ProcessFact) -> tuple[HolderState, str, int]:
-    """A Python parent has most likely made it; one that adopts (a supervisor as PID 1) has no connection to it."""
+def _state_with_python_parent(
+    snapshot: MachineSnapshot, top: ProcessInfo, above: ProcessInfo
+) -> tuple[HolderState, str, int]:
+    """A Python parent has started it, unless it is a supervisor as PID 1 without a connection to it."""
     if (
         above.pid == 1
-        and holdings.knows_peers
+        and snapshot.knows_peers
         and above.is_readable
         and above.pid not in top.peers
         and not (_SERVER.search(above.title) or above.loads_vllm)
     ):
         return "suspect", f"PID 1 ({above.name}) is its parent and does not talk to it: it may have adopted it", top.pid
-    return "in use", f"belongs to {_named(holdings, above.pid)}, which lives", top.pid
+    return "in use", f"belongs to {_process_name(snapshot, above.pid)}, which lives", top.pid
 
 
-def _bystanders(holdings: Holdings) -> set[int]:
-    return _trackers(holdings) | {fact.pid for fact in holdings.processes.values() if _FOR_ALL.match(fact.name)}
+def _uninvolved_pids(snapshot: MachineSnapshot) -> set[int]:
+    return _tracker_pids(snapshot) | {
+        process.pid for process in snapshot.processes.values() if _SYSTEM_DAEMONS.match(process.name)
+    }
 
 
-def _trackers(holdings: Holdings) -> set[int]:
-    return {fact.pid for fact in holdings.processes.values() if _TRACKER.search(fact.title)}
+def _tracker_pids(snapshot: MachineSnapshot) -> set[int]:
+    return {process.pid for process in snapshot.processes.values() if _TRACKER.search(process.title)}
 
 
-def _named(holdings: Holdings, pid: int) -> str:
-    fact = holdings.processes.get(pid)
-    return f"PID {pid} ({fact.title[:60] or fact.name})" if fact else f"PID {pid}"
+def _process_name(snapshot: MachineSnapshot, pid: int) -> str:
+    process = snapshot.processes.get(pid)
+    return f"PID {pid} ({process.title[:60] or process.name})" if process else f"PID {pid}"
 
 
-def _unseen(holdings: Holdings) -> Iterator[Holder]:
-    """PIDs that the driver names and this machine does not show."""
-    for card in holdings.gpus:
+def _unseen_holders(snapshot: MachineSnapshot) -> Iterator[Holder]:
+    """PIDs that the driver lists and /proc does not."""
+    for card in snapshot.gpus:
         for pid, used in card.processes:
-            if pid not in holdings.processes:
+            if pid not in snapshot.processes:
                 yield Holder(
                     "unseen",
                     f"PID {pid} on GPU {card.index}",
@@ -175,51 +178,51 @@ def _unseen(holdings: Holdings) -> Iterator[Holder]:
                 )
 
 
-def _segments(holdings: Holdings, judged: list[Holder]) -> Iterator[Holder]:
+def _segment_holders(snapshot: MachineSnapshot, holders: list[Holder]) -> Iterator[Holder]:
     users: dict[str, list[int]] = {}
-    for fact in holdings.processes.values():
-        for path in fact.shared:
-            users.setdefault(path, []).append(fact.pid)
-    dead = {holder.process.pid: holder.top for holder in judged if holder.state == "dead" and holder.process}
-    dead |= dict.fromkeys(_trackers(holdings), 0)
-    for segment in holdings.segments:
-        made_by = _maker(segment)
-        if not made_by:
+    for process in snapshot.processes.values():
+        for path in process.shared:
+            users.setdefault(path, []).append(process.pid)
+    dead = {holder.process.pid: holder.top for holder in holders if holder.state == "dead" and holder.process}
+    dead |= dict.fromkeys(_tracker_pids(snapshot), 0)
+    for segment in snapshot.segments:
+        origin = _vllm_origin(segment)
+        if not origin:
             continue
         mapped_by, name = users.get(segment.path, []), PurePath(segment.path).name
         if alive := [pid for pid in mapped_by if pid not in dead]:
-            yield Holder("in use", name, f"mapped by {_named(holdings, alive[0])}", segment=segment)
+            yield Holder("in use", name, f"mapped by {_process_name(snapshot, alive[0])}", segment=segment)
         elif mapped_by:
             top = next((dead[pid] for pid in mapped_by if dead[pid]), 0)
-            yield Holder("dead", name, f"{made_by}; mapped by dead weight alone", segment=segment, top=top)
+            yield Holder("dead", name, f"{origin}; mapped by dead weight alone", segment=segment, top=top)
         else:
-            yield _unmapped(holdings, segment, made_by)
+            yield _unmapped(snapshot, segment, origin)
 
 
-def _unmapped(holdings: Holdings, segment: SharedMemorySegment, made_by: str) -> Holder:
-    name, age_s = PurePath(segment.path).name, holdings.time_s - segment.modified_s
-    if age_s < _YOUNG_S:
-        reason = f"{made_by}; {age_s:.0f} s old, so somebody may be about to map it"
+def _unmapped(snapshot: MachineSnapshot, segment: SharedMemorySegment, origin: str) -> Holder:
+    name, age_s = PurePath(segment.path).name, snapshot.time_s - segment.modified_s
+    if age_s < _MIN_SEGMENT_AGE_S:
+        reason = f"{origin}; {age_s:.0f} s old, so somebody may be about to map it"
         return Holder("in use", name, reason, segment=segment)
-    if not holdings.sees_every_process or not segment.is_accounted:
-        reason = f"{made_by}; nobody seen from here maps it, but not every process can be seen from here"
+    if not snapshot.sees_every_process or not segment.is_accounted:
+        reason = f"{origin}; nobody seen from here maps it, but not every process can be seen from here"
         owner = segment.owner if not segment.is_accounted else ""
         return Holder("suspect", name, reason, segment=segment, owner=owner)
-    return Holder("dead", name, f"{made_by}; no process maps it", segment=segment)
+    return Holder("dead", name, f"{origin}; no process maps it", segment=segment)
 
 
-def _maker(segment: SharedMemorySegment) -> str:
-    """What of vLLM made a segment; nothing for those that other programs make too (Python's semaphores, 32 bytes)."""
+def _vllm_origin(segment: SharedMemorySegment) -> str:
+    """Why a segment is vLLM's; empty where another program may have created it."""
     name = PurePath(segment.path).name
     if name.startswith(("vllm_", "vllm-")):
         return "vLLM's by its name"
-    if name.startswith("psm_") and _is_ring(segment.length):
+    if name.startswith("psm_") and _is_ring_buffer(segment.length):
         return "a ring buffer of vLLM's by its size"
     return ""
 
 
-def _is_ring(length: int) -> bool:
-    """Chunks of whole MiB, and for each a byte for the writer and one for every reader (up to 64 a machine)."""
+def _is_ring_buffer(length: int) -> bool:
+    """Whether a length is that of a ShmRingBuffer: chunks of whole MiB, each with 2 to 65 bytes of flags."""
     spare = length % MIB
     return any(
         spare % chunks == 0 and 2 <= spare // chunks <= 65 and (length - spare) // MIB % chunks == 0 and length > MIB

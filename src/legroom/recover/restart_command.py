@@ -1,4 +1,4 @@
-"""After a crash: what to start instead, computed from the log or from the command that was run."""
+"""Computes the command to start after a crash, from the log or the command of the crashed server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Crashed:
-    """What is known of the server that died."""
+class CrashedServer:
+    """The crashed server, as far as it is known."""
 
     command: str | None = None
     log: str | None = None
@@ -31,24 +31,24 @@ class Crashed:
     gpus: int | None = None
     vllm: str | None = None
     source: str = ""
-    """Where this was learnt, for people."""
+    """Where the command and log were found, as text for the user."""
 
 
-class NothingComputed(LegroomError):
-    """The call was right, but what is known does not lead to a command."""
+class NoRestartCommand(LegroomError):
+    """No command follows from what is known."""
 
 
 @dataclass(frozen=True)
 class RestartCommand:
-    """A command that the memory model says will start and hold."""
+    """A command that fits according to its plan."""
 
     command: tuple[str, ...]
     why: str
     plan: Plan | None = None
 
 
-def last_run(folder: Path | None = None) -> Crashed | None:
-    """The newest `legroom run` that left its note behind, because it was killed; one that still runs is not dead."""
+def last_run(folder: Path | None = None) -> CrashedServer | None:
+    """The newest killed `legroom run`, from the file it left behind; those that still run are skipped."""
     notes = sorted((folder or runs_folder()).glob("*.json"), key=_changed_s, reverse=True)
     for note in notes:
         if note.name.endswith(".flags.json"):
@@ -67,12 +67,12 @@ def last_run(folder: Path | None = None) -> Crashed | None:
         line = shlex.join(str(word) for word in words)
         log = run_note.get("log")
         readable = isinstance(log, str) and Path(log).is_file()
-        return Crashed(line, log if readable else None, source=f"the run noted in {note.name}")
+        return CrashedServer(line, log if readable else None, source=f"the run noted in {note.name}")
     return None
 
 
 def _still_runs(run_note: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a note lives, and not another one that was given its PID since."""
+    """Whether the process that wrote a run file still runs, and its PID was not reused."""
     import psutil
 
     pid, started_s = run_note.get("pid"), run_note.get("started_s")
@@ -93,23 +93,23 @@ def _changed_s(path: Path) -> float:
         return 0.0
 
 
-def restart_after(crashed: Crashed) -> RestartCommand:
-    """The fix that the log asks for, else the same command with room to spare; raises where neither can be computed.
+def restart_after(crashed: CrashedServer) -> RestartCommand:
+    """The fix of the log's diagnosis, else the same command changed until it fits; raises where there is neither.
 
-    The variables that stood before the command stand before the new one; keys and tokens are for the user to fill in.
+    Environment variables of the old command are kept; keys and tokens are replaced by placeholders.
     """
     restart = _restart(crashed)
-    own, words = _apart(restart.command)
-    given, _ = _apart(shlex.split(crashed.command or ""))
-    return replace(restart, command=tuple(without_secrets([*assignments({**given, **own}), *words])))
+    env, words = _split_env(restart.command)
+    given, _ = _split_env(shlex.split(crashed.command or ""))
+    return replace(restart, command=tuple(without_secrets([*assignments({**given, **env}), *words])))
 
 
-def _apart(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
+def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
     matches = [match for match in map(ASSIGNMENT.fullmatch, takewhile(ASSIGNMENT.fullmatch, words)) if match]
     return {match[1]: match[2] for match in matches}, words[len(matches) :]
 
 
-def _restart(crashed: Crashed) -> RestartCommand:
+def _restart(crashed: CrashedServer) -> RestartCommand:
     from legroom.diagnosis.starting_plan import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
@@ -117,8 +117,8 @@ def _restart(crashed: Crashed) -> RestartCommand:
     if restart:
         return restart
     if crashed.command is None:
-        raise NothingComputed("the log shows no failure that flags would fix", "give the line that ran with --command")
-    return _with_room(crashed)
+        raise NoRestartCommand("the log shows no failure that flags would fix", "give the line that ran with --command")
+    return _fitting_command(crashed)
 
 
 def _from_log(log: str, hints: Hints) -> RestartCommand | None:
@@ -134,8 +134,8 @@ def _from_log(log: str, hints: Hints) -> RestartCommand | None:
     return None
 
 
-def _with_room(crashed: Crashed) -> RestartCommand:
-    """The same command, changed until it fits across the error band, and with no more requests than always fit."""
+def _fitting_command(crashed: CrashedServer) -> RestartCommand:
+    """The same command with flags that fit across the error band, and with max_num_seqs at most what always fits."""
     from legroom.deployments.deployment import deployment_from_command
     from legroom.drawing.text import plural
     from legroom.facts.releases import release as known_release
@@ -143,46 +143,42 @@ def _with_room(crashed: Crashed) -> RestartCommand:
     from legroom.planning.plan import plan, plan_on_named_card, ready_command
 
     assert crashed.command is not None
-    meant = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
-    fatal = [problem for problem in meant.problems if problem.stops_vllm]
+    deployment = deployment_from_command(crashed.command, known_release(crashed.vllm) if crashed.vllm else None)
+    fatal = [problem for problem in deployment.problems if problem.stops_vllm]
     if fatal:
         raise LegroomError(
             "; ".join(problem.message for problem in fatal),
             "; ".join(f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead),
         )
-    first = plan_on_named_card(_target(crashed, meant.args, meant.release, meant.gpu_count), meant.args)
-    made, why = first, "it fits as it is"
+    first = plan_on_named_card(
+        _target(crashed, deployment.args, deployment.release, deployment.gpu_count), deployment.args
+    )
+    fitting, why = first, "it fits as it is"
     if first.verdict != "fits":
-        working = [advice_given for advice_given in with_advice(first).advice if advice_given.plan.verdict == "fits"]
-        # The same model in less room before another checkpoint of it: answers must not change behind anybody's back.
-        # And rather what leaves as much of the card free as what crashed did.
+        working = [each for each in with_advice(first).advice if each.plan.verdict == "fits"]
+        # Prefers the same model to another checkpoint, and flags that leave as much headroom as before.
         headroom = first.layout.headroom_bytes
         advice = min(
-            working,
-            key=lambda advice_given: (
-                "model" in advice_given.flags,
-                advice_given.plan.layout.headroom_bytes < headroom,
-            ),
-            default=None,
+            working, key=lambda each: ("model" in each.flags, each.plan.layout.headroom_bytes < headroom), default=None
         )
         if advice is None:
-            raise NothingComputed(
+            raise NoRestartCommand(
                 f"no change of flags makes it fit: {first.reason}", "see legroom plan and legroom size"
             )
-        made, why = advice.plan, advice.why
-    holds = max(1, int(made.memory.kv.max_concurrency))
-    if holds < made.settings.max_num_seqs:
-        made = plan(made.target, replace(made.args, max_num_seqs=holds))
+        fitting, why = advice.plan, advice.why
+    holds = max(1, int(fitting.memory.kv.max_concurrency))
+    if holds < fitting.settings.max_num_seqs:
+        fitting = plan(fitting.target, replace(fitting.args, max_num_seqs=holds))
         at_a_time = f"{plural(holds, 'request')} at a time"
         why += f"; {at_a_time}, so that each can grow to the full context and none is ever preempted"
-    return RestartCommand(tuple(ready_command(made)), why, made)
+    return RestartCommand(tuple(ready_command(fitting)), why, fitting)
 
 
-def _target(crashed: Crashed, args: Any, release: Any, gpu_count: int | None) -> Any:
+def _target(crashed: CrashedServer, args: Any, release: Any, gpu_count: int | None) -> Any:
     from legroom.facts.gpus import gpu, with_total
     from legroom.live.gpu_memory import devices
     from legroom.planning.plan import Target
-    from legroom.vllm.served_model import served_model
+    from legroom.vllm.resolve import served_model
 
     cards = devices()
     if crashed.gpu is None and not cards:

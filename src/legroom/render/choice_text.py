@@ -7,7 +7,7 @@ from shlex import join
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.simulation.flag_search import MOST_REPLICAS, Choice, HoldingFleet
+from legroom.simulation.flag_search import MAX_REPLICAS, Choice, HoldingFleet
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
@@ -57,7 +57,7 @@ def _rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
             f"{outcome.first_token_p99:,.2f}",
             f"{outcome.latency_p99:,.2f}",
             count(outcome.preemptions),
-            f"{outcome.peak_share:.0%}",
+            f"{outcome.peak_ratio:.0%}",
             f"{outcome.hit_ratio:.0%}",
             " ".join(any_release_words(outcome.flags)),
         )
@@ -111,7 +111,7 @@ def _what_holds(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:
         return
     if choice.best.finished and not any(fleet.replicas > 1 for fleet, _ in fleets):
         yield from wrap(
-            f"More replicas of this server do not help (up to {MOST_REPLICAS:,}, or one a request, were tried): "
+            f"More replicas of this server do not help (up to {MAX_REPLICAS:,}, or one a request, were tried): "
             "a request that is served alone takes too long already.",
             style.width,
         )

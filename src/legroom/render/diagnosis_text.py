@@ -244,7 +244,7 @@ def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Lang
 
 def _entry(finding: Finding) -> Entry | None:
     """The catalog's story of this cause, which is told in more languages than one."""
-    from legroom.explain.catalog import entry  # reads the catalog
+    from legroom.explain.catalog_entries import entry  # reads the catalog
 
     try:
         return entry(finding.entry)

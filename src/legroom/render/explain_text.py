@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from legroom.drawing.terminal import Style
 from legroom.drawing.text import wrap
+from legroom.explain.catalog_search import Hit
 from legroom.explain.entry import Count, Entry, Language, Localized, example_text
-from legroom.explain.search import Hit
 
 _HEADINGS = {
     "log": ("What the log says", "日志里的样子"),
@@ -151,10 +151,8 @@ def _count(count: Count, language: Language) -> str:
     if not count.tried:
         return ""
     if language == "zh":
-        here = f"，其中 {count.here} 次在本机" if count.here else ""
-        return f" [{count.tried} 个讨论试过：{count.worked} 有效，{count.failed} 无效{here}]"
-    here = f", {count.here} of them here" if count.here else ""
-    return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}{here}]"
+        return f" [{count.tried} 个讨论试过：{count.worked} 有效，{count.failed} 无效]"
+    return f" [tried in {count.tried}: worked {count.worked}, failed {count.failed}]"
 
 
 def _when(condition: str, language: Language) -> str:

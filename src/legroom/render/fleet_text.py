@@ -6,7 +6,7 @@ from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, count, plural
 from legroom.live.fleet import UNKNOWN, FleetGroup, FleetView
 
-_MOST_ADVICE = 20
+_MAX_ADVICE = 20
 _BY_KV_ALONE = (
     "could go: counted by KV cache alone. Fewer servers run larger batches, which are slower: `legroom size --rate` "
     "says how much"
@@ -19,11 +19,11 @@ def fleet_text(view: FleetView, window: str, style: Style) -> str:
     rows = [_HEAD, *(_row(group) for group in view.groups)]
     lines = [style.paint(_headline(view, servers, window), "bold"), "", *columns(rows, "<<<>>>>>>"), ""]
     advice = [(group, each) for group in view.groups for each in group.advice]
-    for _, each in advice[:_MOST_ADVICE]:
+    for _, each in advice[:_MAX_ADVICE]:
         change = ", ".join(f"{flag} {value}" for flag, value in each.flags.items())
         lines.append(f"  {each.server}: {each.why}{f' ({change})' if change else ''}")
-    if len(advice) > _MOST_ADVICE:
-        lines.append(f"  and {count(len(advice) - _MOST_ADVICE)} more; --json lists them all")
+    if len(advice) > _MAX_ADVICE:
+        lines.append(f"  and {count(len(advice) - _MAX_ADVICE)} more; --json lists them all")
     if any(UNKNOWN in {group.key.release, group.key.pool} for group in view.groups):
         lines.append("  unknown: no label of the scraped targets tells the node pool or the release")
     if any(group.spare for group in view.groups):

@@ -11,7 +11,7 @@ from legroom.units import human_bytes
 if TYPE_CHECKING:
     from legroom.black_box import AllocatorSegment
     from legroom.drawing.terminal import Colour
-    from legroom.fragments.report import FragmentReport
+    from legroom.fragments.fragment_report import FragmentReport
 
 KINDS: dict[str, tuple[str, Colour, str, str]] = {
     "allocated": ("in use", "blue", "█", "#"),

@@ -11,7 +11,7 @@ from legroom.render.fragments_text import headline
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
-    from legroom.fragments.report import FragmentReport
+    from legroom.fragments.fragment_report import FragmentReport
 
 _WIDTH, _LEFT, _BAR_LEFT, _RIGHT = 760.0, 28.0, 190.0, 732.0
 _ROW_HEIGHT, _GAP = 18.0, 6.0

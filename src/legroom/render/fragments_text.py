@@ -11,7 +11,7 @@ from legroom.units import human_bytes
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
-    from legroom.fragments.report import FragmentReport
+    from legroom.fragments.fragment_report import FragmentReport
 
 _MOST_ROWS = 14
 _NAMES = {

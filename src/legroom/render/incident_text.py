@@ -18,8 +18,8 @@ from legroom.facts.releases import latest
 from legroom.live.journal.journal import Incident, JournalPoint
 from legroom.vllm.command_line import setting_words
 
-_MOST_LINES = 8
-_MOST_SLOTS = 560
+_MAX_LINES = 8
+_MAX_SLOTS = 560
 """Of a curve: as wide as the drawing, and wider than any terminal."""
 
 
@@ -114,7 +114,7 @@ def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
     if "exit_code" in detail:
         yield f"  exit code {detail['exit_code']} after {duration(float(detail.get('lived_s') or 0.0))}"
     shown = detail.get("evidence") or detail.get("lines") or ()
-    for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MOST_LINES:]:
+    for line in (shown if isinstance(shown, (list, tuple)) else [shown])[-_MAX_LINES:]:
         text = line.get("text", "") if isinstance(line, Mapping) else line
         yield style.paint(f"  | {str(text)[: style.width - 4]}", "grey")
 
@@ -133,15 +133,14 @@ def curves(points: Sequence[JournalPoint]) -> list[Curve]:
     slots = _slots(points)
 
     def worst(name: str) -> list[float]:
-        return [max(((point.gauge_range(name) or (0.0, 0.0))[1] for point in slot), default=0.0) for slot in slots]
+        return [max((getattr(point, name) or 0.0 for point in slot), default=0.0) for slot in slots]
 
-    running, waiting = worst("running"), worst("waiting")
-    preempted = [max((point.growth_of("preemptions") or 0.0 for point in slot), default=0.0) for slot in slots]
+    running, waiting = worst("running_max"), worst("waiting_max")
     return [
-        Curve("KV use", "blue", 4, worst("kv_use"), 1.0, "100%"),
+        Curve("KV use", "blue", 4, worst("kv_use_max"), 1.0, "100%"),
         counted("running", "green", running),
         counted("waiting", "orange", waiting),
-        counted("preempted", "red", preempted),
+        counted("preempted", "red", worst("preempted")),
     ]
 
 
@@ -150,7 +149,7 @@ def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
     look is passed over."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
-    width_s = max(usual_s, (last_s - first_s) / _MOST_SLOTS, 1e-3)
+    width_s = max(usual_s, (last_s - first_s) / _MAX_SLOTS, 1e-3)
     slots: list[list[JournalPoint]] = [[] for _ in range(int((last_s - first_s) / width_s) + 1)]
     begins = [int((point.time_s - first_s) / width_s) for point in points]
     for point, begin, following in zip(points, begins, [*begins[1:], len(slots)], strict=True):
@@ -271,10 +270,10 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
         "samples": [
             {
                 "time_s": point.time_s,
-                "kv_use": point.gauge("kv_use"),
-                "running": point.gauge("running"),
-                "waiting": point.gauge("waiting"),
-                "preemptions": point.growth_of("preemptions"),
+                "kv_use": point.kv_use,
+                "running": point.running,
+                "waiting": point.waiting,
+                "preemptions": point.preempted,
             }
             for point in points
         ],

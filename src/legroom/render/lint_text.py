@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import plural
-from legroom.lint.report import Report
+from legroom.lint.lint_report import LintReport
 from legroom.lint.rule import SEVERITIES
 
 _COLOURS: dict[str, Colour] = {"error": "red", "warning": "orange", "note": "blue"}
 
 
-def report_text(report: Report, style: Style = PLAIN) -> str:
+def report_text(report: LintReport, style: Style = PLAIN) -> str:
     """Findings, what was not read, and a summary; ends in a newline."""
     return "\n".join(_lines(report, style)) + "\n"
 
 
-def _lines(report: Report, style: Style) -> Iterator[str]:
+def _lines(report: LintReport, style: Style) -> Iterator[str]:
     for finding in report.findings:
         where, message = _printable(str(finding.place)), _printable(finding.message)
         word = style.paint(f"{finding.severity}:", _COLOURS[finding.severity], "bold")
@@ -40,7 +40,7 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: LintReport) -> str:
     counted = Counter(finding.severity for finding in report.findings)
     totals = ", ".join(plural(counted[severity], severity) for severity in SEVERITIES if counted[severity])
     whole = {gap.place.path for gap in report.unread if gap.place.line == 1} | {file.path for file in report.skipped}

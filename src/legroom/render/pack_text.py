@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, plural, wrap, wrap_command
-from legroom.planning.packing.changes import proof
+from legroom.planning.packing.pack_changes import proof
 from legroom.planning.plan import ready_command
 from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
-    from legroom.planning.packing.changes import PackChange
-    from legroom.planning.packing.pack import Packed, PackedCard, PackResult
+    from legroom.planning.packing.gpu_packing import Packed, PackedCard, PackResult
+    from legroom.planning.packing.pack_changes import PackChange
 
 _MARGIN = "  "
 
@@ -141,7 +141,7 @@ def _commands(result: PackResult, style: Style) -> Iterator[str]:
 
 
 def _is_ours(name: str) -> bool:
-    from legroom.facts.sleep import ENDPOINTS_SWITCH  # few packs sleep
+    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH  # few packs sleep
 
     return name in ("CUDA_VISIBLE_DEVICES", ENDPOINTS_SWITCH)
 

@@ -14,7 +14,7 @@ from legroom.units import GIB, KIB
 
 if TYPE_CHECKING:
     from legroom.drawing.terminal import Colour, Style
-    from legroom.memory.kv.plan import KvPlan
+    from legroom.memory.kv.kv_plan import KvPlan
     from legroom.memory.layout import Layout
     from legroom.planning.plan import Plan, Verdict
 

@@ -1,4 +1,4 @@
-"""What holds memory after a crash, and what was freed, for people and programs."""
+"""Text and JSON of memory holders after a crash, and of what was freed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, plural, wrap
-from legroom.recover.free import Freed
-from legroom.recover.holders import Holdings
+from legroom.recover.free_memory import Freed
+from legroom.recover.machine_snapshot import MachineSnapshot
 from legroom.recover.orphans import Holder, HolderState
 from legroom.units import GIB, human_bytes
 
@@ -20,25 +20,25 @@ _HEADINGS: dict[HolderState, tuple[str, Colour]] = {
     "zombie": ("Ended, not collected yet: they hold no memory", "grey"),
     "in use": ("In use", "green"),
 }
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 _DRIVER_BYTES = GIB
-"""More than this on a card without a process is held by something that cannot be seen (the driver alone takes less)."""
+"""The driver alone uses less; more on a card without processes belongs to a process that is not visible."""
 
 
-def holdings_text(holdings: Holdings, holders: Sequence[Holder], style: Style) -> str:
-    """Who holds what, the dead first."""
+def snapshot_text(snapshot: MachineSnapshot, holders: Sequence[Holder], style: Style) -> str:
+    """GPUs and holders, the dead first."""
     lines = []
-    for card in holdings.gpus:
+    for card in snapshot.gpus:
         lines.append(
             f"GPU {card.index} {card.name}: {human_bytes(card.used_bytes)} of {human_bytes(card.total_bytes)} used"
         )
-    lines += list(holdings.notes)
+    lines += list(snapshot.notes)
     for state, group in groupby(holders, key=lambda holder: holder.state):
         title, colour = _HEADINGS[state]
         lines += ["", style.paint(title, colour, "bold"), *_rows(list(group), style)]
     if not any(holder.state == "dead" for holder in holders):
-        lines += ["", *_no_dead_weight(hidden_text(holdings, holders), style)]
-    lines += _reset_advice(holdings, style)
+        lines += ["", *_no_dead_weight(hidden_text(snapshot, holders), style)]
+    lines += _reset_advice(snapshot, style)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -49,28 +49,28 @@ def _no_dead_weight(hidden: str, style: Style) -> list[str]:
     return [style.paint(line, "orange", "bold") for line in wrap(text, style.width)]
 
 
-def hidden_text(holdings: Holdings, holders: Sequence[Holder]) -> str:
-    """What only somebody else may look into, and how; empty where nothing is hidden."""
+def hidden_text(snapshot: MachineSnapshot, holders: Sequence[Holder]) -> str:
+    """Which holders only another user can inspect; empty where there are none."""
     hidden = [holder for holder in holders if holder.owner]
     if hidden:
         owners = ", ".join(sorted({holder.owner for holder in hidden}))
         return f"{total_text(hidden)} of {owners} cannot be looked into; run it as that user or as root"
-    if holdings.hides_others:
+    if snapshot.hides_others:
         return "the processes of other users are hidden from this one; run it as root"
     return ""
 
 
 def _rows(holders: Sequence[Holder], style: Style) -> Iterable[str]:
-    """A row a process; segments with the same story share one."""
+    """One row a process; segments with the same reason share a row."""
     groups: dict[tuple[int, str], list[Holder]] = {}
     for holder in holders:
         groups.setdefault((holder.process.pid if holder.process else 0, holder.reason), []).append(holder)
-    shown = list(groups.values())[:_MOST_ROWS]
+    shown = list(groups.values())[:_MAX_ROWS]
     table = columns([_cells(group) for group in shown], "<>><")
     for group, line in zip(shown, table, strict=True):
         yield "  " + line[: style.width - 2]
         yield from (style.paint(words, "grey") for words in wrap(group[0].reason, style.width, "      "))
-    rest = [holder for group in list(groups.values())[_MOST_ROWS:] for holder in group]
+    rest = [holder for group in list(groups.values())[_MAX_ROWS:] for holder in group]
     if rest:
         yield f"  and {len(rest)} more: {_sum_text(rest)}"
 
@@ -96,9 +96,9 @@ def total_text(dead: Sequence[Holder]) -> str:
     return f"{' and '.join(named)}: {_sum_text(dead)}"
 
 
-def _reset_advice(holdings: Holdings, style: Style) -> list[str]:
-    unseen = [card for card in holdings.gpus if any(pid not in holdings.processes for pid, _ in card.processes)]
-    stuck = [card for card in holdings.gpus if not card.processes and card.used_bytes > _DRIVER_BYTES]
+def _reset_advice(snapshot: MachineSnapshot, style: Style) -> list[str]:
+    unseen = [card for card in snapshot.gpus if any(pid not in snapshot.processes for pid, _ in card.processes)]
+    stuck = [card for card in snapshot.gpus if not card.processes and card.used_bytes > _DRIVER_BYTES]
     if not unseen and not stuck:
         return []
     text = (
@@ -111,15 +111,15 @@ def _reset_advice(holdings: Holdings, style: Style) -> list[str]:
 
 
 def freed_text(freed: Sequence[Freed], style: Style) -> str:
-    """What became of each; segments that went as planned are summed up."""
+    """The outcome of each holder; removed segments share a line."""
     lines = []
     removed = [end for end in freed if end.holder.segment and end.is_free]
     done, failed = style.paint(style.pick("✓", "ok"), "green"), style.paint(style.pick("×", "x"), "red")
     for end in freed:
         if end in removed:
             continue
-        fact = end.holder.process
-        named = f"PID {fact.pid} {end.holder.what}" if fact else end.holder.what
+        process = end.holder.process
+        named = f"PID {process.pid} {end.holder.what}" if process else end.holder.what
         detail = f" ({end.detail})" if end.detail else ""
         lines.append(f"{done if end.is_free else failed} {named}: {end.ending}{detail}")
     if removed:
@@ -129,15 +129,14 @@ def freed_text(freed: Sequence[Freed], style: Style) -> str:
 
 
 def holder_json(holder: Holder) -> dict[str, Any]:
-    """One holder as a program reads it."""
-    fact, segment = holder.process, holder.segment
+    process, segment = holder.process, holder.segment
     return {
         "state": holder.state,
         "what": holder.what,
         "reason": holder.reason,
-        "pid": fact.pid if fact else None,
-        "created_s": fact.created_s if fact else None,
-        "user": fact.user if fact else None,
+        "pid": process.pid if process else None,
+        "created_s": process.created_s if process else None,
+        "user": process.user if process else None,
         "path": segment.path if segment else None,
         "gpu_bytes": holder.gpu_bytes,
         "host_bytes": holder.bytes,

@@ -10,7 +10,7 @@ from legroom.drawing.text import columns, wrap
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
-    from legroom.memory.sleep import ServerState
+    from legroom.memory.server_states import ServerState
 
 _MARGIN = "  "
 _WORDS = {

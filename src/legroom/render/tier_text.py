@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legroom.drawing.text import columns, count
-from legroom.simulation.tiers.tier_report import MOST_OF_THE_HITS, TierReport, chunks_for
+from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for
 from legroom.simulation.timeline import percentile
 from legroom.units import gib
 
@@ -73,10 +73,10 @@ def _curve(report: TierReport) -> list[str]:
         for point in report.curve
     ]
     lines = columns(rows, ">><")
-    enough = chunks_for(report.curve, MOST_OF_THE_HITS)
+    enough = chunks_for(report.curve, HIT_SHARE)
     if enough is None:
         return [*lines, "no size of the tier would give a hit"]
-    return [*lines, f"{MOST_OF_THE_HITS:.0%} of all the hits there are: {_size(report, enough)}"]
+    return [*lines, f"{HIT_SHARE:.0%} of all the hits there are: {_size(report, enough)}"]
 
 
 def _size(report: TierReport, num_chunks: int) -> str:

@@ -14,8 +14,7 @@ from legroom.units import GIB, MIB, gib, human_bytes
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
     from legroom.planning.upgrades.kv_changes import ByteChange
-    from legroom.planning.upgrades.pool import PoolChange
-    from legroom.planning.upgrades.upgrade import ReleaseStep, Upgrade
+    from legroom.planning.upgrades.release_upgrade import PoolChange, ReleaseStep, Upgrade
 
 _ALWAYS = ("KV cache", "blocks", "tokens as vLLM prints them", "longest requests at once", "free at the peak")
 """Figures that are shown whether or not they change."""

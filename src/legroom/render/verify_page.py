@@ -8,7 +8,7 @@ from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_c
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import PLAIN, Colour, Style
 from legroom.drawing.text import columns, count, wrap
-from legroom.verify.checks import Check, LoadRun, Verification
+from legroom.verify.verification_checks import Check, LoadRun, Verification
 
 
 def verification_text(verification: Verification, style: Style = PLAIN) -> str:
@@ -17,7 +17,7 @@ def verification_text(verification: Verification, style: Style = PLAIN) -> str:
     width = max((len(check.name) for check in verification.checks), default=0)
     for check in verification.checks:
         lines += wrap(f"{_mark(check, style)} {check.name:<{width}}  {check.text}", style.width, "", " " * (width + 4))
-    if verification.load and verification.load.points:
+    if verification.load and verification.load.samples:
         lines += ["", *_curve_text(verification.load, style), "", *columns(_figures(verification.load), "<<")]
     for remark in verification.notes:
         lines += ["", *wrap(f"note: {remark}", style.width)]
@@ -41,22 +41,22 @@ def _mark(check: Check, style: Style) -> str:
 
 def _curves(run: LoadRun) -> list[Curve]:
     return [
-        Curve("KV use", "blue", 5, [point.kv_use or 0.0 for point in run.points], 1.0, "100%"),
-        counted("running", "green", [point.running for point in run.points]),
-        counted("waiting", "orange", [point.waiting for point in run.points]),
+        Curve("KV use", "blue", 5, [sample.kv_use or 0.0 for sample in run.samples], 1.0, "100%"),
+        counted("running", "green", [sample.running for sample in run.samples]),
+        counted("waiting", "orange", [sample.waiting for sample in run.samples]),
     ]
 
 
 def _curve_text(run: LoadRun, style: Style) -> list[str]:
     lines = [line for curve in _curves(run) for line in curve_lines(curve, style)]
-    return [*lines, axis_line("0 s", f"{run.points[-1].at_s:.0f} s", style)]
+    return [*lines, axis_line("0 s", f"{run.samples[-1].at_s:.0f} s", style)]
 
 
 def _figures(run: LoadRun) -> list[tuple[str, str]]:
     good = [outcome for outcome in run.outcomes if outcome.ok]
     tokens = sum(outcome.output_tokens for outcome in good)
     figures = [
-        ("load", f"{run.name}: {count(run.asked)} requests, up to {run.concurrency} at a time, {run.seconds:.1f} s"),
+        ("load", f"{run.name}: {count(run.requests)} requests, up to {run.concurrency} at a time, {run.seconds:.1f} s"),
         ("answered", f"{count(len(good))}, {tokens / run.seconds if run.seconds else 0:,.0f} output tokens/s"),
     ]
     if good:
@@ -97,7 +97,7 @@ def verification_svg(verification: Verification) -> str:
                 svg.text(40, y, check.name, "soft")
             svg.text(150, y, line, "ink")
     y += 24
-    if verification.load and verification.load.points:
+    if verification.load and verification.load.samples:
         y = _draw(svg, verification.load, y)
     return svg.render(y + 12)
 
@@ -108,7 +108,7 @@ def _draw(svg: Svg, run: LoadRun, y: float) -> float:
         draw_curve(svg, y, curve, (560, box))
         y += box + 12
     svg.text(110, y + 6, "0 s", "soft")
-    svg.text(670, y + 6, f"{run.points[-1].at_s:.0f} s", "soft", anchor="end")
+    svg.text(670, y + 6, f"{run.samples[-1].at_s:.0f} s", "soft", anchor="end")
     y += 12
     for name, value in _figures(run):
         y += 20

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from legroom.drawing.terminal import Colour, Style
 from legroom.drawing.text import columns, wrap
-from legroom.live.view import ServerView, State
+from legroom.live.server_view import ServerView, State
 from legroom.units import human_bytes
 
 COLOURS: dict[State, Colour] = {
@@ -30,8 +30,8 @@ def mark(state: State, style: Style) -> str:
     return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
 
 
-def look_text(views: Sequence[ServerView], style: Style) -> str:
-    """One look: every server with its state, its sentence and its figures."""
+def servers_text(views: Sequence[ServerView], style: Style) -> str:
+    """One scrape: every server with its state, its sentence and its figures."""
     lines: list[str] = []
     for view in views:
         lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}" + _models(view)]

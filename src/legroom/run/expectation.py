@@ -59,7 +59,7 @@ class Gpus:
     """Whether the driver was there to ask."""
 
 
-def gpus_here(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
+def visible_gpus(env: Mapping[str, str], named: str | None = None, needed: int = 1) -> Gpus:
     """What NVML shows, cut to CUDA_VISIBLE_DEVICES; `named` is what the user calls the card.
 
     A server that needs fewer GPUs than it sees takes the first ones: only what is used of those counts.
@@ -111,10 +111,9 @@ def _planned(command: ServerCommand, env: Mapping[str, str], gpus: Gpus) -> Expe
 
 def _on_cpu(command: ServerCommand, env: Mapping[str, str]) -> Expectation:
     """Without a GPU there is no card to plan; the blocks of a pool whose size was given are still exact."""
-    from legroom.memory.kv.plan import kv_plan
-    from legroom.vllm.engine import on_cpu
-    from legroom.vllm.resolve import resolve
-    from legroom.vllm.served_model import served_model
+    from legroom.memory.kv.kv_plan import kv_plan
+    from legroom.vllm.engine_selection import on_cpu
+    from legroom.vllm.resolve import resolve, served_model
 
     nothing = "no GPU here, so no plan of a card"
     pool = cpu_pool_bytes(command, env)
@@ -144,11 +143,11 @@ def cpu_pool_bytes(command: ServerCommand, env: Mapping[str, str]) -> int | None
 
 _READ_BYTES = 16 << 20
 """More than a server's log ever has."""
-CLOSE = 0.02
+POOL_TOLERANCE = 0.02
 """A pool this near to the planned one is as planned: vLLM prints memory in hundredths of a GiB."""
 
 
-def compared(log: Path, expected: Expectation) -> str:
+def pool_comparison(log: Path, expected: Expectation) -> str:
     """What vLLM says of its pool, beside what was expected; nothing where it does not say it."""
     startup = _startup(log)
     if startup is None or startup.tokens is None:
@@ -160,19 +159,19 @@ def compared(log: Path, expected: Expectation) -> str:
     if startup.tokens == expected.tokens:
         return f"{printed}; exactly as planned"
     off = startup.tokens / expected.tokens - 1 if expected.tokens else 0.0
-    judged = "as planned" if abs(off) <= CLOSE else f"the plan said {expected.tokens:,} ({off:+.1%})"
-    return f"{printed}; {judged}"
+    comparison = "as planned" if abs(off) <= POOL_TOLERANCE else f"the plan said {expected.tokens:,} ({off:+.1%})"
+    return f"{printed}; {comparison}"
 
 
-def calibrated(log: Path, gpus: Gpus) -> str:
+def store_calibration(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
+    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
         starts = calibrated_starts(_text(log), str(log), gpus.name, None)
-        keep_measurements(starts)
+        store_measurements(starts)
     except LegroomError as error:
         return f"the measured memory could not be kept: {error.message}"
     except OSError as error:

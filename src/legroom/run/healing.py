@@ -18,10 +18,10 @@ from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.starting_plan import Hints
 from legroom.errors import LegroomError
-from legroom.explain.catalog import entry
+from legroom.explain.catalog_entries import entry
 from legroom.facts.flags import flag_name, flags_of
-from legroom.live.host_memory import KernelKill
-from legroom.memory.host import LEAST_PROCESS_BYTES, HostShare, whole_gib
+from legroom.live.kernel_memory import KernelKill
+from legroom.memory.host_needs import LEAST_PROCESS_BYTES, HostShare, whole_gib
 from legroom.planning.machine import Machine, make_plan
 from legroom.records import dataclass
 from legroom.run.expectation import Expectation, Gpus, cpu_pool_bytes, expect
@@ -158,7 +158,7 @@ def _gib_of(text: str | None) -> float:
         return 0.0
 
 
-SURE_ENOUGH = 0.5
+MIN_CONFIDENCE = 0.5
 """Causes and fixes below this are reported, never tried."""
 NOT_A_FIX = frozenset(
     {"report", "driver", "engine_version_or_V0", "request", "access", "files", "package", "disk", "port"}
@@ -206,7 +206,7 @@ class Remedy:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _FixContext:
     """What a fix is weighed against."""
 
     command: ServerCommand
@@ -218,7 +218,7 @@ class _Case:
     """How many tokens the log says its KV pool holds."""
 
 
-def heal(
+def find_remedy(
     log: Path,
     command: ServerCommand,
     bounds: Bounds,
@@ -247,13 +247,15 @@ def heal(
         cause_of(first.cause).is_memory,
         tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
     )
-    keys = frozenset(_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
+    keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
     pool_tokens = longest_len(reading.runs[0].case) if reading.runs else None
-    case = _Case(command, bounds, gpus, environ, keys, pool_tokens)
+    case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
     return _first_allowed(diagnosed, findings, case)
 
 
-def _key(words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]) -> object:
+def _launch_key(
+    words: Sequence[str], env: Mapping[str, str], command: ServerCommand, environ: Mapping[str, str]
+) -> object:
     """Equal for set-ups that a server cannot tell apart: the order of flags and what is inherited anyway are not in."""
     parts = list(command_parts(words, command.release))
     flags = sorted((part.dest, part.value) for part in parts if part.name)
@@ -288,18 +290,18 @@ def _exception_text(finding: Finding) -> str:
     return f" It says: {reason[:_LONGEST_WORDS]}" if reason else ""
 
 
-def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _Case) -> Remedy:
+def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _FixContext) -> Remedy:
     refusals: list[str] = []
     for fix in computed_fixes(findings):
         command = case.command
-        change = _described(fix, command, case.environ)
+        change = _describe(fix, command, case.environ)
         words = with_settings(command.words, command.flags_at, fix.flags, command.release)
         env = {**command.env, **fix.env}
-        reason = _forbidden(fix, case.bounds) or _nothing_new(fix, words, env, case)
+        reason = _violates_bounds(fix, case.bounds) or _already_tried(fix, words, env, case)
         if not reason:
             changed = read_command([*assignments(env), *words], command.stated_release or None, case.environ)
             expected = expect(changed, case.environ, case.gpus)
-            reason = _too_little(fix, expected, case, diagnosed.is_memory)
+            reason = _below_minimum(fix, expected, case, diagnosed.is_memory)
         if not reason:
             why = masked(fix.why)
             return replace(diagnosed, words=words, env=env, changed=change, why=why, expected=expected, fix=fix.kind)
@@ -311,9 +313,9 @@ def _first_allowed(diagnosed: Remedy, findings: tuple[Finding, ...], case: _Case
     return replace(diagnosed, refused=f"no flags that fix it could be computed{hint}")
 
 
-def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _Case) -> str:
+def _already_tried(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _FixContext) -> str:
     """Why this change would lead to a set-up that has failed; empty where it leads to a new one."""
-    if _key(words, env, case.command, case.environ) not in case.tried:
+    if _launch_key(words, env, case.command, case.environ) not in case.tried:
         return ""
     command = case.command
     file = value_of(command.words, command.flags_at, "config", command.release)
@@ -330,16 +332,16 @@ def _nothing_new(fix: Fix, words: Sequence[str], env: Mapping[str, str], case: _
 def computed_fixes(findings: tuple[Finding, ...]) -> Iterator[Fix]:
     """Fixes by flags or environment of every cause that is sure enough, in the order of the diagnosis."""
     for finding in findings:
-        if finding.confidence < SURE_ENOUGH:
+        if finding.confidence < MIN_CONFIDENCE:
             return
         for fix in finding.fixes:
-            if fix.confidence < SURE_ENOUGH or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
+            if fix.confidence < MIN_CONFIDENCE or fix.kind in NOT_A_FIX or _NEVER_CHANGED & fix.flags.keys():
                 continue
             if fix.flags or fix.env:
                 yield fix
 
 
-def _forbidden(fix: Fix, bounds: Bounds) -> str:
+def _violates_bounds(fix: Fix, bounds: Bounds) -> str:
     """Why the user does not want this change; empty where it is fine."""
     for name in (*fix.flags, *fix.env):
         if name in bounds.keep:
@@ -353,7 +355,7 @@ def _forbidden(fix: Fix, bounds: Bounds) -> str:
     return ""
 
 
-def _too_little(fix: Fix, expected: Expectation, case: _Case, is_memory: bool) -> str:
+def _below_minimum(fix: Fix, expected: Expectation, case: _FixContext, is_memory: bool) -> str:
     bounds, times, length = case.bounds, expected.max_concurrency, expected.max_model_len
     if bounds.min_concurrency and times is None and is_memory and fix.flags:
         wanted = fix.flags.get("max_model_len")
@@ -367,7 +369,7 @@ def _too_little(fix: Fix, expected: Expectation, case: _Case, is_memory: bool) -
     return ""
 
 
-def _described(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
+def _describe(fix: Fix, command: ServerCommand, environ: Mapping[str, str]) -> str:
     parts = []
     for name, value in fix.flags.items():
         before = value_of(command.words, command.flags_at, name, command.release)

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legroom.actions.child import Child
-from legroom.process_table import cpu_ticks, descendants, is_stopped
+from legroom.process_table import cpu_ticks, descendants, engines_below, is_engine, is_stopped
 from legroom.records import dataclass
-from legroom.vllm.processes import engines_below, is_engine
 
-LOOKS = 4
+HANG_CHECKS = 4
 """How many looks in a row must find it hanging."""
-_ASK_S = 5.0
+_HANG_TIMEOUT_S = 5.0
 """How long a look waits for an answer, at most."""
 
 
@@ -32,37 +31,37 @@ class HangWatch:
 
     def __init__(
         self,
-        patience_s: float,
+        timeout_s: float,
         used: Callable[[], int | None],
         answers: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._every_s = patience_s / LOOKS
-        self._used, self._answers, self._clock = used, answers, clock
+        self._interval_s = timeout_s / HANG_CHECKS
+        self._cpu_ticks, self._answers, self._clock = used, answers, clock
         self._is_stopped = is_stopped
-        self._before = used()
+        self._last_ticks = used()
         self._silent = 0
-        self._due_s = clock() + self._every_s
+        self._due_s = clock() + self._interval_s
 
     def left_s(self) -> float | None:
         """How long until the next look; None where there is none."""
-        return max(self._due_s - self._clock(), 0.0) if self._every_s else None
+        return max(self._due_s - self._clock(), 0.0) if self._interval_s else None
 
-    def hangs(self) -> bool:
+    def is_hung(self) -> bool:
         """Look, if it is time to; whether it has hung for as long as the patience lasts."""
         if self.left_s() != 0.0:
             return False
-        self._due_s = self._clock() + self._every_s
-        used = self._used()
-        works = used is None or used != self._before
-        self._before = used
-        serves = (works or self._answers(min(_ASK_S, self._every_s))) and not self._is_stopped()
+        self._due_s = self._clock() + self._interval_s
+        used = self._cpu_ticks()
+        works = used is None or used != self._last_ticks
+        self._last_ticks = used
+        serves = (works or self._answers(min(_HANG_TIMEOUT_S, self._interval_s))) and not self._is_stopped()
         self._silent = 0 if serves else self._silent + 1
-        return self._silent >= LOOKS
+        return self._silent >= HANG_CHECKS
 
 
-def ticks_in_front(child: Child) -> Callable[[], int | None]:
+def api_server_cpu_ticks(child: Child) -> Callable[[], int | None]:
     """The CPU time of everything of a server but its engines, which may wait in a loop: of its API servers, and of what
     stands above them (`uv run`, `sudo`). None where one has gone, is debugged, or may be kept from printing."""
     server = child.pid
@@ -71,7 +70,7 @@ def ticks_in_front(child: Child) -> Callable[[], int | None]:
     def used() -> int | None:
         front = [pid for pid in (server, *descendants(server)) if not is_engine(pid)]
         ticks = [cpu_ticks(pid) for pid in front]
-        if child.is_held_up or None in ticks:
+        if child.is_blocked or None in ticks:
             return None
         return sum(used or 0 for used in ticks) or None  # a system that counts no CPU time cannot tell work from none
 
@@ -85,7 +84,7 @@ def has_stopped_engine(child: Child) -> Callable[[], bool]:
     return lambda: any(is_stopped(pid) for pid in engines_below(server))
 
 
-_PATIENCE_S = 2.0
+_HEALTH_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -98,16 +97,16 @@ class ServerAddress:
 
     def is_healthy(self) -> bool:
         """Whether the server answers 200."""
-        return self._health_status(_PATIENCE_S) == 200
+        return self._health_status(_HEALTH_TIMEOUT_S) == 200
 
-    def answers(self, patience_s: float) -> bool:
+    def answers(self, timeout_s: float) -> bool:
         """Whether it answers at all."""
-        return self._health_status(patience_s) is not None
+        return self._health_status(timeout_s) is not None
 
-    def _health_status(self, patience_s: float) -> int | None:
+    def _health_status(self, timeout_s: float) -> int | None:
         try:
-            with socket.create_connection((self.host, self.port), patience_s) as plain:
-                plain.settimeout(patience_s)
+            with socket.create_connection((self.host, self.port), timeout_s) as plain:
+                plain.settimeout(timeout_s)
                 stream = _wrapped(plain, self.host) if self.tls else plain
                 stream.sendall(f"GET /health HTTP/1.1\r\nHost: {self.host}\r\nConnection: close\r\n\r\n".encode())
                 return int(stream.recv(64).split(b" ")[1])

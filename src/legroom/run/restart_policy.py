@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from legroom.errors import LegroomError
 from legroom.live.journal.journal import DONE, FAILED, Journal, JournalUnavailable
 from legroom.records import dataclass
 from legroom.run.run_options import RunOptions
@@ -109,33 +108,9 @@ class IncidentRecorder:
             return None
 
 
-class TriedFix:
-    """The fix that is being tried, until the server is up or fails again: `legroom run` sees for itself whether it
-    worked. Recording that never stops a server."""
-
-    def __init__(self, release: str, say: Callable[[str], None]) -> None:
-        self._release, self._say = release, say
-        self._remedy: Mapping[str, Any] | None = None
-
-    def begin(self, remedy: Mapping[str, Any]) -> None:
-        self._remedy = remedy if remedy.get("cause") and remedy.get("fix") else None
-
-    def end(self, worked: bool) -> None:
-        remedy, self._remedy = self._remedy, None
-        if remedy is None:
-            return
-        from legroom.explain.outcomes import Outcome, record_outcome  # only after a fix
-
-        outcome = Outcome(remedy["cause"], remedy["entry"], remedy["fix"], self._release, worked, "run")
-        try:
-            record_outcome(outcome)
-        except LegroomError as error:
-            self._say(f"{error.message}; going on without")
-
-
-WINDOW_S = 3600.0
-LONGEST_DELAY_S = 300.0
-_MOST_DOUBLINGS = 64
+BUDGET_WINDOW_S = 3600.0
+MAX_RESTART_DELAY_S = 300.0
+_MAX_DOUBLINGS = 64
 """By then the longest delay is reached from any first one; many more are no float."""
 
 
@@ -154,13 +129,13 @@ class Setup:
     def of(cls, answer: Mapping[str, Any]) -> Setup:
         return cls(tuple(answer["words"]), dict(answer["env"]), answer["line"], answer["expected"])
 
-    def is_like(self, other: Setup) -> bool:
+    def is_same_launch(self, other: Setup) -> bool:
         """Whether both launch the same, whatever was expected of it."""
         return (self.words, self.env) == (other.words, other.env)
 
     def is_among(self, others: Iterable[Setup]) -> bool:
         """Whether one of them launches the same."""
-        return any(self.is_like(other) for other in others)
+        return any(self.is_same_launch(other) for other in others)
 
 
 class Setups:
@@ -170,7 +145,7 @@ class Setups:
         self.current = first
         self._tried: list[Setup] = []
         self._served: list[Setup] = []
-        self._taken_away: dict[str, str] = {}
+        self._removed_env: dict[str, str] = {}
         """Variables that a change took from the environment, until it has served."""
 
     @property
@@ -192,18 +167,18 @@ class Setups:
 
     def mark_served(self) -> None:
         """It came up: what to go back to, from now on."""
-        self._served = [*(setup for setup in self._served if not setup.is_like(self.current)), self.current]
-        self._taken_away.clear()
+        self._served = [*(setup for setup in self._served if not setup.is_same_launch(self.current)), self.current]
+        self._removed_env.clear()
 
     def change(self, answer: Mapping[str, Any]) -> None:
         """To what somebody left for this restart. The server inherits the environment, so what goes is taken away."""
         self.current = Setup.of(answer)
-        self._taken_away |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
+        self._removed_env |= {name: os.environ.pop(name) for name in answer["unset"] if name in os.environ}
 
-    def go_back(self) -> None:
+    def revert(self) -> None:
         """To what has served last."""
         self.current = self._served[-1]
-        os.environ.update(self._taken_away)
+        os.environ.update(self._removed_env)
 
 
 class RestartBudget:
@@ -213,17 +188,17 @@ class RestartBudget:
         self.per_hour, self.first_delay_s = per_hour, first_delay_s
         self._taken: list[float] = []
 
-    def left(self, now_s: float) -> int:
+    def remaining(self, now_s: float) -> int:
         """How many more the last hour allows."""
-        self._taken = [taken for taken in self._taken if now_s - taken < WINDOW_S]
+        self._taken = [taken for taken in self._taken if now_s - taken < BUDGET_WINDOW_S]
         return max(self.per_hour - len(self._taken), 0)
 
-    def take(self, now_s: float) -> float | None:
+    def consume(self, now_s: float) -> float | None:
         """How long to wait before the restart that is begun now; None where the budget is spent."""
-        if not self.left(now_s):
+        if not self.remaining(now_s):
             return None
-        doublings = min(len(self._taken), _MOST_DOUBLINGS)
-        delay_s = min(self.first_delay_s * 2.0**doublings, LONGEST_DELAY_S)
+        doublings = min(len(self._taken), _MAX_DOUBLINGS)
+        delay_s = min(self.first_delay_s * 2.0**doublings, MAX_RESTART_DELAY_S)
         self._taken.append(now_s)
         return delay_s
 
@@ -238,7 +213,6 @@ class RestartPolicy:
     def __init__(
         self,
         options: RunOptions,
-        release: str,
         setups: Setups,
         incidents: IncidentRecorder,
         find_fix: FindFix,
@@ -249,14 +223,12 @@ class RestartPolicy:
         """What failed and what was done about it, in order."""
         self._options, self._setups, self._incidents = options, setups, incidents
         self._find_fix, self._last_lines, self._say = find_fix, last_lines, say
-        self._tried_fix = TriedFix(release, say)
         self._budget = RestartBudget(options.restarts, options.restart_delay_s)
         self._tries = 0
 
     def served(self) -> None:
         """The server is up: what was tried has worked."""
         self._incidents.close_done("it serves again")
-        self._tried_fix.end(worked=True)
         self._tries = 0
         self._setups.mark_served()
 
@@ -270,7 +242,6 @@ class RestartPolicy:
 
     def _after_failed_start(self, ending: ServerExit) -> float | None:
         self._incidents.fail_action()
-        self._tried_fix.end(worked=False)
         remedy = self._find_fix()
         if remedy is None:
             return None
@@ -290,8 +261,7 @@ class RestartPolicy:
         self._say(
             f"try {self._tries} of {self._options.tries}: {head} Changed: {remedy['changed']}. Expected now: {expected}"
         )
-        self._adopt(remedy)
-        self._tried_fix.begin(remedy)
+        self._use_remedy(remedy)
         change = {"changed": remedy["changed"], "command": self._setups.current.line}
         self._incidents.begin_action("relaunch", change)
 
@@ -307,7 +277,7 @@ class RestartPolicy:
             self._say(f"{head} Nothing is changed: {refused}")
             return self._restart("it has served before")
         self._say(f"{head} Not tried again: {refused}")
-        self._setups.go_back()
+        self._setups.revert()
         return self._restart(f"back to what has served: {self._setups.current.line}")
 
     def _after_crash(self, ending: ServerExit) -> float | None:
@@ -326,13 +296,13 @@ class RestartPolicy:
         self._say(f"diagnosis: {remedy['failed']}")
         self.history.append(history_entry("died_serving", ending, remedy))
         if remedy["is_memory"]:
-            self._tell_cure(remedy)
+            self._report_manual_fix(remedy)
         if self._options.on_crash == "exit":
             self.give_up("--on-crash exit: not restarted")
             return None
         return self._restart("the same command", remedy if remedy["is_memory"] and remedy["words"] else None)
 
-    def _tell_cure(self, remedy: Mapping[str, Any]) -> None:
+    def _report_manual_fix(self, remedy: Mapping[str, Any]) -> None:
         """What a restart cannot do, or is not to: a limit to raise, a flag to change by hand."""
         if not remedy["words"]:
             self._say(f"nothing is changed: {remedy['refused']}")
@@ -341,22 +311,22 @@ class RestartPolicy:
 
     def _restart(self, unchanged: str, remedy: Mapping[str, Any] | None = None) -> float | None:
         """Within the budget, after a wait."""
-        delay_s = self._budget.take(time.monotonic())
+        delay_s = self._budget.consume(time.monotonic())
         if delay_s is None:
             self.give_up(f"{self._options.restarts} restarts in an hour are used up: not restarted")
             return None
         changed = ""
         if remedy is not None:
-            self._adopt(remedy)
+            self._use_remedy(remedy)
             changed = remedy["changed"]
         current = self._setups.current
         self._incidents.begin_action("restart", {"changed": changed, "command": current.line})
         self._say(
-            f"restart in {delay_s:g} s ({self._budget.left(time.monotonic())} left this hour): "
+            f"restart in {delay_s:g} s ({self._budget.remaining(time.monotonic())} left this hour): "
             + (f"changed {changed}. Expected now: {current.expected['text']}" if changed else unchanged)
         )
         return delay_s
 
-    def _adopt(self, remedy: Mapping[str, Any]) -> None:
+    def _use_remedy(self, remedy: Mapping[str, Any]) -> None:
         self._setups.current = Setup.of(remedy)
         self.history[-1]["changed"] = remedy["changed"]

@@ -19,14 +19,14 @@ from typing import Any
 from legroom.actions.server_log import ServerLog, last_lines
 from legroom.errors import LegroomError
 from legroom.home import runs_folder
-from legroom.live.host_memory import Cgroup, KernelAccount
+from legroom.live.kernel_memory import Cgroup, KernelAccount
 from legroom.masking import CREDENTIALS, SECRET_FLAGS, is_secret
 from legroom.process_lock import single_process
 
 _NOT_WRITTEN = "the log cannot be written (is the disk full?): its newest lines are kept in memory"
 
 
-class LifeRecord:
+class ProcessRecord:
     """Begun before the server is started, read when it has ended."""
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class LifeRecord:
         self._account = KernelAccount.of()
         self._is_problem_told = False
 
-    def follow(self, pid: int | None) -> None:
+    def track_cgroup(self, pid: int | None) -> None:
         """Where the server's memory is accounted for: a wrapper may move it into a cgroup of its own, as late as it
         likes before vLLM itself begins."""
         if pid is None:
@@ -46,7 +46,7 @@ class LifeRecord:
         if current is None or not Path(current.folder).is_relative_to(cgroup.folder):
             self._account = KernelAccount.of(pid)
 
-    def tell_problem(self, say: Callable[[str], None]) -> None:
+    def report_write_error(self, say: Callable[[str], None]) -> None:
         """That the disk does not take the log, once."""
         if self.log.problem and not self._is_problem_told:
             self._is_problem_told = True
@@ -60,13 +60,13 @@ class LifeRecord:
         return {"log": str(self.log.readable()), "account": asdict(self._account)}
 
 
-def account_of(document: dict[str, Any]) -> KernelAccount:
+def kernel_account_from(document: dict[str, Any]) -> KernelAccount:
     """What `question` made of it."""
     cgroup = document["cgroup"]
     return KernelAccount(**{**document, "cgroup": Cgroup(**cgroup) if cgroup else None})
 
 
-_MOVING = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
+_ADDRESS_FLAGS = frozenset({"host", "port", "uds", "headless", "ssl_certfile", "ssl_keyfile"})
 """Flags that put a server where its run does not look for it."""
 
 
@@ -75,11 +75,11 @@ class RunFile:
 
     def __init__(self, port: int) -> None:
         self.path = runs_folder() / f"{port}.json"
-        self._passing: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         self.log = self._log_folder() / f"{port}.log"
         self._lock = self.path.with_name(f"{port}.lock")
         self._port = port
-        self._unwritten: Mapping[str, Any] = {}
+        self._pending_record: Mapping[str, Any] = {}
         """The newest record, where it could not be written."""
         self._flags = self.path.with_name(f"{port}.flags.json")
 
@@ -92,8 +92,8 @@ class RunFile:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
         with contextlib.suppress(OSError):
-            self._passing = tempfile.TemporaryDirectory(prefix="legroom-")
-            return Path(self._passing.name)
+            self._temporary_folder = tempfile.TemporaryDirectory(prefix="legroom-")
+            return Path(self._temporary_folder.name)
         return folder
 
     def lock(self, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
@@ -112,14 +112,14 @@ class RunFile:
         """Write it with where the log is and since when it holds; that it cannot be written is said once."""
         content = {**content, "log": str(self.log), "started_s": time.time()}
         problem = self.write(content)
-        if problem and not self._unwritten:
+        if problem and not self._pending_record:
             say(problem)
-        self._unwritten = content if problem else {}
+        self._pending_record = content if problem else {}
 
-    def write_what_is_left(self) -> None:
+    def retry_write(self) -> None:
         """Where the last record could not be written: once more."""
-        if self._unwritten and not self.write(self._unwritten):
-            self._unwritten = {}
+        if self._pending_record and not self.write(self._pending_record):
+            self._pending_record = {}
 
     def write(self, content: Mapping[str, Any]) -> str:
         """Replace the file in one step; why not, where it cannot be. On a full disk the old one makes room: what it
@@ -146,8 +146,8 @@ class RunFile:
 
     def remove(self) -> None:
         """Only our own: another run of the same port may have begun."""
-        if self._passing is not None:
-            self._passing.cleanup()
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
         with contextlib.suppress(OSError, ValueError):
             if json.loads(self.path.read_text("utf-8")).get("pid") == os.getpid():
                 self.path.unlink()
@@ -161,9 +161,9 @@ class RunFile:
         """Whether something was left for the next restart."""
         return self._flags.exists()
 
-    def take_changes(self) -> tuple[Mapping[str, Any] | None, str]:
+    def pop_changes(self) -> tuple[Mapping[str, Any] | None, str]:
         """What was left for this restart, once; or why it cannot be taken."""
-        if problem := self.moving():
+        if problem := self.reject_address_flags():
             return None, f"{problem}, so nothing is changed"
         try:
             text = self._flags.read_text("utf-8")
@@ -182,13 +182,13 @@ class RunFile:
             return None, f'{self._flags} is not {{"flags": {{...}}, "env": {{...}}}}, so nothing is changed'
         return changes, ""
 
-    def moving(self) -> str:
+    def reject_address_flags(self) -> str:
         """Why what was left is refused, and taken away: it would put the server elsewhere. Empty where it would not."""
         from legroom.facts.flags import dest_name  # `run` waits in little memory
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
             flags = json.loads(self._flags.read_text("utf-8")).get("flags") or {}
-            moving = [name for name in flags if dest_name(name) in _MOVING]
+            moving = [name for name in flags if dest_name(name) in _ADDRESS_FLAGS]
             if moving:
                 self._flags.unlink()
                 return f"{', '.join(moving)} cannot be changed while it runs"

@@ -13,15 +13,15 @@ OnCrash = Literal["restart", "exit"]
 class Timing:
     """How often a supervisor looks, and how patient it is where nothing tells it."""
 
-    look_s: float = 1.0
+    poll_interval_s: float = 1.0
     """Between looks at whether a starting server is healthy."""
-    port_patience_s: float = 10.0
+    port_timeout_s: float = 10.0
     """How long the kernel may take to free the port of a server that is gone."""
     leftover_grace_s: float = 3.0
     """How long what a server leaves behind may take to end by itself: engine cores notice, trackers clean up."""
 
 
-USUAL = Timing()
+DEFAULT_TIMING = Timing()
 
 
 @dataclass(frozen=True)

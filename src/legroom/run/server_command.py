@@ -27,8 +27,8 @@ try:
 except PackageNotFoundError:
     sys.exit({_NO_VLLM})
 """
-_ASKING_S = 30.0
-_ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
+_VERSION_TIMEOUT_S = 30.0
+_WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ServerCommand:
     def host(self) -> str:
         """An address of this machine that reaches it."""
         given = other_value(self.args, "--host") or ""
-        return _ANYWHERE.get(given, given)
+        return _WILDCARD_HOSTS.get(given, given)
 
     @property
     def url(self) -> str:
@@ -82,12 +82,12 @@ def read_command(words: Sequence[str], vllm: str | None, environ: Mapping[str, s
     version = vllm or installed_release(rest[at:], its_env)
     release = _nearest(version)
     deployment = deployment_from_command(shlex.join(rest), release)
-    _check_watchable(deployment.args)
+    _check_has_port(deployment.args)
     problems = tuple(problem.message for problem in deployment.problems if problem.stops_vllm)
     return ServerCommand(tuple(rest), env, _flags_at(rest, at), release, version or "", deployment.args, problems)
 
 
-def _check_watchable(args: ServeArgs) -> None:
+def _check_has_port(args: ServeArgs) -> None:
     """Refuse what `/health` of a port cannot tell; a port that is no number at all is vLLM's to refuse."""
     hint = "run that one without legroom run"
     for flag in ("--headless", "--uds", "--grpc"):
@@ -110,7 +110,12 @@ def installed_release(words: Sequence[str], env: Mapping[str, str]) -> str | Non
         return None
     try:
         done = subprocess.run(
-            [python, "-c", _VERSION], capture_output=True, text=True, timeout=_ASKING_S, check=False, env=dict(env)
+            [python, "-c", _VERSION],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+            env=dict(env),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-TAKEN = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_HANGING_UP_S = 2.0
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_TERMINAL_CLOSE_S = 2.0
 """The kernel and the shell both tell of a terminal that closes."""
 
 
@@ -22,10 +22,10 @@ class Signals:
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._terminal = _has_terminal()
-        self._hung_up_s: float | None = None
+        self._terminal_closed_s: float | None = None
 
     def __enter__(self) -> Signals:
-        self._handlers = {number: signal.signal(number, _do_nothing) for number in TAKEN}
+        self._handlers = {number: signal.signal(number, _ignore) for number in HANDLED_SIGNALS}
         self._nohup = self._handlers[signal.SIGHUP] == signal.SIG_IGN
         self._wakeup = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         return self
@@ -40,7 +40,7 @@ class Signals:
     def fileno(self) -> int:
         return self._reading
 
-    def taken(self) -> list[int]:
+    def received(self) -> list[int]:
         """The signals that came since the last call, in order.
 
         A terminal that closes asks to stop, not to restart; under `nohup` it asks for nothing.
@@ -54,14 +54,14 @@ class Signals:
         now_s = time.monotonic()
         has_closed = self._terminal and not _has_terminal()
         if has_closed:
-            self._terminal, self._hung_up_s = False, now_s
-        elif self._hung_up_s is None or now_s - self._hung_up_s >= _HANGING_UP_S:
+            self._terminal, self._terminal_closed_s = False, now_s
+        elif self._terminal_closed_s is None or now_s - self._terminal_closed_s >= _TERMINAL_CLOSE_S:
             return numbers
         others = [number for number in numbers if number != signal.SIGHUP]
         return [*others, signal.SIGTERM] if has_closed and not self._nohup else others
 
 
-def _do_nothing(number: int, frame: FrameType | None) -> None:
+def _ignore(number: int, frame: FrameType | None) -> None:
     """The wake-up pipe has it."""
 
 
@@ -73,16 +73,16 @@ def _has_terminal() -> bool:
     return True
 
 
-GRACE_S = 15.0
+SHUTDOWN_GRACE_S = 15.0
 """What vLLM may take beyond its own drain to take itself down."""
-ANSWERING_S = 1.0
+ERROR_REPLY_S = 1.0
 """How long a server whose engines are gone may take to answer its clients and end by itself. One without requests looks
 at its engines every five seconds only (0.32), so it is asked to go when no client is left, or after that."""
-_LOOK_FOR_CLIENTS_S = 0.1
-LEAVING_S = 0.5
+_CLIENT_POLL_S = 0.1
+EXIT_GRACE_S = 0.5
 """And beyond that to go. What it did not need to answer, it may take to go."""
-HURRY_S = 5.0
-NOT_UP_S = 10.0
+KILL_GRACE_S = 5.0
+STARTING_GRACE_S = 10.0
 """A server that is still starting has no request to finish, and vLLM 0.32 does not hear SIGTERM before it is up."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -125,53 +125,53 @@ class Stopping:
         start_drain: Callable[[float], None] | None = None,
         has_clients: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.for_good = False
+        self.stop_requested = False
         """Whether it was asked to stop, so that nothing is started any more."""
-        self.restart = False
+        self.restart_requested = False
         self.is_up = False
         """Whether the server serves; one that is still starting gets less time to go."""
         self._drain_s, self._say, self._clock = drain_s, say, clock
         self._start_drain, self._has_clients = start_drain, has_clients
         self._has_drained = self._is_draining = False
-        self._is_answering = False
-        self._ending_for = 0
+        self._is_replying = False
+        self._immediate_signal = 0
         """The signal that it ends at once for."""
-        self._asked = 0
+        self._stop_signals = 0
         self._deadline_s: float | None = None
-        self._killed_for = 0
+        self._killed_by_signal = 0
         """The signal that asked for an end at once, where that took a kill."""
 
     @property
-    def begun(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether the server is on its way out because somebody asked."""
-        return self.for_good or self.restart
+        return self.stop_requested or self.restart_requested
 
-    def restarting(self) -> None:
+    def reset(self) -> None:
         """The server that was to be replaced is gone."""
-        self.restart, self._asked, self._deadline_s = False, 0, None
-        self._ending_for = 0
-        self._has_drained = self._is_draining = self._is_answering = False
+        self.restart_requested, self._stop_signals, self._deadline_s = False, 0, None
+        self._immediate_signal = 0
+        self._has_drained = self._is_draining = self._is_replying = False
 
     def exit_code(self, code: int) -> int:
         """What a run ends with whose server ended with `code`. A server that was killed because a Ctrl-C is to end it
         at once was ended by Ctrl-C (130); one that did not go after its drain was killed (137)."""
-        return 128 + self._killed_for if self._killed_for and code == 128 + signal.SIGKILL else code
+        return 128 + self._killed_by_signal if self._killed_by_signal and code == 128 + signal.SIGKILL else code
 
     def left_s(self) -> float | None:
         """How long until the deadline; None where there is none."""
         return None if self._deadline_s is None else max(self._deadline_s - self._clock(), 0.0)
 
-    def look_s(self) -> float | None:
+    def next_check_s(self) -> float | None:
         """How long until `check` should be called again."""
         left_s = self.left_s()
-        return min(left_s, _LOOK_FOR_CLIENTS_S) if self._is_answering and left_s is not None else left_s
+        return min(left_s, _CLIENT_POLL_S) if self._is_replying and left_s is not None else left_s
 
-    def take(self, number: int, server: Stoppable | None) -> None:
+    def on_signal(self, number: int, server: Stoppable | None) -> None:
         """A signal came."""
         if number == signal.SIGHUP:
-            self._take_restart(server)
+            self._on_restart_signal(server)
         elif number in _ENDING:
-            self._take_end(number, server)
+            self._on_stop_signal(number, server)
         elif server is not None:
             server.send(number)
 
@@ -179,79 +179,79 @@ class Stopping:
         """Kill what has not gone by its deadline."""
         if server is None:
             return
-        if self._is_answering and (self.left_s() == 0.0 or not self._has_clients()):
-            self._is_answering = False
+        if self._is_replying and (self.left_s() == 0.0 or not self._has_clients()):
+            self._is_replying = False
             if server.has_several_api_servers():  # with nobody left to answer they would wait for each other (0.32)
                 self._kill(server)
             else:
-                self._send(server, signal.SIGINT, (self.left_s() or 0.0) + LEAVING_S)
+                self._send(server, signal.SIGINT, (self.left_s() or 0.0) + EXIT_GRACE_S)
             return
         if self.left_s() != 0.0:
             return
         if self._is_draining:
-            self.drained(server, GRACE_S)
+            self.on_drained(server, SHUTDOWN_GRACE_S)
             return
         self._say("it did not go in time: killing it")
         self._kill(server)
 
-    def drained(self, server: Stoppable, patience_s: float | None = None) -> None:
+    def on_drained(self, server: Stoppable, grace_s: float | None = None) -> None:
         """No request is left in the server, or it cannot be told: the server itself is asked to go."""
         if self._is_draining:
             self._is_draining = False
-            self._send(server, signal.SIGTERM, self._drain_s + GRACE_S if patience_s is None else patience_s)
+            self._send(server, signal.SIGTERM, self._drain_s + SHUTDOWN_GRACE_S if grace_s is None else grace_s)
 
-    def _take_restart(self, server: Stoppable | None) -> None:
-        if self.begun:
+    def _on_restart_signal(self, server: Stoppable | None) -> None:
+        if self.is_stopping:
             return
-        self.restart = True
+        self.restart_requested = True
         if server is None:
             self._say("SIGHUP: the next start takes what was left for it")
             return
         self._say("SIGHUP: draining, then starting again")
-        self._end(server, signal.SIGTERM, self._patience_s())
+        self._terminate(server, signal.SIGTERM, self._sigterm_grace_s())
 
-    def _take_end(self, number: int, server: Stoppable | None) -> None:
-        self.for_good, self.restart = True, False
-        self._asked += 1
+    def _on_stop_signal(self, number: int, server: Stoppable | None) -> None:
+        self.stop_requested, self.restart_requested = True, False
+        self._stop_signals += 1
         if server is None:
             return
-        if self._ending_for:
+        if self._immediate_signal:
             self._say("killing it")
-            self._is_answering = False
+            self._is_replying = False
             self._kill(server)
-        elif number == signal.SIGTERM and self._asked == 1:
-            patience_s = self._patience_s()
-            self._say(f"SIGTERM: draining, {patience_s:.0f} s at most; once more ends it at once")
-            self._end(server, number, patience_s)
+        elif number == signal.SIGTERM and self._stop_signals == 1:
+            grace_s = self._sigterm_grace_s()
+            self._say(f"SIGTERM: draining, {grace_s:.0f} s at most; once more ends it at once")
+            self._terminate(server, number, grace_s)
         else:
             self._say(f"{signal.Signals(number).name}: ending at once; once more kills")
-            self._ending_for = number
-            self._end_at_once(server, signal.SIGINT if number == signal.SIGTERM else number)
+            self._immediate_signal = number
+            self._terminate_now(server, signal.SIGINT if number == signal.SIGTERM else number)
 
-    def _patience_s(self) -> float:
-        return self._drain_s + GRACE_S if self.is_up else NOT_UP_S
+    def _sigterm_grace_s(self) -> float:
+        return self._drain_s + SHUTDOWN_GRACE_S if self.is_up else STARTING_GRACE_S
 
-    def _end(self, server: Stoppable, number: int, patience_s: float) -> None:
+    def _terminate(self, server: Stoppable, number: int, grace_s: float) -> None:
         if self.is_up and self._start_drain is not None and not self._has_drained:
             self._has_drained = self._is_draining = True
             self._start_drain(self._drain_s)
             self._deadline_s = self._clock() + self._drain_s
         elif not self._is_draining:  # else it is on its way already
-            self._send(server, number, patience_s)
+            self._send(server, number, grace_s)
 
-    def _end_at_once(self, server: Stoppable, number: int) -> None:
+    def _terminate_now(self, server: Stoppable, number: int) -> None:
         self._is_draining = False
         if self.is_up and server.kill_engines():
-            self._is_answering = True
-            self._deadline_s = self._clock() + ANSWERING_S
+            self._is_replying = True
+            self._deadline_s = self._clock() + ERROR_REPLY_S
         else:
-            self._send(server, number, HURRY_S)
+            self._send(server, number, KILL_GRACE_S)
 
     def _kill(self, server: Stoppable) -> None:
         server.kill()
-        self._killed_for = self._ending_for
-        self._deadline_s = self._clock() + HURRY_S
+        self._killed_by_signal = self._immediate_signal
+        self._deadline_s = self._clock() + KILL_GRACE_S
 
-    def _send(self, server: Stoppable, number: int, patience_s: float) -> None:
+    def _send(self, server: Stoppable, number: int, grace_s: float) -> None:
         server.send(number)
-        self._deadline_s = self._clock() + patience_s
+        self._deadline_s = self._clock() + grace_s

@@ -16,14 +16,20 @@ from legroom.actions.child import Child
 from legroom.actions.descendants import reap
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.process_table import started
-from legroom.run.health import HangWatch, ServerAddress, has_clients, has_stopped_engine, port_problem, ticks_in_front
+from legroom.process_table import engines_below, is_engine_core, started
+from legroom.run.health import (
+    HangWatch,
+    ServerAddress,
+    api_server_cpu_ticks,
+    has_clients,
+    has_stopped_engine,
+    port_problem,
+)
 from legroom.run.restart_policy import LINES_SHOWN, IncidentRecorder, RestartPolicy, ServerExit, Setup, Setups
-from legroom.run.run_file import LifeRecord, RunFile
-from legroom.run.run_options import USUAL, RunOptions, Timing
+from legroom.run.run_file import ProcessRecord, RunFile
+from legroom.run.run_options import DEFAULT_TIMING, RunOptions, Timing
 from legroom.run.stopping import Signals, Stopping
 from legroom.run.task_process import StartTask, TaskProcess, start_python
-from legroom.vllm.processes import engines_below, is_engine_core
 
 if TYPE_CHECKING:
     from legroom.actions.run_platform import RunState
@@ -41,7 +47,7 @@ class Supervisor:
         prepared: Mapping[str, Any],
         say: Callable[[str], None],
         outputs: tuple[int, int] = (1, 2),
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         start_task: StartTask = start_python,
     ) -> None:
         self.options = options
@@ -53,9 +59,7 @@ class Supervisor:
         self._address = ServerAddress(prepared["host"], prepared["port"], prepared["url"].startswith("https"))
         self.file = RunFile(prepared["port"])
         self.incidents = IncidentRecorder(prepared["url"], say)
-        self._restarts = RestartPolicy(
-            options, prepared["vllm"], self._setups, self.incidents, self._fix, self._last_lines, say
-        )
+        self._restarts = RestartPolicy(options, self._setups, self.incidents, self._find_fix, self._last_lines, say)
         self._guard_token = _guard_token(self.setup.env) if prepared["has_guard"] else None
         self._guard_drain: TaskProcess | None = None
         self.stopping = Stopping(
@@ -64,11 +68,11 @@ class Supervisor:
             start_drain=self._drain_guard if self._guard_token else None,
             has_clients=lambda: has_clients(self._address.port),
         )
-        self._mark: bytes = prepared["capacity_mark"].encode()
+        self._pool_line_mark: bytes = prepared["capacity_mark"].encode()
         self._pool: PoolReport = "awaited"
         self._engines: list[int] = []
         """The engine cores of a server that has come up."""
-        self._life: LifeRecord | None = None
+        self._process_record: ProcessRecord | None = None
         """Of the server that runs, or ran last."""
 
     @property
@@ -85,33 +89,33 @@ class Supervisor:
             try:
                 return self._serve_until_stopped()
             finally:
-                self.incidents.close_failed("asked to stop" if self.stopping.for_good else "the run ended")
+                self.incidents.close_failed("asked to stop" if self.stopping.stop_requested else "the run ended")
                 self.file.remove()
 
     def _serve_until_stopped(self) -> int:
         code = OK
-        while not self.stopping.for_good:
+        while not self.stopping.stop_requested:
             if not self._is_port_free():
-                return code if self.stopping.for_good else code or ANSWER_IS_NO
-            while self.stopping.restart:
-                self.stopping.restarting()
-                self._take_changes()
-            if self.stopping.for_good:
+                return code if self.stopping.stop_requested else code or ANSWER_IS_NO
+            while self.stopping.restart_requested:
+                self.stopping.reset()
+                self._apply_pending_changes()
+            if self.stopping.stop_requested:
                 break
             if not self._setups.tried:
                 self.say(f"starting: {self.setup.line}")
             ending = self._serve_once()
             code = self.stopping.exit_code(ending.code)
-            if not self.stopping.begun:
+            if not self.stopping.is_stopping:
                 code = code or ANSWER_IS_NO
                 delay_s = self._restarts.delay_after(ending)
                 if delay_s is None:
                     break
-                self._pause(delay_s)
+                self._sleep(delay_s)
         return code
 
     def _serve_once(self) -> ServerExit:
-        life = self._begin_life()
+        record = self._new_process_record()
         self._pool, self.stopping.is_up, self._engines = "awaited", False, []
         began = time.monotonic()
         self._setups.mark_launched()
@@ -122,8 +126,8 @@ class Supervisor:
         child = Child(
             self.setup.words,
             env,
-            log=life.log,
-            see=self._see,
+            log=record.log,
+            on_line=self._on_output_line,
             outputs=self._outputs,
             leftover_grace_s=self._timing.leftover_grace_s,
         )
@@ -134,60 +138,60 @@ class Supervisor:
         try:
             while not child.gone:
                 if watch is None:
-                    life.follow(child.pid)
-                if watch is None and not self.stopping.begun and self._address.is_healthy():
+                    record.track_cgroup(child.pid)
+                if watch is None and not self.stopping.is_stopping and self._address.is_healthy():
                     self.stopping.is_up = True
-                    task = self._came_up(child, life, task)
+                    task = self._on_ready(child, record, task)
                     watch = HangWatch(
                         self.options.hang_timeout_s,
-                        ticks_in_front(child),
+                        api_server_cpu_ticks(child),
                         self._address.answers,
                         is_stopped=has_stopped_engine(child),
                     )
-                timed_out = timed_out or self._is_late(child, watch is not None, began)
-                hung = self._hangs(child, watch) or hung
-                task = self._wait(child, task, self._look_s(watch))
+                timed_out = timed_out or self._kill_if_late(child, watch is not None, began)
+                hung = self._kill_if_hung(child, watch) or hung
+                task = self._wait(child, task, self._poll_timeout_s(watch))
         finally:
             for open_task in (task, self._guard_drain):
                 if open_task is not None:
                     open_task.stop()
             self._guard_drain = None
             child.close()
-            life.log.close()
-            life.tell_problem(self.say)
-            self._record("stopping" if self.stopping.for_good else "restarting")
+            record.log.close()
+            record.report_write_error(self.say)
+            self._record("stopping" if self.stopping.stop_requested else "restarting")
         return ServerExit(child.exit_code or 0, watch is not None, timed_out, hung, time.monotonic() - began)
 
-    def _begin_life(self) -> LifeRecord:
-        if self._life is not None:
-            self._life.log.forget()
+    def _new_process_record(self) -> ProcessRecord:
+        if self._process_record is not None:
+            self._process_record.log.forget()
         self.file.keep_previous_log()
-        self._life = LifeRecord(self.file.log)
-        return self._life
+        self._process_record = ProcessRecord(self.file.log)
+        return self._process_record
 
-    def _look_s(self, watch: HangWatch | None) -> float | None:
+    def _poll_timeout_s(self, watch: HangWatch | None) -> float | None:
         """How long until the server is looked at again; one that is on its way out has a deadline instead."""
         if watch is None:
-            return self._timing.look_s
-        return None if self.stopping.begun else watch.left_s()
+            return self._timing.poll_interval_s
+        return None if self.stopping.is_stopping else watch.left_s()
 
-    def _hangs(self, child: Child, watch: HangWatch | None) -> bool:
-        if watch is None or self.stopping.begun or not watch.hangs():
+    def _kill_if_hung(self, child: Child, watch: HangWatch | None) -> bool:
+        if watch is None or self.stopping.is_stopping or not watch.is_hung():
             return False
         self.say(f"it hangs: it could not serve for {self.options.hang_timeout_s:g} s. Killing it")
         child.kill()
-        child.wait_gone(self._timing.port_patience_s)
+        child.wait_gone(self._timing.port_timeout_s)
         return True
 
-    def _see(self, line: bytes) -> None:
+    def _on_output_line(self, line: bytes) -> None:
         """Called by the threads that pass output on."""
-        if self._pool == "awaited" and self._mark in line:
+        if self._pool == "awaited" and self._pool_line_mark in line:
             self._pool = "printed"
 
     def _wait(self, child: Child | None, task: TaskProcess | None, patience_s: float | None) -> TaskProcess | None:
         """Wait for something to happen, take it in, and give back the task that is still under way."""
         waits = [wait for wait in (self._signals, child, task, self._guard_drain) if wait is not None]
-        left_s = self.stopping.look_s()
+        left_s = self.stopping.next_check_s()
         patience_s = left_s if patience_s is None else patience_s if left_s is None else min(patience_s, left_s)
         readable, _, _ = select.select(waits, [], [], patience_s)
         if os.getpid() == 1:
@@ -195,16 +199,16 @@ class Supervisor:
         if self._signals in readable:
             # One that came up since the last look has requests to finish already, and may be too busy to say so.
             self.stopping.is_up = self.stopping.is_up or (child is not None and self._serves())
-            for number in self._signals.taken():
-                self._take(number, child)
+            for number in self._signals.received():
+                self._handle_signal(number, child)
         if child is not None and child in readable:
             child.read()
         if child is not None and self._guard_drain is not None and self._guard_drain in readable:
             self._read_guard_drain(self._guard_drain, child)
         self.stopping.check(child)
-        self.file.write_what_is_left()
-        if self._life is not None:
-            self._life.tell_problem(self.say)
+        self.file.retry_write()
+        if self._process_record is not None:
+            self._process_record.report_write_error(self.say)
         if task is not None and task in readable:
             task.read()
             if task.done:
@@ -212,32 +216,32 @@ class Supervisor:
                 task = None
         if task is None and child is not None and self._pool == "printed":
             self._pool = "compared"
-            task = self._begin("compare_pool", self._kept() | {"expected": dict(self.setup.expected)})
+            task = self._begin("compare_pool", self._log_input() | {"expected": dict(self.setup.expected)})
         return task
 
     def _serves(self) -> bool:
         return has_clients(self._address.port) or self._address.is_healthy()
 
-    def _take(self, number: int, child: Child | None) -> None:
-        if number == signal.SIGHUP and child is not None and (problem := self.file.moving()):
+    def _handle_signal(self, number: int, child: Child | None) -> None:
+        if number == signal.SIGHUP and child is not None and (problem := self.file.reject_address_flags()):
             self.say(f"SIGHUP: {problem}; the server goes on as it is")
-        elif number == signal.SIGHUP and child is not None and self._is_fresh():
+        elif number == signal.SIGHUP and child is not None and self._is_starting_unchanged():
             self.say("SIGHUP: it is starting already, and nothing was left to change")
         elif number == signal.SIGHUP and child is not None and self._has_lost_engine():
             self.say("SIGHUP: its engine has died, so it is about to end and to be started again anyway")
         else:
-            self.stopping.take(number, child)
-            if child is not None and self.stopping.begun:
-                self._record("stopping" if self.stopping.for_good else "restarting", child)
+            self.stopping.on_signal(number, child)
+            if child is not None and self.stopping.is_stopping:
+                self._record("stopping" if self.stopping.stop_requested else "restarting", child)
 
-    def _is_fresh(self) -> bool:
+    def _is_starting_unchanged(self) -> bool:
         """Whether a restart would only repeat the start that is under way, and lose it: two who see a server die may
         both ask for the next one."""
-        return not (self.stopping.is_up or self.stopping.begun or self.file.has_changes())
+        return not (self.stopping.is_up or self.stopping.is_stopping or self.file.has_changes())
 
     def _has_lost_engine(self) -> bool:
         """Whether the server is on its way out by itself: a crash, to be diagnosed, and not a planned restart."""
-        return not self.stopping.begun and any(started(pid) is None for pid in self._engines)
+        return not self.stopping.is_stopping and any(started(pid) is None for pid in self._engines)
 
     def _drain_guard(self, deadline_s: float) -> None:
         question = {"url": self.prepared["url"], "token": self._guard_token, "deadline_s": deadline_s}
@@ -248,29 +252,29 @@ class Supervisor:
         if drain.done:
             self._guard_drain = None
             self._report_answer(drain)
-            self.stopping.drained(child)
+            self.stopping.on_drained(child)
 
-    def _is_late(self, child: Child, ready: bool, began: float) -> bool:
+    def _kill_if_late(self, child: Child, ready: bool, began: float) -> bool:
         patience_s = self.options.ready_timeout_s
-        if ready or self.stopping.begun or time.monotonic() - began < patience_s:
+        if ready or self.stopping.is_stopping or time.monotonic() - began < patience_s:
             return False
         self.say(f"not healthy after {patience_s:.0f} s: stopping it. Its last lines:")
         for line in self._last_lines():
             self.say(f"  {line}")
         child.kill()
-        child.wait_gone(self._timing.port_patience_s)
+        child.wait_gone(self._timing.port_timeout_s)
         return True
 
-    def _came_up(self, child: Child, life: LifeRecord, task: TaskProcess | None) -> TaskProcess:
+    def _on_ready(self, child: Child, record: ProcessRecord, task: TaskProcess | None) -> TaskProcess:
         if task is not None:
             self._report_answer(task)
-        life.log.started()
-        life.follow(child.pid)
+        record.log.started()
+        record.track_cgroup(child.pid)
         child.mark_ready()
         self._engines = list(filter(is_engine_core, engines_below(child.pid))) if child.pid is not None else []
         self._record("serving", child)
         self._restarts.served()
-        question = self._question() | {"url": self.prepared["url"], "verify": self.options.verify}
+        question = self._task_input() | {"url": self.prepared["url"], "verify": self.options.verify}
         return self._begin("verify_and_calibrate", question)
 
     def _begin(self, task: str, question: Mapping[str, Any]) -> TaskProcess:
@@ -301,36 +305,36 @@ class Supervisor:
 
             self.say(save(self.options.save, self.setup.words, self.setup.env))
 
-    def _question(self) -> dict[str, Any]:
+    def _task_input(self) -> dict[str, Any]:
         return {
             "words": self.setup.words,
             "env": self.setup.env,
             "vllm": self.prepared["vllm"],
             "gpus": self.prepared["gpus"],
-            **self._kept(),
+            **self._log_input(),
         }
 
-    def _kept(self) -> dict[str, Any]:
-        return self._life.question() if self._life is not None else {"log": str(self.file.log)}
+    def _log_input(self) -> dict[str, Any]:
+        return self._process_record.question() if self._process_record is not None else {"log": str(self.file.log)}
 
     def _last_lines(self) -> list[str]:
-        return self._life.last_lines(LINES_SHOWN) if self._life is not None else []
+        return self._process_record.last_lines(LINES_SHOWN) if self._process_record is not None else []
 
-    def _answer_of(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _run_task(self, name: str, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """A task's answer, while signals still count; None where a stop came first."""
         task = self._begin(name, question)
         while not task.done:
             waits: list[Signals | TaskProcess] = [self._signals, task]
             if task in select.select(waits, [], [])[0]:
                 task.read()
-            for number in self._signals.taken():
-                self._take(number, None)
-            if self.stopping.for_good:
+            for number in self._signals.received():
+                self._handle_signal(number, None)
+            if self.stopping.stop_requested:
                 task.stop()
                 return None
         return task.answer()
 
-    def _fix(self) -> dict[str, Any] | None:
+    def _find_fix(self) -> dict[str, Any] | None:
         options = self.options
         bounds = {
             "keep": self.prepared["keep"],
@@ -339,7 +343,7 @@ class Supervisor:
             "tried": [(tried.words, tried.env) for tried in self._setups.tried],
         }
         try:
-            return self._answer_of("find_fix", self._question() | bounds)
+            return self._run_task("find_fix", self._task_input() | bounds)
         except LegroomError as why:
             return {
                 "failed": f"{why.message}.",
@@ -348,20 +352,20 @@ class Supervisor:
                 "is_memory": False,
             }
 
-    def _pause(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self.stopping.for_good and (left := until - time.monotonic()) > 0:
+        while not self.stopping.stop_requested and (left := until - time.monotonic()) > 0:
             self._wait(None, None, left)
 
-    def _take_changes(self) -> None:
+    def _apply_pending_changes(self) -> None:
         """What somebody left for this restart."""
-        changes, problem = self.file.take_changes()
+        changes, problem = self.file.pop_changes()
         if problem:
             self.say(problem)
         if changes is None:
             return
         try:
-            answer = self._answer_of("apply_changes", self._question() | {"changes": dict(changes)})
+            answer = self._run_task("apply_changes", self._task_input() | {"changes": dict(changes)})
         except LegroomError as error:
             self.say(f"the changes for this restart are left out: {error.message}")
             return
@@ -371,7 +375,7 @@ class Supervisor:
 
     def _is_port_free(self) -> bool:
         """Whether to launch. What is left of our own server gets a moment to go."""
-        until = time.monotonic() + self._timing.port_patience_s
+        until = time.monotonic() + self._timing.port_timeout_s
         while problem := port_problem(self._address.host, self._address.port):
             if not self._setups.tried:
                 raise LegroomError(problem, "stop what listens there, or give vLLM another --port")
@@ -379,7 +383,7 @@ class Supervisor:
                 self._restarts.give_up(f"{problem}: not started again")
                 return False
             self._wait(None, None, 0.1)
-            if self.stopping.for_good:
+            if self.stopping.stop_requested:
                 return False
         return True
 

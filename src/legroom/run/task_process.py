@@ -28,13 +28,13 @@ StartTask = Callable[[str, IO[bytes], int, IO[bytes]], TaskProgram]
 """A task's name, what it reads, where it writes its answer, and where it complains."""
 
 
-def start_python(task: str, question: IO[bytes], answer: int, complaint: IO[bytes]) -> TaskProgram:
+def start_python(task: str, question: IO[bytes], answer: int, stderr: IO[bytes]) -> TaskProgram:
     """`python -m legroom.run.tasks TASK`."""
     return subprocess.Popen(
         [sys.executable, "-m", "legroom.run.tasks", task],
         stdin=question,
         stdout=answer,
-        stderr=complaint,
+        stderr=stderr,
         start_new_session=True,
     )
 
@@ -43,7 +43,7 @@ class TaskProcess:
     """One task under way. `fileno()` is readable when there is something to `read`."""
 
     def __init__(self, task: str, question: Mapping[str, Any], start: StartTask = start_python) -> None:
-        self._complaint = _memory_file()
+        self._stderr = _memory_file()
         self._process: TaskProgram | None = None
         self._received = b""
         self.done = False
@@ -53,9 +53,9 @@ class TaskProcess:
             written.write(json.dumps(question).encode())
             written.seek(0)
             try:
-                self._process = start(task, written, writing, self._complaint)
+                self._process = start(task, written, writing, self._stderr)
             except OSError as error:  # no process more is to be had; a server that runs goes on
-                self._complaint.write(str(error).encode())
+                self._stderr.write(str(error).encode())
             finally:
                 os.close(writing)
 
@@ -72,13 +72,13 @@ class TaskProcess:
         """The whole answer; raises what it raised. Waits where it is not done yet."""
         while not self.done:
             self.read()
-        self._complaint.seek(0)
-        complaint = self._complaint.read().decode("utf-8", "replace").strip()
+        self._stderr.seek(0)
+        stderr = self._stderr.read().decode("utf-8", "replace").strip()
         self._close()
         try:
             document = json.loads(self._received)
         except ValueError:
-            last = complaint.splitlines()[-1] if complaint else "it said nothing"
+            last = stderr.splitlines()[-1] if stderr else "it said nothing"
             raise LegroomError(f"legroom could not work it out: {last}") from None
         if "error" in document:
             error = document["error"]
@@ -93,7 +93,7 @@ class TaskProcess:
         self._close()
 
     def _close(self) -> None:
-        self._complaint.close()
+        self._stderr.close()
         self._answer.close()
         if self._process is not None:
             self._process.wait()

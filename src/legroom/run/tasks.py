@@ -27,10 +27,10 @@ from legroom.facts.flags import flag_name, flags_ever, flags_of
 from legroom.facts.log_messages import startup_lines
 from legroom.facts.releases import Release
 from legroom.guard import MIDDLEWARE
-from legroom.live.host_memory import kernel_kill
-from legroom.run.expectation import Expectation, Gpus, calibrated, compared, expect, gpus_here
-from legroom.run.healing import Bounds, heal
-from legroom.run.run_file import account_of
+from legroom.live.kernel_memory import kernel_kill
+from legroom.run.expectation import Expectation, Gpus, expect, pool_comparison, store_calibration, visible_gpus
+from legroom.run.healing import Bounds, find_remedy
+from legroom.run.run_file import kernel_account_from
 from legroom.run.server_command import ServerCommand, read_command
 from legroom.vllm.args import other_value
 from legroom.vllm.command_line import command_parts, value_of, with_settings, without_secrets
@@ -47,7 +47,7 @@ _SWITCHES = ("switch", "bool", "optbool")
 def prepare(question: Question) -> Answer:
     """Read the command, add what the release lacks by default, and say what to expect."""
     command = read_command(question["words"], question["vllm"], os.environ)
-    gpus = gpus_here({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
+    gpus = visible_gpus({**os.environ, **command.env}, question["gpu"], command.args.gpus_needed)
     notes = []
     if not command.stated_release:
         notes.append(f"which vLLM release this is could not be found out: read as {command.release}, the newest known")
@@ -113,8 +113,10 @@ def find_fix(question: Question) -> Answer:
     """Diagnose a failed run and work out the next command."""
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     bounds = Bounds(tuple(question["keep"]), question["min_context"], question["min_concurrency"])
-    kill = kernel_kill(account_of(question["account"])) if question.get("account") else None
-    remedy = heal(Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill)
+    kill = kernel_kill(kernel_account_from(question["account"])) if question.get("account") else None
+    remedy = find_remedy(
+        Path(question["log"]), command, bounds, Gpus(**question["gpus"]), os.environ, question["tried"], kill
+    )
     answer = asdict(remedy)
     if remedy.words:
         answer["line"] = _shown(remedy.words, remedy.env or {})
@@ -148,12 +150,12 @@ def apply_changes(question: Question) -> Answer:
 
 def compare_pool(question: Question) -> Answer:
     """The server has printed the size of its pool: beside what was expected."""
-    return {"line": compared(Path(question["log"]), Expectation(**question["expected"]))}
+    return {"line": pool_comparison(Path(question["log"]), Expectation(**question["expected"]))}
 
 
 def verify_and_calibrate(question: Question) -> Answer:
     """The server is up: send it a few requests, and keep what it measured for later plans."""
-    from legroom.verify.smoke_test import smoke_test  # an HTTP client, for this task alone
+    from legroom.verify.openai_client import smoke_test  # an HTTP client, for this task alone
 
     command = read_command([*assignments(question["env"]), *question["words"]], question["vllm"], os.environ)
     ok: bool | None = True
@@ -161,7 +163,7 @@ def verify_and_calibrate(question: Question) -> Answer:
     if question["verify"]:
         key = other_value(command.args, "--api-key") or {**os.environ, **command.env}.get("VLLM_API_KEY")
         ok, text = smoke_test(question["url"], key)
-    line = calibrated(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else ""
+    line = store_calibration(Path(question["log"]), Gpus(**question["gpus"])) if ok is not False else ""
     return {"line": line, "ok": ok, "proof": text}
 
 

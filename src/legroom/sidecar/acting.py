@@ -13,13 +13,13 @@ from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_ov
 from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
-from legroom.sidecar.config import ServerConfig, SidecarConfig
+from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about
 from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
-from legroom.sidecar.incidents import BY, OpenIncident
 from legroom.sidecar.notifier import ActionReport
-from legroom.sidecar.policy import DAY_S, RESTARTS, Decision, GroupState, Trouble, decide, refuse
-from legroom.sidecar.restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
+from legroom.sidecar.open_incidents import BY, OpenIncident
+from legroom.sidecar.server_restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
+from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
 _COUNTED = (*RESTARTS, "scale", "undo")
 
@@ -69,8 +69,8 @@ class Actor:
     def _refuse(self, incident: OpenIncident, decision: Decision) -> None:
         wait_s = REFUSED_AGAIN_S if decision.again_in_s is None else min(decision.again_in_s, 3600.0)
         incident.ask_again_s = time.monotonic() + (0.0 if decision.refusal == "busy" else wait_s)
-        if decision.gist != incident.last_refusal:
-            incident.last_refusal = decision.gist
+        if decision.dedupe_key != incident.last_refusal:
+            incident.last_refusal = decision.dedupe_key
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
@@ -160,7 +160,7 @@ class Actor:
         await self._context.finish(action, state, {"outcome": text})
         self._report(ActionReport(incident, text, "scale", state))
 
-    def incident_over(self, incident: OpenIncident) -> None:
+    def end_drain_of(self, incident: OpenIncident) -> None:
         """Ends the drain that was begun for it, if one was."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
@@ -224,7 +224,9 @@ class Actor:
 
     # What a person asks for
 
-    async def by_hand(self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int) -> Decision:
+    async def act_on_request(
+        self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
+    ) -> Decision:
         """A restart or an undo that a person asks for: within the budgets, and one at a time."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
@@ -238,7 +240,7 @@ class Actor:
         ages_s = await self._attempt_ages(name)
         state = GroupState(name, servers, unhealthy, ages_s, self._busy.get(name))
         decision = decide(
-            Trouble(server_name, "a person's request", True, False), state, limits, frozenset({"restart"})
+            ServerProblem(server_name, "a person's request", True, False), state, limits, frozenset({"restart"})
         )
         if decision.action is not None:
             self._busy[name] = f"{action} of {server_name} is under way"

@@ -13,9 +13,9 @@ from legroom.facts.releases import Release, latest
 from legroom.live.detectors import Watcher
 from legroom.live.remedies import ProposedRemedy
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.config import GroupConfig, ServerConfig
-from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.policy import RESTARTS, Decision, GroupState, Trouble, decide, refuse
+from legroom.sidecar.action_policy import RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
+from legroom.sidecar.open_incidents import OpenIncident
+from legroom.sidecar.watch_config import GroupConfig, ServerConfig
 from legroom.vllm.command_line import setting_words
 
 _SCALE_HELPS = ("queue_backlog", "pool_pressure")
@@ -30,7 +30,7 @@ def decision_about(
     """What to do about an incident that is seen now, with what can be done to this server."""
     finding = incident.finding
     assert finding is not None  # nothing is asked about what was not seen again
-    trouble = Trouble(
+    problem = ServerProblem(
         incident.server,
         incident.kind,
         restart_helps=finding.restart_helps,
@@ -40,10 +40,10 @@ def decision_about(
         expected_drain_s=expected_drain_s(watcher),
     )
     possible = _possible(server, settings.act)
-    decision = decide(trouble, group, settings.limits, possible)
+    decision = decide(problem, group, settings.limits, possible)
     if decision.action is not None or possible == settings.act:
         return decision
-    wanted = decide(trouble, group, settings.limits, settings.act)
+    wanted = decide(problem, group, settings.limits, settings.act)
     return wanted if wanted.action is None else refuse("impossible", _lacking(incident.server, wanted.action))
 
 

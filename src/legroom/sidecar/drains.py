@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from legroom.actions.platform import ActionFailed
 from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
-from legroom.sidecar.config import ServerConfig
-from legroom.sidecar.incidents import BY, OpenIncident
 from legroom.sidecar.notifier import ActionReport
-from legroom.sidecar.restart import ActionContext
+from legroom.sidecar.open_incidents import BY, OpenIncident
+from legroom.sidecar.server_restart import ActionContext
+from legroom.sidecar.watch_config import ServerConfig
 
 REFUSED_AGAIN_S = 30.0
 """When what was refused or did not work is tried again."""

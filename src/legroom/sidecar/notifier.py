@@ -16,8 +16,8 @@ from legroom.masking import masked
 from legroom.records import dataclass, field
 
 if TYPE_CHECKING:
-    from legroom.sidecar.http import SidecarMetrics
-    from legroom.sidecar.incidents import OpenIncident
+    from legroom.sidecar.open_incidents import OpenIncident
+    from legroom.sidecar.sidecar_http import SidecarMetrics
 
 
 Format = Literal["json", "alertmanager", "slack"]
@@ -138,9 +138,9 @@ def _iso(time_s: float) -> str:
     )
 
 
-_MOST_WAITING = 200
+_MAX_QUEUED = 200
 _AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
-_NUMBER_LOOKS, _NUMBER_PAUSE_S = 20, 0.05
+_NUMBER_CHECKS, _NUMBER_PAUSE_S = 20, 0.05
 _Queue = asyncio.Queue[tuple["OpenIncident", Notification]]
 
 
@@ -175,9 +175,9 @@ def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> 
 class Notifier:
     """Posts notifications. `notify` never blocks; what a dead webhook leaves behind is dropped, the oldest first."""
 
-    def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, say: Callable[[str], None]) -> None:
-        self._hooks, self._metrics, self._say = hooks, metrics, say
-        self._queues: list[_Queue] = [asyncio.Queue(_MOST_WAITING) for _ in hooks]
+    def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, log: Callable[[str], None]) -> None:
+        self._hooks, self._metrics, self._log = hooks, metrics, log
+        self._queues: list[_Queue] = [asyncio.Queue(_MAX_QUEUED) for _ in hooks]
 
     def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
         """Queues a notification for every webhook: what is seen now, or `text`; none once it is acknowledged."""
@@ -207,7 +207,7 @@ class Notifier:
                 await post(hook, replace(notification, incident=await _number(incident)))
             except ActionFailed as error:
                 self._metrics.notified.labels("failed").inc()
-                self._say(error.message)
+                self._log(error.message)
             else:
                 self._metrics.notified.labels("taken").inc()
             finally:
@@ -221,7 +221,7 @@ class Notifier:
 
 async def _number(incident: OpenIncident) -> int | None:
     """The incident's number, for which the journal needs a moment."""
-    for _ in range(_NUMBER_LOOKS):
+    for _ in range(_NUMBER_CHECKS):
         if incident.number is not None:
             break
         await asyncio.sleep(_NUMBER_PAUSE_S)

@@ -15,37 +15,37 @@ from legroom.actions.server_drain import CommandDrain, DrainMethod, GuardDrain, 
 from legroom.actions.supervisord_platform import SupervisordProgram
 from legroom.actions.systemd_platform import SystemdUnit
 from legroom.guard import TOKEN_NAME as GUARD_TOKEN
-from legroom.live.metrics.address import Endpoint
-from legroom.sidecar.toml import Table
+from legroom.live.metrics.endpoint import Endpoint
+from legroom.toml_tables import TomlTable
 
 DRAINS_BY_ITSELF = (Workload, RunChild)
 
 
-def platform_of(table: Table, server: str) -> Platform:
+def platform_of(table: TomlTable, server: str) -> Platform:
     """`platform = "systemd"` and what that needs."""
     kind = table.choice("platform", tuple(_PLATFORMS), "command")
     return _PLATFORMS[kind](table, server)
 
 
-def _systemd(table: Table, server: str) -> Platform:
-    return SystemdUnit(table.need("unit", str), table.get("user", bool, False))
+def _systemd(table: TomlTable, server: str) -> Platform:
+    return SystemdUnit(table.require("unit", str), table.get("user", bool, False))
 
 
-def _docker(table: Table, server: str) -> Platform:
-    return DockerContainer(table.need("container", str), table.whole("stop_s", 60, most=3600))
+def _docker(table: TomlTable, server: str) -> Platform:
+    return DockerContainer(table.require("container", str), table.integer("stop_s", 60, most=3600))
 
 
-def _compose(table: Table, server: str) -> Platform:
+def _compose(table: TomlTable, server: str) -> Platform:
     path = table.path("file")
     if path is None:
-        raise table.wrong("file", "is missing: the Compose file")
-    return ComposeService(path, table.need("service", str), table.whole("stop_s", 60, most=3600))
+        raise table.error("file", "is missing: the Compose file")
+    return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
 
 
-def _kubernetes(table: Table, server: str) -> Platform:
+def _kubernetes(table: TomlTable, server: str) -> Platform:
     kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
     return Workload(
-        table.need("workload", str),
+        table.require("workload", str),
         table.get("namespace", str, "default"),
         "stateful_set" if kind == "stateful_set" else "deployment",
         table.find("container", str),
@@ -53,18 +53,18 @@ def _kubernetes(table: Table, server: str) -> Platform:
     )
 
 
-def _supervisord(table: Table, server: str) -> Platform:
-    return SupervisordProgram(table.need("program", str), table.path("config"), table.path("program_file"))
+def _supervisord(table: TomlTable, server: str) -> Platform:
+    return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
 
 
-def _run(table: Table, server: str) -> Platform:
-    port = table.whole("port", urlsplit(server).port or 8000, least=1, most=65535)
+def _run(table: TomlTable, server: str) -> Platform:
+    port = table.integer("port", urlsplit(server).port or 8000, least=1, most=65535)
     return RunChild(port)
 
 
-def _command(table: Table, server: str) -> Platform:
+def _command(table: TomlTable, server: str) -> Platform:
     return CommandPlatform(
-        table.need("restart_command", str),
+        table.require("restart_command", str),
         server,
         table.path("pid_file"),
         table.path("flags_file"),
@@ -72,7 +72,7 @@ def _command(table: Table, server: str) -> Platform:
     )
 
 
-_PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
+_PLATFORMS: Mapping[str, Callable[[TomlTable, str], Platform]] = {
     "systemd": _systemd,
     "docker": _docker,
     "compose": _compose,
@@ -83,7 +83,7 @@ _PLATFORMS: Mapping[str, Callable[[Table, str], Platform]] = {
 }
 
 
-def drain_method_of(table: Table | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
+def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
     """`drain = { by = "guard" }`. Without one: the platform where it drains by itself, the guard where there is a
     token for it, else none."""
     if table is None:
@@ -96,18 +96,18 @@ def drain_method_of(table: Table | None, place: Endpoint, platform: Platform | N
     return drain_method
 
 
-def _named_drain_method(table: Table, place: Endpoint, platform: Platform | None) -> DrainMethod:
+def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
     by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
     if by == "guard":
         token = table.secret("token") or os.environ.get(GUARD_TOKEN)
         if not token:
-            raise table.wrong("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
+            raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
         return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
     if by == "file":
         path = table.path("path")
         if path is None:
-            raise table.wrong("path", "is missing: the file that makes readiness fail")
+            raise table.error("path", "is missing: the file that makes readiness fail")
         return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
     if by == "command":
-        return CommandDrain(table.need("close_command", str), table.need("open_command", str))
+        return CommandDrain(table.require("close_command", str), table.require("open_command", str))
     return PlatformDrain(platform.name if platform is not None else "the platform")

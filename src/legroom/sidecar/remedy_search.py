@@ -9,10 +9,10 @@ from legroom.live.detectors import DetectorFinding
 from legroom.live.metrics.window import Window
 from legroom.live.remedies import remedies_for
 from legroom.planning.plan_document import PlanDocument
-from legroom.sidecar.config import ServerConfig
 from legroom.sidecar.decisions import change_of
-from legroom.sidecar.incidents import OpenIncident
-from legroom.sidecar.reporting import IncidentReporter
+from legroom.sidecar.incident_reporting import IncidentReporter
+from legroom.sidecar.open_incidents import OpenIncident
+from legroom.sidecar.watch_config import ServerConfig
 
 
 class RemedySearch:

@@ -1,6 +1,6 @@
-"""The sidecar: looks at servers, keeps incidents, asks the policy, acts, and writes all of it down.
+"""The sidecar: scrapes at servers, keeps incidents, asks the policy, acts, and writes all of it down.
 
-One event loop looks and decides; one thread owns the journal. Nothing waits for anything slow: a server that does not
+One event loop scrapes and decides; one thread owns the journal. Nothing waits for anything slow: a server that does not
 answer, a full disk, a webhook that is down and an action that takes minutes each hold up themselves alone.
 """
 
@@ -15,55 +15,55 @@ from typing import Any
 
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
-from legroom.live.detectors import Watcher, watch_all
+from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import forecast
-from legroom.live.journal.buffered import JournalThread
 from legroom.live.journal.journal import JournalUnavailable, journal_path
+from legroom.live.journal.journal_buffer import JournalThread
 from legroom.live.local_servers import LocalServers
-from legroom.live.metrics.address import Endpoint, is_loopback_host
-from legroom.live.metrics.sample import Look, Sample, ScrapeFailure
+from legroom.live.metrics.endpoint import Endpoint, is_loopback_host
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import look, open_session
 from legroom.masking import masked
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
-from legroom.sidecar.config import ServerConfig, SidecarConfig
-from legroom.sidecar.http import SidecarMetrics, incident_json, make_app
-from legroom.sidecar.incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
+from legroom.sidecar.incident_reporting import IncidentReporter
 from legroom.sidecar.notifier import Notifier
+from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.sidecar.remedy_search import RemedySearch
-from legroom.sidecar.reporting import IncidentReporter
-from legroom.sidecar.restart import ActionContext
+from legroom.sidecar.server_restart import ActionContext
+from legroom.sidecar.sidecar_http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.sources import Source, source_of
+from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
 _MAINTAIN_S = 600.0
 _LAST_NOTIFICATIONS_S = 1.0
-_LEAST_FLUSH_S = 1.0
+_MIN_FLUSH_INTERVAL_S = 1.0
 _FORECAST_S = 30.0  # a trend of minutes is not another one five seconds later, and costs more than all detectors
 
 
 class Sidecar:
     """A running sidecar. `run` returns when it is told to stop."""
 
-    def __init__(self, config: SidecarConfig, say: Callable[[str], None]) -> None:
-        self._config, self._say = config, say
+    def __init__(self, config: SidecarConfig, log: Callable[[str], None]) -> None:
+        self._config, self._log = config, log
         self.token = config.token
         path = config.journal or journal_path()
         self._journal = JournalThread(path)
         self._metrics = SidecarMetrics()
-        self._notifier = Notifier(config.webhooks, self._metrics, say)
+        self._notifier = Notifier(config.webhooks, self._metrics, log)
         self._keeper = IncidentKeeper()
         self._local = LocalServers()
         self._watchers: dict[str, Watcher] = {}
         self._groups = {server.name: server.group for server in config.servers}
         self._servers = {server.name: server for server in config.servers}
-        self._reporter = IncidentReporter(self._journal, self._notifier, self._metrics, say)
+        self._reporter = IncidentReporter(self._journal, self._notifier, self._metrics, log)
         self._remedies = RemedySearch(self._reporter)
         self._samples: list[Sample] = []
-        self._last_look_s = time.monotonic()
+        self._last_scrape_s = time.monotonic()
         self._journal_problem: str | None = None
         self._has_taken_over = False
         """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
-        self._mistake = ""
+        self._last_error = ""
         self._next_forecast_s: dict[str, float] = {}
         self._under_way: dict[str, str] = {}
         """Servers that a `legroom run` is about to start, and what it does."""
@@ -83,7 +83,7 @@ class Sidecar:
             self._metrics.say_acting(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
-            asyncio.create_task(source(self._take_surely, self.gone, self._awaited)),
+            asyncio.create_task(source(self._take_safely, self.server_removed, self._expected_servers)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
             asyncio.create_task(self._notifier.run(self._keeper.all)),
@@ -126,7 +126,7 @@ class Sidecar:
             await self._session.close()
             raise LegroomError(f"cannot listen on {host} port {port}: {error.strerror}", "name another port") from error
         if not is_loopback_host(host):
-            self._say(f"listening on {host}: others can read metrics and incidents; acting needs the token")
+            self._log(f"listening on {host}: others can read metrics and incidents; acting needs the token")
         return runner
 
     async def _take_over(self) -> None:
@@ -139,40 +139,40 @@ class Sidecar:
             if self._config.prometheus is not None or self._config.kubernetes is not None:
                 for incident in left:
                     self._groups.setdefault(incident.server, "default")  # they may well be found there again
-            patience_s = {detector.kind: detector.sees_after_s for detector in watch_all(self._config.thresholds)}
-            kept = self._keeper.adopt(left, self._groups, patience_s)
+            patience_s = {detector.kind: detector.warm_up_s for detector in make_detectors(self._config.thresholds)}
+            kept = self._keeper.take_over(left, self._groups, patience_s)
             await self._journal.call(lambda journal: close_rest(journal, left, kept, self._groups))
             await self._actor.recover()
         except JournalUnavailable as error:
             if self._journal_problem is None:
-                self._say(f"{error.message}; watching without it, and not acting")
+                self._log(f"{error.message}; watching without it, and not acting")
             self._journal_problem = error.message
         else:
             self._has_taken_over = True
 
-    def _awaited(self) -> frozenset[str]:
+    def _expected_servers(self) -> frozenset[str]:
         """Servers that others list, with an incident from before, and not seen again yet."""
         return (
             frozenset(incident.server for incident in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
         )
 
-    # Looking
+    # Scraping
 
-    def _take_surely(self, seen: Look) -> None:
+    def _take_safely(self, seen: ScrapeResult) -> None:
         """A mistake of legroom's own about one server is said, and costs that look alone."""
         try:
             self.take(seen)
         except Exception as error:
             text = f"{seen.server}: this look could not be judged: {error!r}"
-            if text != self._mistake:
-                self._say(text)
-            self._mistake = text
+            if text != self._last_error:
+                self._log(text)
+            self._last_error = text
 
-    def take(self, seen: Look) -> None:
-        """One look at one server: what the source hands over."""
+    def take(self, seen: ScrapeResult) -> None:
+        """One scrape at one server: what the source hands over."""
         if self._stopping.is_set():
             return
-        self._last_look_s = time.monotonic()
+        self._last_scrape_s = time.monotonic()
         seen = self._local.added(seen)
         group = self._groups.setdefault(seen.server, "default")
         watcher = self._watchers.get(seen.server)
@@ -211,11 +211,11 @@ class Sidecar:
         """Whether a `legroom run` of this machine is about to start the server anyway: it acts, and this one knows."""
         what = run_under_way(server)
         if what is not None and self._under_way.get(server) != what:
-            self._say(f"{server}: {what}: its silence is no incident, and nothing is done here")
+            self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
         return what is not None
 
-    def gone(self, server: str) -> None:
+    def server_removed(self, server: str) -> None:
         """A source no longer lists a server: whatever was known of it is over."""
         if server in self._servers:
             return
@@ -226,14 +226,14 @@ class Sidecar:
         self._metrics.forget(server, self._groups.pop(server, "default"))
 
     def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
-        self._actor.incident_over(incident)
+        self._actor.end_drain_of(incident)
         self._reporter.closed(incident, how)
 
-    def _count(self, seen: Look, watcher: Watcher, group: str) -> None:
+    def _count(self, seen: ScrapeResult, watcher: Watcher, group: str) -> None:
         self._metrics.saw(seen, group, not (_is_unhealthy(watcher) or seen.server in self._under_way))
-        if self._last_look_s < self._next_forecast_s.get(seen.server, 0.0):
+        if self._last_scrape_s < self._next_forecast_s.get(seen.server, 0.0):
             return
-        self._next_forecast_s[seen.server] = self._last_look_s + _FORECAST_S
+        self._next_forecast_s[seen.server] = self._last_scrape_s + _FORECAST_S
         ahead = forecast(watcher.window, self._config.thresholds)
         self._metrics.full_in.labels(seen.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
@@ -244,7 +244,7 @@ class Sidecar:
         unhealthy = [it for it in watched if _is_unhealthy(it) or it.window.server in self._under_way]
         return len(members), len(unhealthy) + len(members) - len(watched)
 
-    async def _look(self, server: ServerConfig) -> Look:
+    async def _look(self, server: ServerConfig) -> ScrapeResult:
         place: Endpoint = server.endpoint
         return await look(self._session, place)
 
@@ -256,24 +256,24 @@ class Sidecar:
 
     async def _write_samples(self) -> None:
         while True:
-            await asyncio.sleep(max(self._config.interval_s, _LEAST_FLUSH_S))
+            await asyncio.sleep(max(self._config.interval_s, _MIN_FLUSH_INTERVAL_S))
             self._flush_samples()
             problem = self._journal.problem
             if problem != self._journal_problem:
                 waiting = "not acting until it can be written" if problem else "the journal is written again"
-                self._say(f"{problem}; {waiting}" if problem else waiting)
+                self._log(f"{problem}; {waiting}" if problem else waiting)
             self._journal_problem = problem
             if not self._has_taken_over:
                 await self._take_over()
-            if mistake := self._journal.take_mistake():
-                self._say(f"an entry of the journal was given up: {mistake}")
+            if error_text := self._journal.take_error():
+                self._log(f"an entry of the journal was given up: {error_text}")
 
     async def _maintain(self) -> None:
         while True:
             try:
                 await self._journal.maintain()
             except Exception as error:  # old samples stay as they are, and the watching goes on
-                self._say(f"the journal could not be tidied: {error!r}")
+                self._log(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(_MAINTAIN_S)
 
     # The pages
@@ -282,8 +282,8 @@ class Sidecar:
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
-        """Fine while looks come in. A journal that cannot be written is said, and does not stop the watching."""
-        quiet_s = time.monotonic() - self._last_look_s
+        """Fine while scrapes come in. A journal that cannot be written is said, and does not stop the watching."""
+        quiet_s = time.monotonic() - self._last_scrape_s
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0,
             "last_look_s": round(quiet_s, 3),
@@ -314,11 +314,11 @@ class Sidecar:
             lambda journal: journal.note(incident_id, f"acknowledged by {by}", {"acknowledged": True})
         )
 
-    async def act_by_hand(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
         if not self._has_taken_over:
             raise LegroomError("what an earlier legroom left is not known yet: the journal cannot be read")
         servers, unhealthy = self._group_health(self._groups.get(server, "default"))
-        decision = await self._actor.by_hand(action, server, undo, servers, unhealthy)
+        decision = await self._actor.act_on_request(action, server, undo, servers, unhealthy)
         return {"accepted": decision.action is not None, "reason": decision.reason, "again_in_s": decision.again_in_s}
 
 
@@ -326,30 +326,30 @@ def _is_unhealthy(watcher: Watcher) -> bool:
     return any(finding.severity == "critical" for finding in watcher.findings)
 
 
-def run_sidecar(config: SidecarConfig, say: Callable[[str], None] | None = None) -> int:
+def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
     """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
-    tell, journal = say or _to_stderr, config.journal or journal_path()
+    log, journal = log or _to_stderr, config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"
-    with single_process(lock, tell, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
-        asyncio.run(_main(config, tell))
+    with single_process(lock, log, "a second sidecar away", lambda pid: LegroomError(f"{refusal} (pid {pid})")):
+        asyncio.run(_main(config, log))
     return 0
 
 
-async def _main(config: SidecarConfig, say: Callable[[str], None]) -> None:
-    sidecar = Sidecar(config, say)
+async def _main(config: SidecarConfig, log: Callable[[str], None]) -> None:
+    sidecar = Sidecar(config, log)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sidecar.stop)
     acting = sorted(config.act - {"notify"})
-    say(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
-    await sidecar.run(source_of(config, say))
-    say("stopped")
+    log(f"watching {_watched(config)}; {'acting: ' + ', '.join(acting) if acting else 'reporting only'}")
+    await sidecar.run(source_of(config, log))
+    log("stopped")
 
 
 def _watched(config: SidecarConfig) -> str:
-    finders = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
-    listed = [f"what {name} lists" for name, finder in finders if finder is not None]
+    discovery = (("Prometheus", config.prometheus), ("Kubernetes", config.kubernetes))
+    listed = [f"what {name} lists" for name, source_name in discovery if source_name is not None]
     named = [f"{len(config.servers)} server{'s' if len(config.servers) != 1 else ''}"] if config.servers else []
     return " and ".join((*named, *listed)) or "nothing"
 

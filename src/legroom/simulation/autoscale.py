@@ -1,10 +1,9 @@
-"""A fleet that grows and shrinks by a policy while it replays a trace: does it flap, does it thrash, what does it cost?
+"""Replays a trace over a fleet that an autoscaling policy scales: flapping, preemptions, cost.
 
-Every replica admits and preempts by its pool as vLLM does, in estimated seconds (`replay` is the exact one). A router
-sends each request to the replica that has the fewest. The policy decides every fifteen seconds as the controller of a
-HorizontalPodAutoscaler does: the larger of what the two metrics ask for, a tolerance around the target, limits on how
-fast, and within a window the highest number asked for when shrinking, the lowest when growing. A replica
-that was asked for serves after its start; one that is given up takes no more requests and leaves when its last has
+Every replica admits and preempts by its pool as vLLM does, in estimated seconds. A router sends each request to the
+replica that has the fewest. The policy decides every fifteen seconds as the HorizontalPodAutoscaler controller does:
+the larger of the two metrics' proposals, a tolerance around the target, limits on the rate of change, and stabilization
+windows. A new replica serves after its start-up time; a removed one takes no more requests and leaves when its last has
 finished.
 """
 
@@ -18,17 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.planning.scaling import SYNC_S, TOLERANCE, ScalingPolicy
-from legroom.simulation.fast.accounting import span_seconds, step_seconds
+from legroom.planning.autoscaling_policy import SYNC_S, TOLERANCE, ScalingPolicy
+from legroom.simulation.fast.accounting import decode_steps_seconds, step_seconds
 from legroom.simulation.fast.fast_replay import Progress
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import admissible, percentile
 from legroom.simulation.trace import Trace
 
-_FLAP_OF_STARTS = 2.0
-"""A replica that is asked for again within this many starts of giving one up should not have been given up."""
-_THRASH_RATIO = 0.2
+_FLAP_STARTS = 2.0
+"""Growth within this many start-up times of shrinking is a flap: keeping the replica would have cost less."""
 
 
 @dataclass(frozen=True)
@@ -37,44 +35,44 @@ class FleetSample:
 
     time_s: float
     replicas: int
-    """Asked for."""
+    """Requested by the policy."""
     ready: int
     kv_use: float
-    """Of the average replica that is asked for."""
+    """Mean over the requested replicas."""
     waiting: int
 
 
 @dataclass(frozen=True)
 class ScaledReplay:
-    """What a policy made of a trace."""
+    """The result of a policy on a trace."""
 
     policy: ScalingPolicy
     samples: list[FleetSample]
     changes: list[tuple[float, int, int]]
-    """Seconds, from so many replicas, to so many."""
+    """Time in seconds, replicas before, replicas after."""
     finished: int
     rejected: int
     preemptions: int
     first_token_s: list[float]
     replica_seconds: float
-    """Replicas that were paid for, from the decision on."""
+    """Paid time of all replicas, from the decision on."""
 
     @property
     def flaps(self) -> int:
-        """Times that a replica was asked for soon after one was given up."""
-        soon_s = _FLAP_OF_STARTS * self.policy.start_s
-        given_up_s, count = -math.inf, 0
+        """Times that the fleet grew soon after it shrank."""
+        flap_s = _FLAP_STARTS * self.policy.start_s
+        shrank_s, count = -math.inf, 0
         for time_s, before, after in self.changes:
             if after < before:
-                given_up_s = time_s
-            elif time_s - given_up_s < soon_s:
+                shrank_s = time_s
+            elif time_s - shrank_s < flap_s:
                 count += 1
         return count
 
     @property
     def is_thrashing(self) -> bool:
-        """One preemption to five finished requests: the level of the alerts."""
-        return self.preemptions >= _THRASH_RATIO * max(self.finished, 1)
+        """Whether one request in five was preempted, the threshold of the alerts."""
+        return self.preemptions >= 0.2 * max(self.finished, 1)
 
     @property
     def is_steady(self) -> bool:
@@ -107,26 +105,26 @@ class _Served:
 
     index: int
     tokens: int
-    """Held when it was admitted, or to be computed then."""
+    """Tokens to prefill at its admission."""
     remaining: int
-    """Tokens that it would still generate then."""
-    since: int = 0
+    """Output tokens left at its admission."""
+    admitted_step: int = 0
     """The step of its admission."""
 
 
 class _Replica:
-    """One server with a clock of its own. Between an arrival, a finish and a full pool nothing is decided, so the steps
-    up to there are taken at once; prompts are computed in chunks of the step's budget, and nothing is shared."""
+    """One server with its own clock. Between an arrival, a finish and a full pool nothing is decided, so the steps up
+    to there are taken in bulk; prompts are computed in chunks of the step's budget, and no prefix is shared."""
 
     def __init__(self, settings: SchedulerSettings, cost: StepCost, ready_s: float) -> None:
         self.settings, self.cost = settings, cost
         self.running: list[_Served] = []
         self.ends: list[tuple[int, int, _Served]] = []
-        """The step in which each of them finishes, as a heap."""
+        """Heap of the steps in which the running requests finish."""
         self.waiting: deque[_Served] = deque()
         self.step = self.stored = 0
         self.now_s = self.ready_s = ready_s
-        self.leaving = False
+        self.draining = False
         self.preemptions = self.finished = 0
 
     @property
@@ -138,11 +136,11 @@ class _Replica:
         return min(1.0, self._blocks() / self.settings.usable_blocks)
 
     def _blocks(self) -> int:
-        """In use, every request taken as one of the mean length."""
+        """Blocks in use, with every request at the mean length."""
         if not self.running:
             return 0
         mean = self.stored / len(self.running)
-        return len(self.running) * (self.settings.most_blocks_of(int(mean) + 1, 1))
+        return len(self.running) * (self.settings.max_blocks_of(int(mean) + 1, 1))
 
     def take(self, request: _Served, time_s: float) -> None:
         if not self.load:
@@ -157,15 +155,15 @@ class _Replica:
             else:
                 self._decode(time_s)
             self._finish()
-            self._make_room()
+            self._preempt_until_fits()
 
     def _admit(self) -> list[_Served]:
-        """Those at the head of the queue whose prompts the pool has room for, up to one step's budget and one more."""
+        """The first waiting requests that the pool has room for, up to one step's budget and one more."""
         admitted: list[_Served] = []
         free = self.settings.usable_blocks - self._blocks()
         budget = self.settings.max_num_batched_tokens
         while self.waiting and budget > 0 and len(self.running) + len(admitted) < self.settings.max_num_seqs:
-            needed = self.settings.most_blocks_of(self.waiting[0].tokens, 2)
+            needed = self.settings.max_blocks_of(self.waiting[0].tokens, 2)
             if needed > free and (self.running or admitted):
                 break
             request = self.waiting.popleft()
@@ -183,10 +181,10 @@ class _Replica:
         self._advance(steps)
         for request in admitted:
             first_token_s.setdefault(request.index, self.now_s)
-            request.since = self.step - 1  # the last of these steps gave it a token already
+            request.admitted_step = self.step - 1  # the last of these steps sampled its first token
             self.running.append(request)
             self.stored += request.tokens + 1
-            heapq.heappush(self.ends, (request.since + request.remaining, request.index, request))
+            heapq.heappush(self.ends, (request.admitted_step + request.remaining, request.index, request))
 
     def _decode(self, time_s: float) -> None:
         running = len(self.running)
@@ -194,7 +192,7 @@ class _Replica:
         free = (self.settings.usable_blocks - self._blocks()) * self.settings.block_size
         until_s = math.ceil((time_s - self.now_s) / step_s)
         steps = max(1, min(self.ends[0][0] - self.step, until_s, int(free) // running))
-        self.now_s += span_seconds(self.cost, running, self.stored, steps)  # type: ignore[no-untyped-call]
+        self.now_s += decode_steps_seconds(self.cost, running, self.stored, steps)  # type: ignore[no-untyped-call]
         self._advance(steps)
 
     def _advance(self, steps: int) -> None:
@@ -209,16 +207,16 @@ class _Replica:
 
     def _remove(self, request: _Served) -> None:
         self.running.remove(request)
-        self.stored -= request.tokens + self.step - request.since
+        self.stored -= request.tokens + self.step - request.admitted_step
 
-    def _make_room(self) -> None:
-        """The last to come is thrown out, and computed again from its first token."""
+    def _preempt_until_fits(self) -> None:
+        """Preempt the last running requests until the pool suffices; they are recomputed."""
         while len(self.running) > 1 and self._blocks() > self.settings.usable_blocks:
             victim = self.running[-1]
             self._remove(victim)
             self.ends = [end for end in self.ends if end[2] is not victim]
             heapq.heapify(self.ends)
-            done = self.step - victim.since
+            done = self.step - victim.admitted_step
             self.waiting.appendleft(_Served(victim.index, victim.tokens + done, victim.remaining - done))
             self.preemptions += 1
 
@@ -229,42 +227,43 @@ class _Controller:
 
     policy: ScalingPolicy
     replicas: int
-    asked: deque[tuple[float, int]] = field(default_factory=deque)
-    """What was asked for, over the window of shrinking."""
+    proposals: deque[tuple[float, int]] = field(default_factory=deque)
+    """Proposals within the stabilization windows."""
     changes: list[tuple[float, int, int]] = field(default_factory=list)
 
     def decide(self, time_s: float, kv_use_sum: float, waiting_sum: int) -> int:
         policy = self.policy
-        wanted = max(
-            self._wanted(kv_use_sum, policy.kv_target_ratio), self._wanted(waiting_sum, float(policy.waiting_target))
+        desired = max(
+            self._proposal(kv_use_sum, policy.kv_target_ratio),
+            self._proposal(waiting_sum, float(policy.waiting_target)),
         )
-        wanted = min(max(wanted, policy.least), policy.most)
-        self.asked.append((time_s, wanted))
-        while self.asked[0][0] < time_s - max(policy.down_window_s, policy.up_window_s):
-            self.asked.popleft()
-        if wanted < self.replicas:
-            wanted = min(self.replicas, max(self._asked_within(time_s, policy.down_window_s)))
-        elif wanted > self.replicas:
-            wanted = max(self.replicas, min(self._asked_within(time_s, policy.up_window_s)))
-        if wanted > self.replicas:
-            wanted = min(wanted, 2 * self._within(time_s, policy.up_period_s, growing=True))
-        elif wanted < self.replicas:
-            wanted = max(wanted, self._within(time_s, policy.down_period_s, growing=False) - 1)
-        if wanted != self.replicas:
-            self.changes.append((time_s, self.replicas, wanted))
-            self.replicas = wanted
+        desired = min(max(desired, policy.least), policy.most)
+        self.proposals.append((time_s, desired))
+        while self.proposals[0][0] < time_s - max(policy.down_window_s, policy.up_window_s):
+            self.proposals.popleft()
+        if desired < self.replicas:
+            desired = min(self.replicas, max(self._proposals_within(time_s, policy.down_window_s)))
+        elif desired > self.replicas:
+            desired = max(self.replicas, min(self._proposals_within(time_s, policy.up_window_s)))
+        if desired > self.replicas:
+            desired = min(desired, 2 * self._replicas_before(time_s, policy.up_period_s, growing=True))
+        elif desired < self.replicas:
+            desired = max(desired, self._replicas_before(time_s, policy.down_period_s, growing=False) - 1)
+        if desired != self.replicas:
+            self.changes.append((time_s, self.replicas, desired))
+            self.replicas = desired
         return self.replicas
 
-    def _asked_within(self, time_s: float, window_s: float) -> Iterator[int]:
-        return (asked for asked_s, asked in self.asked if asked_s >= time_s - window_s)
+    def _proposals_within(self, time_s: float, window_s: float) -> Iterator[int]:
+        return (proposal for proposed_s, proposal in self.proposals if proposed_s >= time_s - window_s)
 
-    def _wanted(self, total: float, target: float) -> int:
-        """What one metric asks for; within the tolerance, what there is."""
+    def _proposal(self, total: float, target: float) -> int:
+        """The proposal of one metric; within the tolerance, the current number."""
         ratio = total / (self.replicas * target)
         return self.replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(total / target)
 
-    def _within(self, time_s: float, period_s: float, *, growing: bool) -> int:
-        """How many there were when the period of the limit began."""
+    def _replicas_before(self, time_s: float, period_s: float, *, growing: bool) -> int:
+        """The number of replicas when the period of the limit began."""
         count = self.replicas
         for changed_s, before, after in reversed(self.changes):
             if changed_s < time_s - period_s:
@@ -281,7 +280,7 @@ def autoscaled(
     policy: ScalingPolicy,
     progress: Progress | None = None,
 ) -> ScaledReplay:
-    """Replay a trace of seconds over a fleet that the policy scales."""
+    """Replay a trace in seconds over a fleet that the policy scales."""
     trace = trace.checked()
     if cost is None or not trace.in_seconds:
         raise LegroomError(
@@ -319,15 +318,15 @@ class _Fleet:
             self._decide(time_s)
             if progress and last_s > 0:
                 progress(min(1.0, time_s / last_s))
-        everyone = [*self.gone, *self.replicas]
+        all_replicas = [*self.gone, *self.replicas]
         arrivals = self.trace.arrivals
         return ScaledReplay(
             self.policy,
             self.samples,
             self.controller.changes,
-            sum(replica.finished for replica in everyone),
+            sum(replica.finished for replica in all_replicas),
             len(rejections),
-            sum(replica.preemptions for replica in everyone),
+            sum(replica.preemptions for replica in all_replicas),
             [token_s - arrivals[index] for index, token_s in self.first_token_s.items()],
             self.replica_seconds,
         )
@@ -337,25 +336,25 @@ class _Fleet:
             replica.serve_until(time_s, self.first_token_s)
 
     def _route(self, request: _Served, time_s: float) -> None:
-        """To the replica with the fewest requests: what a router that looks at its servers does."""
-        serving = [replica for replica in self.replicas if not replica.leaving and replica.ready_s <= time_s]
+        """To the ready replica with the fewest requests."""
+        serving = [replica for replica in self.replicas if not replica.draining and replica.ready_s <= time_s]
         min(serving, key=lambda replica: replica.load).take(request, time_s)
 
     def _decide(self, time_s: float) -> None:
-        for replica in [each for each in self.replicas if each.leaving and not each.load]:
+        for replica in [each for each in self.replicas if each.draining and not each.load]:
             self.replicas.remove(replica)
             self.gone.append(replica)
-        staying = [replica for replica in self.replicas if not replica.leaving]
+        remaining_replicas = [replica for replica in self.replicas if not replica.draining]
         use = sum(replica.kv_use for replica in self.replicas)
         waiting = sum(len(replica.waiting) for replica in self.replicas)
         self.replica_seconds += SYNC_S * len(self.replicas)
         before = self.controller.replicas
-        wanted = self.controller.decide(time_s, use, waiting)
-        for _ in range(wanted - before):
+        desired = self.controller.decide(time_s, use, waiting)
+        for _ in range(desired - before):
             self.replicas.append(_Replica(self.settings, self.cost, time_s + self.policy.start_s))
-        if wanted < before:
-            # Kubernetes gives up pods that are not ready first, then the youngest.
-            for replica in sorted(staying, key=lambda each: -each.ready_s)[: before - wanted]:
-                replica.leaving = True
-        ready = sum(replica.ready_s <= time_s and not replica.leaving for replica in self.replicas)
-        self.samples.append(FleetSample(time_s, wanted, ready, use / max(wanted, 1), waiting))
+        if desired < before:
+            # Kubernetes removes pods that are not ready first, then the youngest.
+            for replica in sorted(remaining_replicas, key=lambda each: -each.ready_s)[: before - desired]:
+                replica.draining = True
+        ready = sum(replica.ready_s <= time_s and not replica.draining for replica in self.replicas)
+        self.samples.append(FleetSample(time_s, desired, ready, use / max(desired, 1), waiting))

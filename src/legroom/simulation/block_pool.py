@@ -1,4 +1,4 @@
-"""Blocks of KV cache, the queue of free ones, and the pool that hands them out (vLLM 0.32)."""
+"""Blocks of KV cache, the queue of free ones, and the pool that allocates them (vLLM 0.32)."""
 
 from __future__ import annotations
 
@@ -6,78 +6,78 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 BlockKey = tuple[int, int]
-"""Group of layers, and the name of the content."""
+"""KV cache group, and the hash of the content."""
 
 
 class Block:
-    """A page of KV cache. Without a key its content cannot be found again."""
+    """A block of KV cache; `key` is set while its content can be found in the prefix cache."""
 
-    __slots__ = ("key", "number", "ref_count")
+    __slots__ = ("block_id", "key", "ref_count")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
         self.ref_count = 0
         self.key: BlockKey | None = None
 
 
-class FreeQueue:
-    """Free blocks in the order in which they will be reused. A cached block can be taken back out of the middle."""
+class FreeBlockQueue:
+    """Free blocks in the order of reuse. A cached block can be removed from the middle."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._queue: OrderedDict[int, Block] = OrderedDict((block.number, block) for block in blocks)
+        self._queue: OrderedDict[int, Block] = OrderedDict((block.block_id, block) for block in blocks)
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def pop(self) -> Block:
+    def popleft(self) -> Block:
         return self._queue.popitem(last=False)[1]
 
     def remove(self, block: Block) -> None:
-        del self._queue[block.number]
+        del self._queue[block.block_id]
 
-    def reuse_first(self, blocks: list[Block]) -> None:
-        """Put `blocks` at the front, the first of them foremost."""
+    def prepend_n(self, blocks: list[Block]) -> None:
+        """Put `blocks` at the front, in order."""
         for block in reversed(blocks):
-            self._queue[block.number] = block
-            self._queue.move_to_end(block.number, last=False)
+            self._queue[block.block_id] = block
+            self._queue.move_to_end(block.block_id, last=False)
 
-    def reuse_last(self, blocks: list[Block]) -> None:
+    def append_n(self, blocks: list[Block]) -> None:
         """Put `blocks` at the back, in order."""
         for block in blocks:
-            self._queue[block.number] = block
+            self._queue[block.block_id] = block
 
 
 class BlockPool:
-    """Every block of the GPU, and which content can be found in which of them."""
+    """All blocks of the GPU, and the prefix cache over them."""
 
     def __init__(self, num_blocks: int, enable_caching: bool) -> None:
-        blocks = [Block(number) for number in range(num_blocks)]
+        blocks = [Block(block_id) for block_id in range(num_blocks)]
         self.null_block = blocks[0]
-        self.free_queue = FreeQueue(blocks[1:])
+        self.free_queue = FreeBlockQueue(blocks[1:])
         self.enable_caching = enable_caching
-        # Equal content may sit in several blocks: the one cached first is found first.
+        # Several blocks may hold equal content: the one cached first is found first.
         self._cached: dict[BlockKey, dict[int, Block]] = {}
 
     @property
-    def num_free(self) -> int:
-        """Blocks that a request can still be given, cached content included."""
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated, cached ones included."""
         return len(self.free_queue)
 
-    def find(self, key: BlockKey) -> Block | None:
+    def get_cached_block(self, key: BlockKey) -> Block | None:
         copies = self._cached.get(key)
         return next(iter(copies.values())) if copies else None
 
-    def allocate(self, count: int) -> list[Block]:
-        """Take `count` blocks from the front of the free queue; what was cached in them is gone."""
-        taken = [self.free_queue.pop() for _ in range(count)]
+    def get_new_blocks(self, count: int) -> list[Block]:
+        """Take `count` blocks from the front of the free queue and evict what was cached in them."""
+        taken = [self.free_queue.popleft() for _ in range(count)]
         for block in taken:
             if block.key is not None:
-                self._forget(block)
+                self._evict(block)
             block.ref_count = 1
         return taken
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """One more request reads these blocks: they leave the free queue if they stood there."""
+        """Add a reference to these blocks and remove them from the free queue."""
         for block in blocks:
             if block is self.null_block:
                 continue
@@ -85,33 +85,33 @@ class BlockPool:
                 self.free_queue.remove(block)
             block.ref_count += 1
 
-    def cache(self, block: Block, key: BlockKey) -> None:
-        """Make the content of a full block findable."""
+    def cache_full_block(self, block: Block, key: BlockKey) -> None:
+        """Add a full block to the prefix cache."""
         if block.key is None:
             block.key = key
-            self._cached.setdefault(key, {})[block.number] = block
+            self._cached.setdefault(key, {})[block.block_id] = block
 
-    def release(self, blocks: Iterable[Block]) -> None:
-        """One request less reads these blocks, given in the order in which they should be reused.
+    def free_blocks(self, blocks: Iterable[Block]) -> None:
+        """Drop one reference to each block, in the order in which they should be reused.
 
-        Since 0.27 a block without cached content goes to the front of the queue (its page is still warm), a cached
-        one to the back (least recently used goes first).
+        Since 0.27 a block without cached content goes to the front of the queue, a cached one to the back (least
+        recently used goes first).
         """
-        blank: list[Block] = []
+        uncached: list[Block] = []
         cached: list[Block] = []
         for block in blocks:
             if block is self.null_block:
                 continue
             block.ref_count -= 1
             if block.ref_count == 0:
-                (cached if self.enable_caching and block.key is not None else blank).append(block)
-        self.free_queue.reuse_first(blank)
-        self.free_queue.reuse_last(cached)
+                (cached if self.enable_caching and block.key is not None else uncached).append(block)
+        self.free_queue.prepend_n(uncached)
+        self.free_queue.append_n(cached)
 
-    def _forget(self, block: Block) -> None:
+    def _evict(self, block: Block) -> None:
         assert block.key is not None
         copies = self._cached[block.key]
-        del copies[block.number]
+        del copies[block.block_id]
         if not copies:
             del self._cached[block.key]
         block.key = None

@@ -1,4 +1,4 @@
-"""Search the flags that hold a load: replay the trace under many settings and compare."""
+"""Searches the flags, the number of servers or the GPU that hold a load: replays the trace under many settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from legroom.simulation.tiers.host_tier import TierSettings
     from legroom.simulation.timeline import Timeline
 
-MOST_REPLICAS = 1024
-_FEW = 4
+MAX_REPLICAS = 1024
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,11 @@ class HoldingFleet:
 
 
 def promising(trace: Trace, choice: Choice, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The few candidates with which more servers or another card are tried: the best setting, then the best of those
-    that differ from it in how many requests run at once (or, where that was given, in the tokens of a step)."""
+    """Up to four candidates to try with more servers or another GPU: the best, then the best that differ in
+    `max_num_seqs` (or, where that was given, in `max_num_batched_tokens`)."""
     by_flags = {tuple(candidate.flags.items()): candidate for candidate in candidates}
     rivals, few = list(choice.outcomes), list[Candidate]()
-    while rivals and len(few) < _FEW:
+    while rivals and len(few) < 4:
         best = best_of(rivals, choice.goal, trace.arrives_at_once)
         few.append(by_flags[tuple(best.flags.items())])
         rivals = [outcome for outcome in rivals if _kind(outcome.flags) != _kind(best.flags)]
@@ -61,18 +60,17 @@ def _kind(flags: dict[str, Any]) -> int | None:
 
 
 def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Candidate]) -> HoldingFleet | None:
-    """The fewest servers with which one of a few candidates meets the goal; None where no number of them does."""
+    """The fewest servers with which one of the candidates meets the goal; None where no number does."""
     if not choice.best.finished:
         return None
-    most = min(len(trace), MOST_REPLICAS)
-    task = replay_task(trace, choice.goal)
+    most = min(len(trace), MAX_REPLICAS)
+    task = ReplayTask(trace.checked(), choice.goal)
 
     def is_held_by(replicas: int) -> bool:
         share = replace(task, replicas=replicas)
         return any(choice.goal.is_met(try_one(share, candidate)) for candidate in few)
 
-    # A server whose waits grow by 2 s a second was sent three times what it serves. A load that lasts less long than
-    # its answers would be held by fewer than three, but not if it went on.
+    # A server whose waits grow by 2 s a second gets three times what it can serve.
     least = min(most, max(2, ceil(1 + choice.best.wait_growth_ratio)))
     fewest = fewest_replicas(is_held_by, least, most)
     if fewest is None:
@@ -83,7 +81,7 @@ def replicas_that_hold(trace: Trace, choice: Choice, gpu: str, few: Sequence[Can
 
 
 def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The smallest number from `least` to `most` that holds the load; more never hold less. None where none does."""
+    """The smallest number in the range that holds the load (bisection); None where none does."""
     if most < least:
         return None
     low, high = least - 1, least
@@ -103,8 +101,8 @@ def fewest_replicas(is_held_by: Callable[[int], bool], least: int, most: int) ->
 def card_that_holds(
     trace: Trace, choice: Choice, cards: Iterable[tuple[str, Sequence[Candidate]]]
 ) -> HoldingFleet | None:
-    """The first of `cards` of which one server meets the goal, also if the load went on, and its best candidate."""
-    task = replay_task(trace, choice.goal)
+    """The first of `cards` of which one server meets the goal, also under a continued load, with its best candidate."""
+    task = ReplayTask(trace.checked(), choice.goal)
     for gpu, candidates in cards:
         if not candidates:
             continue
@@ -127,12 +125,13 @@ SEARCHED: dict[str, tuple[Any, ...]] = {
 Flags that the user gives are not searched.
 """
 Figure = Callable[[ReplayOutcome], float]
-"""What is better when it is larger."""
-_EQUAL = 0.01
-_ANSWERS_LONG, _MOST_ROUNDS = 3, 20
-"""A load that lasts as long as so many answers shows whether a server keeps up; a shorter one is repeated."""
-_MOST_SHARES = 16
-"""Of more replicas than this, so many stand for all: their requests are drawn alike."""
+"""A figure to maximize."""
+_TIE_RATIO = 0.01
+"""Figures this close are a tie: less than the difference between two seeds of one load."""
+_MIN_LATENCIES, _MAX_REPEATS = 3, 20
+"""A load that lasts this many latencies shows whether a server keeps up; a shorter one is repeated."""
+_MAX_SAMPLED_REPLICAS = 16
+"""Of more replicas this many are replayed: round robin gives all of them the same distribution."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,12 @@ class Candidate:
     settings: SchedulerSettings
     cost: StepCost | None = None
     tier: TierSettings | None = None
-    """Host memory behind the GPU's prefix cache; its replays are step by step."""
+    """Host memory behind the GPU's prefix cache; replayed step by step."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best setting, those that beat it in something, and how many were tried."""
+    """The best setting, the frontier, and all that were tried."""
 
     best: ReplayOutcome
     holds: bool
@@ -156,10 +155,9 @@ class Choice:
     goal: Goal
     in_seconds: bool
     interrupted: bool = False
-    """Not all that was meant to be tried was."""
+    """Whether some candidates were not tried."""
     sustained: bool | None = None
-    """Whether the server would keep up if a load went on that ends before its answers do; None where it lasts longer
-    than they take, or does not hold anyway."""
+    """Whether the server would keep up with a longer load; None where the load is long enough or does not hold."""
 
     def as_json(self) -> dict[str, Any]:
         """The document of `legroom simulate --choose --json`."""
@@ -186,12 +184,12 @@ def grid(given: Iterable[str], searched: dict[str, tuple[Any, ...]] | None = Non
 
 @dataclass(frozen=True)
 class ReplayTask:
-    """What every candidate is put through."""
+    """The constant inputs of every candidate's replay."""
 
     trace: Trace
     goal: Goal
     replicas: int = 1
-    """Servers that share the load, a request each in turn."""
+    """Servers that share the load, round robin."""
 
 
 def choose(
@@ -206,7 +204,7 @@ def choose(
     """Replay every candidate and pick the one with the most goodput among those that meet the goal, or among all."""
     if not candidates:
         raise LegroomError("no setting is left to try", "give fewer flags, or a larger pool")
-    task = replay_task(trace, goal, replicas)
+    task = ReplayTask(trace.checked(), goal, replicas)
     by_number: dict[int, ReplayOutcome] = {}
     try:
         with closing((executor or ProcessExecutor()).run(try_one, task, candidates)) as results:
@@ -217,7 +215,7 @@ def choose(
     except KeyboardInterrupt:
         if not by_number:
             raise
-    # In the candidates' order, so that of equals the same is chosen however the sweep was divided.
+    # In the candidates' order, so that ties do not depend on how the sweep was divided.
     tried = sorted(by_number)
     outcomes = [by_number[number] for number in tried]
     best = best_of(outcomes, goal, task.trace.arrives_at_once)
@@ -228,23 +226,17 @@ def choose(
     return Choice(best, goal.is_met(best), frontier(outcomes), outcomes, goal, trace.in_seconds, interrupted, sustained)
 
 
-def replay_task(trace: Trace, goal: Goal, replicas: int = 1) -> ReplayTask:
-    """What every candidate of a search is put through."""
-    return ReplayTask(trace.checked(), goal, replicas)
-
-
 @cache
 def _engine() -> ReplayEngine:
-    """Compiled code is used where it lies ready, which each machine of a sweep finds out for itself: a search makes it
-    pay at any length."""
+    """`compiled` where compiled code is cached on this machine: a search is long enough for it at any length."""
     return "compiled" if numba_is_installed() and is_compiled_before() else "auto"
 
 
 def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool = False) -> ReplayOutcome:
-    """The most goodput, then the shortest p99, then the fewest preemptions; what differs by a percent is equal.
+    """The most goodput, then the shortest p99, then the fewest preemptions; figures within 1 % are equal.
 
-    Settings that keep up with a load all serve it at the load's own rate, so their goodput is the share of requests
-    within the latency asked for; the time until the last answer ends is chance.
+    Settings that keep up serve the load at its own rate, so their goodput is the share of requests within the latency
+    goal; the time until the last answer ends is chance.
     """
     holding = [outcome for outcome in outcomes if goal.is_met(outcome)]
     rivals = holding or list(outcomes)
@@ -256,12 +248,12 @@ def best_of(outcomes: Sequence[ReplayOutcome], goal: Goal, arrives_at_once: bool
     rivals = [outcome for outcome in rivals if outcome.finished == most]
     for figure in (*rates, *waits):
         top = max(map(figure, rivals))
-        rivals = [outcome for outcome in rivals if figure(outcome) >= top - _EQUAL * abs(top)]
+        rivals = [outcome for outcome in rivals if figure(outcome) >= top - _TIE_RATIO * abs(top)]
     return rivals[0]
 
 
 def frontier(outcomes: Sequence[ReplayOutcome]) -> list[ReplayOutcome]:
-    """Outcomes that no other one beats in goodput, wait for the first token and latency alike."""
+    """Outcomes that no other one beats in goodput, time to first token and latency alike."""
     kept: list[ReplayOutcome] = []
     for outcome in sorted(
         outcomes, key=lambda o: (-o.finished, -o.goodput, o.first_token_p99, o.latency_p99, o.preemptions)
@@ -281,9 +273,9 @@ def _beats(rival: ReplayOutcome, other: ReplayOutcome) -> bool:
 
 
 def try_one(task: ReplayTask, candidate: Candidate) -> ReplayOutcome:
-    """Replay one setting. Half a replay is no outcome."""
+    """Replay one setting; raises KeyboardInterrupt where the replay was interrupted."""
     timelines = []
-    for part in task.trace.shares(task.replicas, _MOST_SHARES):
+    for part in task.trace.shares(task.replicas, _MAX_SAMPLED_REPLICAS):
         timelines.append(_replayed(part, candidate))
         if timelines[-1].interrupted:
             raise KeyboardInterrupt
@@ -297,19 +289,19 @@ def _replayed(part: Trace, candidate: Candidate) -> Timeline:
 
     tiered = simulate_with_tier(part, candidate.settings, candidate.tier, cost=candidate.cost)
     timeline = tiered.timeline
-    # To a search, a token that is loaded is as good as one found on the GPU: neither is computed.
+    # A loaded token counts as a hit: it is not computed.
     hits = replace(timeline.tally, cached_tokens=timeline.tally.cached_tokens + tiered.tally.hit_tokens)
     return replace(timeline, tally=hits)
 
 
 def is_sustained(task: ReplayTask, candidate: Candidate, outcome: ReplayOutcome) -> bool | None:
-    """Whether it keeps up with a short load that goes on; None where the load outlasts its answers already.
+    """Whether the server keeps up when a short load is repeated; None where the load outlasts its latency already.
 
-    An empty server takes in what it could not finish at that rate: until its first answers end, nothing waits.
+    An empty server accepts more than it can sustain: until its first answers end, nothing waits.
     """
     trace = task.trace
-    duration, needed = trace.arrivals[-1] - trace.arrivals[0], _ANSWERS_LONG * outcome.latency_p99
+    duration, needed = trace.arrivals[-1] - trace.arrivals[0], _MIN_LATENCIES * outcome.latency_p99
     if trace.arrives_at_once or duration >= needed:
         return None
-    times = min(_MOST_ROUNDS, ceil(needed / duration))
+    times = min(_MAX_REPEATS, ceil(needed / duration))
     return try_one(replace(task, trace=trace.repeated(times)), candidate).keeps_up

@@ -1,4 +1,4 @@
-"""How many servers of each card and tensor-parallel size hold a load within a latency, by replaying it."""
+"""The number of servers per GPU model and tensor-parallel size that hold a load within a latency, and their price."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.planning.plan import Target, plan_on_named_card, ready_command
-from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, replay_task, try_one
-from legroom.simulation.from_plan import as_one_group, deployed, hardware
+from legroom.simulation.flag_search import Candidate, ReplayTask, fewest_replicas, is_sustained, try_one
+from legroom.simulation.from_plan import as_one_group, hardware, planned_scheduler
 from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
 from legroom.simulation.step_time import StepBand, roofline, step_band, why_untrusted
@@ -19,9 +19,8 @@ from legroom.simulation.trace import Trace
 from legroom.sweeps.executors import ProcessExecutor
 
 if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
+    from legroom.facts.gpus import Gpu, GpuPrice
     from legroom.facts.model import Model
-    from legroom.facts.prices import GpuPrice
     from legroom.facts.releases import Release
     from legroom.planning.plan import Plan
     from legroom.sweeps.executors import SweepExecutor
@@ -33,7 +32,7 @@ _SPLITS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class ServingLoad:
-    """Requests with their times, and how soon they want their tokens."""
+    """Requests with their arrival times, and the latency goal."""
 
     trace: Trace
     goal: Goal
@@ -47,23 +46,18 @@ class ServingLoad:
 
     @property
     def prompt_tokens(self) -> float:
-        """Of the average request."""
         return sum(self.trace.prompt_lens) / len(self.trace)
 
     @property
     def output_tokens(self) -> float:
-        """Of the average request."""
         return sum(self.trace.output_lens) / len(self.trace)
 
     @property
     def output_tokens_per_s(self) -> float:
         return self.requests_per_s * self.output_tokens
 
-    def if_steps_take(self, factor: float) -> ServingLoad:
-        """The load as a server meets it whose steps take `factor` times as long: so much faster, so much less patient.
-
-        Time is stretched here and not in the cost of a step, whose parts are not all seconds.
-        """
+    def with_step_factor(self, factor: float) -> ServingLoad:
+        """The load for steps that take `factor` times as long: arrivals and goals shrink by that factor instead."""
         goal = self.goal
         first, each = goal.first_token_p99, goal.time_per_token_p99
         return ServingLoad(
@@ -79,12 +73,12 @@ class ServingLoad:
 
 @dataclass(frozen=True)
 class CountBand:
-    """A number as estimated, and as it would be if steps were as short or as long as the band allows."""
+    """An estimated number, and its bounds under the error band of step times."""
 
     low: int | None
     middle: int | None
     high: int | None
-    """None: not even the most that were tried."""
+    """None: more than the maximum."""
 
     def as_json(self, factor: float = 1) -> dict[str, float | None]:
         return dict(zip(("low", "middle", "high"), self.times(factor), strict=True))
@@ -99,7 +93,7 @@ NO_COUNT = CountBand(None, None, None)
 
 @dataclass(frozen=True)
 class SizedFleet:
-    """Equal servers on one card, split in one way."""
+    """Equal servers on one GPU model and tensor-parallel size."""
 
     gpu: Gpu
     tensor_parallel_size: int
@@ -123,13 +117,13 @@ class SizedFleet:
 
     @property
     def gpus(self) -> int:
-        """0 where no number of servers holds it."""
+        """0 where no number of servers holds the load."""
         return (self.replicas.middle or 0) * self.gpus_per_replica
 
 
 @dataclass(frozen=True)
 class FleetTask:
-    """What every card is sized from."""
+    """The constant inputs of every GPU model's sizing."""
 
     models: tuple[Model, ...]
     release: Release
@@ -145,7 +139,7 @@ def size_fleets(
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[tuple[SizedFleet, ...]]:
-    """Every model on every card, model after model: its layouts, the one with the fewest GPUs first."""
+    """Every model on every GPU, model after model; of each the layouts, fewest GPUs first."""
     _check(task)
     cells = [(number, card) for number in range(len(task.models)) for card in cards]
     rows: dict[int, tuple[SizedFleet, ...]] = {}
@@ -158,7 +152,7 @@ def size_fleets(
 
 
 def fleets_of(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
-    """One model, by its number, on one card."""
+    """One model, by its index, on one GPU."""
     number, card = cell
     args = task.args[number]
     asked = replace(args, max_model_len=args.max_model_len or task.load.longest)
@@ -167,7 +161,7 @@ def fleets_of(task: FleetTask, cell: tuple[int, Gpu]) -> tuple[SizedFleet, ...]:
 
 
 def _rank(fleet: SizedFleet) -> tuple[bool, int, bool, int]:
-    # Of those that do not hold the load, the largest split that was replayed says most about why.
+    # Of those that do not hold the load, the largest replayed split explains most.
     return not fleet.holds, fleet.gpus, fleet.band is None, -fleet.tensor_parallel_size
 
 
@@ -185,8 +179,8 @@ def _check(task: FleetTask) -> None:
 
 
 def _layouts(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int) -> Iterator[SizedFleet]:
-    """Every split up to the one after the first that holds the load: cards that share the weights have more room for
-    the cache, but seldom so much that four do with less than two."""
+    """Every tensor-parallel size up to the one after the first that holds the load; larger ones rarely need fewer
+    GPUs."""
     fewest, is_last = most_gpus, False
     splits = (args.tensor_parallel_size,) if args.tensor_parallel_size else _SPLITS
     for size in splits:
@@ -221,7 +215,7 @@ def _fleet(target: Target, args: ServeArgs, load: ServingLoad, most_gpus: int, w
 def _counted(
     nothing: SizedFleet, load: ServingLoad, candidate: Candidate, most_gpus: int, worth_gpus: int
 ) -> SizedFleet:
-    """The band of replicas; a layout that needs more than `worth_gpus` is no better than one that is known."""
+    """The band of replicas; a layout that needs more than `worth_gpus` is no better than a known one."""
     band = nothing.band
     assert band is not None
     most, worth = most_gpus // nothing.gpus_per_replica, worth_gpus // nothing.gpus_per_replica
@@ -230,17 +224,17 @@ def _counted(
         return replace(nothing, reason="takes no fewer GPUs than a smaller split")
     low, high = middle, None
     if middle != 1:
-        low, _ = _fewest(load.if_steps_take(band.low), candidate, 1, middle or worth)
+        low, _ = _fewest(load.with_step_factor(band.low), candidate, 1, middle or worth)
     if middle is None:
         reason = _shortfall(load, candidate, most_gpus)
         return replace(nothing, replicas=CountBand(low, None, None), reason=reason)
-    high, _ = _fewest(load.if_steps_take(band.high), candidate, middle, most)
+    high, _ = _fewest(load.with_step_factor(band.high), candidate, middle, most)
     return replace(nothing, replicas=CountBand(low, middle, high), outcome=outcome)
 
 
 def _settings(plan: Plan, trace: Trace) -> SchedulerSettings:
-    # Deciding a step ahead changes little, and only the step-by-step replay knows it.
-    flags = {**deployed(plan).flags, "async_scheduling": False}
+    # Asynchronous scheduling changes little, and only the step-by-step replay implements it.
+    flags = {**planned_scheduler(plan).flags, "async_scheduling": False}
     if flags.get("groups", (LayerGroup(),)) != (LayerGroup(),):
         flags = as_one_group(trace, flags)
     return SchedulerSettings(**flags)
@@ -249,12 +243,11 @@ def _settings(plan: Plan, trace: Trace) -> SchedulerSettings:
 def _fewest(
     load: ServingLoad, candidate: Candidate, least: int, most: int
 ) -> tuple[int, ReplayOutcome] | tuple[None, None]:
-    """The fewest replicas from `least` to `most` that hold the load, and what they make of it; None where not even the
-    most do."""
+    """The fewest replicas that hold the load, and their outcome; None where the maximum does not."""
     outcomes: dict[int, ReplayOutcome] = {}
 
     def is_held_by(replicas: int) -> bool:
-        task = replay_task(load.trace, load.goal, replicas)
+        task = ReplayTask(load.trace.checked(), load.goal, replicas)
         outcome = outcomes[replicas] = try_one(task, candidate)
         if outcome.rejected or not load.goal.is_met(outcome):
             return False
@@ -265,7 +258,7 @@ def _fewest(
 
 
 def _shortfall(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
-    """What stands in the way: a request that is too slow alone, or the number of GPUs."""
+    """The reason no fleet holds the load: a lone request is too slow, or the GPUs are too few."""
     goal = load.goal
     alone = try_one(ReplayTask(next(load.trace.shares(len(load.trace), 1)), goal), candidate)
     if alone.rejected:
@@ -277,14 +270,13 @@ def _shortfall(load: ServingLoad, candidate: Candidate, most_gpus: int) -> str:
     return f"{most_gpus} GPUs are too few"
 
 
-_MILLION, _HOUR_S = 1e6, 3600
 Money = tuple[float | None, float | None, float | None]
-"""Low, middle and high; None: no number of GPUs is known."""
+"""Low, middle and high; None: unknown."""
 
 
 @dataclass(frozen=True)
 class CardFleets:
-    """One model on one card: its layouts, the one with the fewest GPUs first."""
+    """One model on one GPU: its layouts, fewest GPUs first."""
 
     model: str
     fleets: tuple[SizedFleet, ...]
@@ -292,7 +284,7 @@ class CardFleets:
 
 @dataclass(frozen=True)
 class FleetReport:
-    """Every model on every card, with prices where they are known."""
+    """Every model on every GPU, with prices where they are known."""
 
     load: ServingLoad
     release: Release
@@ -304,7 +296,7 @@ class FleetReport:
 
     @property
     def holds(self) -> bool:
-        """Whether any card holds the load."""
+        """Whether any fleet holds the load."""
         return any(fleet.holds for card in self.cards for fleet in card.fleets)
 
     def price_of(self, fleet: SizedFleet) -> GpuPrice | None:
@@ -315,16 +307,16 @@ class FleetReport:
         return fleet.replicas.times(fleet.gpus_per_replica * price.usd_per_hour) if price and fleet.holds else None
 
     def usd_per_million_tokens(self, fleet: SizedFleet) -> Money | None:
-        """Of output tokens, at the rate of the load and not at the most that the servers could do."""
+        """Per million output tokens at the rate of the load, not at the servers' maximum."""
         hourly = self.usd_per_hour(fleet)
         if hourly is None:
             return None
-        millions = self.load.output_tokens_per_s * _HOUR_S / _MILLION
+        millions = self.load.output_tokens_per_s * 3600 / 1e6
         low, middle, high = (None if usd is None else usd / millions for usd in hourly)
         return low, middle, high
 
     def best(self, cards: Sequence[CardFleets]) -> SizedFleet | None:
-        """The cheapest; where no price is known, the one with the fewest GPUs."""
+        """The cheapest; without prices the one with the fewest GPUs."""
         holding = [card.fleets[0] for card in cards if card.fleets and card.fleets[0].holds]
         priced = [(usd[1] or 0.0, fleet) for fleet in holding if (usd := self.usd_per_hour(fleet))]
         if priced:

@@ -1,4 +1,4 @@
-"""What a plan says about scheduling: the pool, its groups, the flags, and what a step must read and compute."""
+"""Scheduler settings and step costs of a planned server."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from legroom.memory.weights.loaded import stored_modules
 from legroom.simulation.scheduler_settings import LayerGroup
 from legroom.simulation.step_time import Hardware
 from legroom.units import cdiv
-from legroom.vllm.speculation import WITHOUT_CACHE, draft_method
+from legroom.vllm.args import WITHOUT_CACHE, draft_method
 
 if TYPE_CHECKING:
     from legroom.memory.kv.groups import CacheGroup
     from legroom.planning.plan import Plan
     from legroom.simulation.trace import Trace
 
-_ALL_REDUCES_A_LAYER = 2
-"""After the attention, and after the feed-forward layer."""
-_ACTIVATION_BYTES = 2
 _NOT_READ_BY_A_STEP = ("embeddings", "encoder", "buffers", "workspace", "lora")
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """Fields of `SchedulerSettings` as the plan resolves them, and sentences about what was taken."""
+class PlannedScheduler:
+    """Fields of `SchedulerSettings` as the plan resolves them, and notes for the user."""
 
     flags: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def deployed(plan: Plan) -> Deployed:
-    """The scheduler's view of a plan."""
+def planned_scheduler(plan: Plan) -> PlannedScheduler:
+    """The scheduler settings of a planned server."""
     settings, kv = plan.settings, plan.memory.kv
     flags: dict[str, Any] = {
         "num_blocks": kv.num_blocks,
@@ -48,8 +45,8 @@ def deployed(plan: Plan) -> Deployed:
         "engine": settings.engine,
     }
     if settings.engine == "V0":
-        flags |= {"watermark": 0.01, "block_manager_v2": plan.target.release.at_least("0.6.3")}
-        return Deployed(flags, (_summary(flags),))
+        flags["watermark"] = 0.01
+        return PlannedScheduler(flags, (_summary(flags),))
     flags["groups"] = tuple(_group(group, kv.block_size) for group in kv.shape.groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
     flags["draft_needs_kv"] = draft_method(settings.given.speculative_config) not in WITHOUT_CACHE
@@ -57,12 +54,12 @@ def deployed(plan: Plan) -> Deployed:
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return Deployed(flags, (_summary(flags), *notes))
+    return PlannedScheduler(flags, (_summary(flags), *notes))
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
-    """A pool of full attention that holds as many average requests: groups are replayed step by step, too slow for a
-    search."""
+    """Settings with one full-attention group that hold as many average requests: several groups are replayed step by
+    step, too slow for a search."""
     mean = max(1, (sum(trace.prompt_lens) + sum(trace.output_lens)) // len(trace))
     request_blocks = 0
     for group in flags["groups"]:
@@ -141,7 +138,7 @@ def hardware(plan: Plan) -> Hardware:
     for stage in range(settings.pipeline_parallel_size):
         for stored_module in stored_modules(model, settings, gpu, stage):
             part, stored = stored_module.module.part, float(sum(stored_module.storage.kept))
-            # Tied embeddings are read once a step to compute the logits; others are looked up.
+            # Tied embeddings are read once a step for the logits; others are only looked up.
             if part in _NOT_READ_BY_A_STEP and not (part == "embeddings" and model.tie_word_embeddings):
                 continue
             if part == "experts":
@@ -149,11 +146,11 @@ def hardware(plan: Plan) -> Hardware:
                 flops += 2.0 * stored_module.module.elements * expert_share
                 continue
             weights_bytes += stored
-            # Logits are computed for the last token of a prompt alone.
+            # Logits are computed only for the last token of a prompt.
             if part not in ("embeddings", "lm_head"):
                 flops += 2.0 * stored_module.module.elements
     split = settings.tensor_parallel_size
-    all_reduces = _ALL_REDUCES_A_LAYER * len(model.layers) if split > 1 else 0
+    all_reduces = 2 * len(model.layers) if split > 1 else 0  # after attention, and after the MLP
     is_fp8 = gpu.fp8_flops > 0 and _computes_in_fp8(model.quantization, settings.quantization)
     return Hardware(
         weights_bytes=weights_bytes,
@@ -168,15 +165,15 @@ def hardware(plan: Plan) -> Hardware:
         attention_flops_s=gpu.bf16_flops,
         layers=len(model.layers),
         all_reduces=all_reduces,
-        # A ring: every card sends its part of the sum once around, and then the sum.
-        sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * _ACTIVATION_BYTES,
+        # A ring all-reduce sends each element twice, in 16 bits.
+        sent_bytes_per_token=all_reduces * 2 * (1 - 1 / split) * model.hidden_size * 2,
         link_bytes_s=gpu.link_bytes_s,
         captured_tokens=0 if settings.enforce_eager else max(settings.cudagraph_capture_sizes, default=0),
     )
 
 
 def _computes_in_fp8(checkpoint: Quantization | None, method: str | None) -> bool:
-    """Whether weights and activations are both 8-bit floats, in the checkpoint or since loading."""
+    """Whether weights and activations are both FP8, in the checkpoint or by online quantization."""
     if checkpoint is None:
         return (method or "").startswith("fp8")
     return checkpoint.weight_bits == 8 and checkpoint.number == "float"
@@ -189,7 +186,7 @@ def _expert_share(plan: Plan) -> float:
 
 
 def _flops_per_pair(plan: Plan) -> float:
-    """Scores and their use, two operations an element each; layers with a window attend to little and are left out."""
+    """Attention operations for one pair of tokens, over all layers without a window."""
     total = 0.0
     for layer in plan.target.model.layers:
         for mixer in (layer.mixer, *layer.also):

@@ -1,22 +1,22 @@
-"""What a setting does to a load, and what counts as holding it."""
+"""The result of a setting under a load, and the goal that it must meet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from legroom.simulation.timeline import Timeline, percentile
 
-_NOTICEABLE = 0.05
-"""A server falls behind when the wait grows by more than this for every second of load, and ends more than this share
-of the load's duration behind. Below it, the filling of an empty server and chance in the arrivals look the same."""
+_OVERLOAD_RATIO = 0.05
+"""A server is overloaded when waits grow by more than this per second of load, and end more than this share of its
+duration late. Smaller figures cannot be told from the filling of an empty server and random arrivals."""
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What a setting does to the load. Waits are seconds, or steps where the trace counts steps."""
+    """Results of one setting under the load. Times are seconds, or steps where the trace counts steps."""
 
     flags: dict[str, Any]
     num_blocks: int
@@ -26,53 +26,43 @@ class ReplayOutcome:
     throughput: float
     """Output tokens a second, or a step."""
     goodput: float
-    """Of these, the tokens of requests that kept to the latency asked for."""
+    """Output tokens of requests within the latency goal, per second or step."""
     good_ratio: float
-    """Share of the finished requests that kept to it."""
+    """Share of the finished requests within the latency goal."""
     first_token_p99: float
     latency_p99: float
     wait_growth_ratio: float
-    """Seconds by which the wait for the first token grows in every second of load."""
+    """Growth of the time to first token per second of load."""
     keeps_up: bool
     """Whether requests are served as fast as they arrive."""
-    peak_share: float
+    peak_ratio: float
     hit_ratio: float
     time_per_token_p99: float = 0.0
-    """Of a request's mean time between its tokens, the wait for the first left out."""
+    """Of the mean time per output token of a request, without the first token."""
 
     def as_json(self) -> dict[str, Any]:
         """The row of a frontier."""
         return {
-            "flags": self.flags,
-            "num_blocks": self.num_blocks,
-            "finished": self.finished,
-            "rejected": self.rejected,
-            "preemptions": self.preemptions,
-            "throughput": round(self.throughput, 3),
-            "goodput": round(self.goodput, 3),
-            "good_ratio": round(self.good_ratio, 4),
-            "first_token_p99": round(self.first_token_p99, 4),
-            "latency_p99": round(self.latency_p99, 4),
-            "wait_growth_ratio": round(self.wait_growth_ratio, 4),
-            "keeps_up": self.keeps_up,
-            "peak_ratio": round(self.peak_share, 4),
-            "hit_ratio": round(self.hit_ratio, 4),
-            "time_per_token_p99": round(self.time_per_token_p99, 5),
+            name: round(value, _DIGITS.get(name, 4)) if isinstance(value, float) else value
+            for name, value in asdict(self).items()
         }
+
+
+_DIGITS = {"throughput": 3, "goodput": 3, "time_per_token_p99": 5}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What counts as holding the load: to keep up with it, within the latency asked for."""
+    """The latency that a load must be served within."""
 
     first_token_p99: float | None = None
     latency_p99: float | None = None
     most_preemptions: int | None = None
-    """None: any number. What they cost is in the waits and the goodput."""
+    """None: any number; their cost shows in latency and goodput."""
     time_per_token_p99: float | None = None
 
     def is_met(self, outcome: ReplayOutcome) -> bool:
-        """Whether this setting holds the load."""
+        """Whether the setting keeps up with the load within the latency."""
         return (
             outcome.finished > 0
             and outcome.keeps_up
@@ -86,18 +76,13 @@ class Goal:
         return all(limit is None or value <= limit for value, limit in zip(reached, limits, strict=True))
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "first_token_p99": self.first_token_p99,
-            "latency_p99": self.latency_p99,
-            "most_preemptions": self.most_preemptions,
-            "time_per_token_p99": self.time_per_token_p99,
-        }
+        return asdict(self)
 
 
 class ServedRequest(NamedTuple):
     arrival: float
     first_token: float
-    """The wait for it."""
+    """Time to first token."""
     latency: float
     output_len: int
 
@@ -107,13 +92,13 @@ class ServedRequest(NamedTuple):
 
 
 def outcome_of(flags: dict[str, Any], timelines: Sequence[Timeline], goal: Goal, servers: int = 1) -> ReplayOutcome:
-    """What `servers` servers did together, of which `timelines` are all or an even sample."""
+    """The joint result of `servers` servers; `timelines` are all of them or an even sample."""
     served = [request for timeline in timelines for request in _served(timeline)]
     good = [r for r in served if goal.is_within(r.first_token, r.latency, r.time_per_token)]
     settings, tallies = timelines[0].settings, [timeline.tally for timeline in timelines]
     sampled = servers / len(timelines)
     duration = _duration(timelines, served)
-    growth, keeps_up = _pace(served)
+    growth, keeps_up = _wait_growth(served)
     prompt_tokens = sum(tally.prompt_tokens for tally in tallies)
     return ReplayOutcome(
         flags,
@@ -149,26 +134,26 @@ def _served(timeline: Timeline) -> Iterator[ServedRequest]:
 
 
 def _duration(timelines: Sequence[Timeline], served: Sequence[ServedRequest]) -> float:
-    """From the first arrival to the last token; steps are counted from the trace's own 0."""
+    """From the first arrival to the last token; steps count from 0."""
     if timelines[0].clocks is None:
         return max(1, *(timeline.last_step for timeline in timelines))
     first = min(timeline.trace.arrivals[0] for timeline in timelines)
     return max((request.arrival + request.latency for request in served), default=first) - first or 1.0
 
 
-def _pace(served: Sequence[ServedRequest]) -> tuple[float, bool]:
-    """By how much waits grow in every second of load (the least-squares line), and whether the server keeps up.
+def _wait_growth(served: Sequence[ServedRequest]) -> tuple[float, bool]:
+    """Growth of the wait per second of load (least squares), and whether the server keeps up.
 
-    A server that is sent twice what it serves lets its newest request wait as long as the load has lasted: the line
-    rises by 1. One that keeps up has a level line, however long its bursts make requests wait.
+    A server that gets twice the load it can serve makes its newest request wait as long as the load has lasted: the
+    slope is 1. The slope of a server that keeps up is 0, however long its bursts make requests wait.
     """
     if not served:
         return 0.0, False
     middle, mean_wait = fmean(r.arrival for r in served), fmean(r.first_token for r in served)
     spread = sum((r.arrival - middle) ** 2 for r in served)
     if spread == 0:
-        return 0.0, True  # all at once: nothing arrives later that could find a longer queue
+        return 0.0, True  # all requests arrive at once
     growth = sum((r.arrival - middle) * (r.first_token - mean_wait) for r in served) / spread
     first, last = min(r.arrival for r in served), max(r.arrival for r in served)
     behind = max(r.arrival + r.first_token for r in served) - last
-    return growth, growth <= _NOTICEABLE or behind <= _NOTICEABLE * (last - first)
+    return growth, growth <= _OVERLOAD_RATIO or behind <= _OVERLOAD_RATIO * (last - first)

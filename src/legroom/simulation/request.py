@@ -1,5 +1,3 @@
-"""A request on its way through the scheduler."""
-
 from __future__ import annotations
 
 from enum import Enum, auto
@@ -8,8 +6,6 @@ from legroom.simulation.trace import TraceRequest
 
 
 class Status(Enum):
-    """Where a request is in its life."""
-
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
@@ -17,42 +13,14 @@ class Status(Enum):
 
 
 class Request:
-    """Lengths, progress, and the dates that latency is made of."""
-
-    __slots__ = (
-        "arrival_index",
-        "block_hashes",
-        "blocks",
-        "draft_credit",
-        "finish_step",
-        "first_sched_step",
-        "first_token_step",
-        "id",
-        "in_flight_tokens",
-        "most_tokens",
-        "num_cached_blocks",
-        "num_computed_tokens",
-        "num_draft_tokens",
-        "num_output_tokens",
-        "num_placeholders",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "peak_computed_tokens",
-        "priority",
-        "quiet_tokens",
-        "recomputed_tokens",
-        "shared_prefix_boundary",
-        "stale_tokens",
-        "status",
-        "token_ids",
-    )
+    """A request in the scheduler: its lengths, its progress, and the steps of its latency."""
 
     def __init__(self, row: TraceRequest, arrival_index: int, max_model_len: int) -> None:
         self.id = row.id
         self.arrival_index = arrival_index
         self.priority = row.priority
         self.num_prompt_tokens = row.prompt_len
-        self.most_tokens = min(row.prompt_len + row.output_len, max_model_len)
+        self.max_total_tokens = min(row.prompt_len + row.output_len, max_model_len)
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
         self.peak_computed_tokens = 0
@@ -62,7 +30,7 @@ class Request:
         self.num_placeholders = 0
         self.in_flight_tokens = 0
         self.stale_tokens = 0
-        self.quiet_tokens = 0
+        self.stable_until_tokens = 0
         self.num_preemptions = 0
         self.shared_prefix_boundary = 0
         self.status = Status.WAITING
@@ -79,14 +47,14 @@ class Request:
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
-    def is_done(self) -> bool:
-        """Whether the last sampled token was the last one wanted."""
-        return self.num_tokens >= self.most_tokens
+    def is_complete(self) -> bool:
+        """Whether the last sampled token reached the requested length."""
+        return self.num_tokens >= self.max_total_tokens
 
     @property
-    def urgency(self) -> tuple[int, int]:
+    def priority_key(self) -> tuple[int, int]:
         """Smaller goes first: vLLM compares the priority, then the time of arrival."""
         return (self.priority, self.arrival_index)
 
     def __lt__(self, other: Request) -> bool:
-        return self.urgency < other.urgency
+        return self.priority_key < other.priority_key

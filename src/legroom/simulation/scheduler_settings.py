@@ -1,4 +1,4 @@
-"""What the scheduler is told before the first request arrives."""
+"""The scheduler's settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from legroom.units import cdiv
 Policy = Literal["fcfs", "priority"]
 Engine = Literal["V1", "V0"]
 
-_LARGEST_BLOCK = 1 << 24
+_MAX_BLOCK_SIZE = 1 << 24
+"""Larger than any context."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,14 @@ class LayerGroup:
 
     sliding_window: int | None = None
     fixed_blocks: int = 0
-    """> 0: so many blocks a request whatever its length (recurrent states, an encoder's output)."""
+    """Above 0: blocks per request at any length (recurrent states, an encoder's output)."""
     block_size: int | None = None
     """Where it differs from the pool's."""
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """The flags that decide who runs, under vLLM's names, and the size of the pool they share."""
+    """The scheduler's flags under vLLM's names, and the size of the block pool."""
 
     num_blocks: int
     """As vLLM's `num_gpu_blocks`: the null block is one of them."""
@@ -52,17 +53,13 @@ class SchedulerSettings:
     async_scheduling: bool = False
     """One batch in flight ahead, as on GPUs; False: the synchronous scheduler."""
     engine: Engine = "V1"
-    swap_blocks: int = 0
-    """V0 only: CPU blocks of `--preemption-mode swap`; 0: victims are recomputed, the default."""
-    block_manager_v2: bool = True
-    """V0 only: how blocks of a swap are counted. The second block manager is the default since 0.6.3."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise LegroomError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
-        if self.block_size > _LARGEST_BLOCK:
-            raise LegroomError(f"block-size is {self.block_size}, but must be at most {_LARGEST_BLOCK:,}")
+        if self.block_size > _MAX_BLOCK_SIZE:
+            raise LegroomError(f"block-size is {self.block_size}, but must be at most {_MAX_BLOCK_SIZE:,}")
         if self.num_speculative_tokens < 0:
             raise LegroomError(f"num-speculative-tokens is {self.num_speculative_tokens}, but must be at least 0")
         if self.num_blocks < 2:
@@ -94,7 +91,7 @@ class SchedulerSettings:
             self._check_v0()
 
     def _check_v0(self) -> None:
-        for is_asked, what in (
+        for is_set, what in (
             (self.enable_chunked_prefill, "chunked prefill"),
             (self.enable_prefix_caching, "prefix caching"),
             (self.scheduling_policy == "priority", "scheduling by priority"),
@@ -102,12 +99,14 @@ class SchedulerSettings:
             (self.async_scheduling, "asynchronous scheduling"),
             (self.groups != (LayerGroup(),), "groups of layers"),
         ):
-            if is_asked:
-                raise LegroomError(f"{what} under the V0 engine is not simulated", "leave it out, or leave out --v0")
+            if is_set:
+                raise LegroomError(
+                    f"{what} under the V0 engine is not simulated", "leave it out, or plan a release with the V1 engine"
+                )
 
     @property
     def usable_blocks(self) -> int:
-        """The pool without the null block, which the V0 engine does not have."""
+        """The pool without the null block; the V0 engine has none."""
         return self.num_blocks if self.engine == "V0" else self.num_blocks - 1
 
     @property
@@ -120,13 +119,13 @@ class SchedulerSettings:
         """Slots reserved past the scheduled tokens for the drafter's own KV."""
         return self.num_speculative_tokens if self.draft_needs_kv else 0
 
-    def most_blocks_of(self, prompt_len: int, output_len: int) -> int:
-        """Blocks a request needs at its longest. The last token is sampled but its KV never stored."""
+    def max_blocks_of(self, prompt_len: int, output_len: int) -> int:
+        """Blocks that a request needs at its longest. The KV of the last sampled token is never stored."""
         tokens = prompt_len + output_len - 1 + self.num_speculative_tokens + self.lookahead_tokens
         tokens = min(tokens, self.max_model_len)
-        return sum(self._most_blocks_in(group, tokens) for group in self.groups)
+        return sum(self._max_blocks_in(group, tokens) for group in self.groups)
 
-    def _most_blocks_in(self, group: LayerGroup, tokens: int) -> int:
+    def _max_blocks_in(self, group: LayerGroup, tokens: int) -> int:
         if group.fixed_blocks:
             return group.fixed_blocks
         needed = cdiv(tokens, group.block_size or self.block_size)
@@ -135,7 +134,7 @@ class SchedulerSettings:
         return min(needed, self.window_blocks(group))
 
     def window_blocks(self, group: LayerGroup) -> int:
-        """Most blocks a sliding-window group holds at once: the window, the tokens in flight, one block of misfit."""
+        """Most blocks that a sliding-window group holds: the window, the tokens in flight, and one for alignment."""
         batches_in_flight = 2 if self.async_scheduling else 1
         tokens = (group.sliding_window or 0) - 1 + batches_in_flight * self.max_num_batched_tokens
         return cdiv(min(tokens, self.max_model_len), group.block_size or self.block_size) + 1

@@ -1,11 +1,10 @@
-"""How long a step takes: a roofline and the host's share, fitted to steps measured on one card.
+"""The seconds of a step: a roofline and the host's share, fitted to measured steps.
 
-A step reads the weights (of the experts those that its tokens choose) and the KV of every token held, and computes each
-scheduled token; the slower of the two decides. Every layer adds the latency of its kernels; cards that share layers
-send each other what they computed, twice a layer. A step is never quicker than the host can start it: from one CUDA
-graph, from a graph for each piece between the attention layers, or kernel by kernel. In steps the simulation is exact;
-in seconds it is as good as the fits of `step_fit.json` (measured steps, `bench/simulate_fit.py`) and `step_link.json`
-(published runs of servers on several cards, `bench/published_times.py`).
+A step reads the weights (of the experts those that its tokens choose) and the KV cache of every token held, and
+computes each scheduled token; the slower of the two decides. Every layer adds the latency of its kernels and, under
+tensor parallelism, two all-reduces. A step takes at least the host's time to launch it: as one CUDA graph, as piecewise
+graphs between the attention layers, or kernel by kernel. The fits are in `step_fit.json` (measured steps,
+`bench/simulate_fit.py`) and `step_link.json` (published multi-GPU runs, `bench/published_times.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.simulation.fast.accounting import least_seconds, step_seconds
+from legroom.simulation.fast.accounting import min_host_seconds, step_seconds
 from legroom.simulation.fast.rows import StepCost
 
 if TYPE_CHECKING:
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from legroom.simulation.fast.rows import StepCost
 
 Basis = Literal["measured", "data_sheet"]
-"""What the estimate of a step rests on."""
+"""The source of the estimate."""
 
 
 @dataclass(frozen=True)
 class StepBand:
-    """Factors on the estimated seconds of a step."""
+    """Factors on the estimated seconds of a step that span the measured errors."""
 
     basis: Basis
     low: float
@@ -38,9 +37,9 @@ class StepBand:
 
 
 def step_band(plan: Plan, work: Hardware) -> StepBand:
-    """The narrow band for what was measured; the wide one for what is read from data sheets; a wider one where even a
-    full step waits for the host, whose time for the same step differs from one to the next."""
-    data = _data()
+    """The error band of a plan's step time: narrow where measured, wide from data sheets, wider where the host limits
+    even a full step."""
+    data = _data("step_band.json")
     measured, settings = data["measured"], plan.settings
     is_measured = (
         plan.target.gpu.name in measured["gpus"]
@@ -56,18 +55,18 @@ def step_band(plan: Plan, work: Hardware) -> StepBand:
 
 
 def _waits_for_host(cost: StepCost, tokens: int) -> bool:
-    """Whether the host needs longer to start a step of one prompt than the GPU to compute it."""
+    """Whether the host needs longer to launch a full prefill step than the GPU to compute it."""
     on_gpu = cost._replace(launch=0.0, launch_captured=0.0)
-    return bool(step_seconds(on_gpu, tokens, tokens, 1) < least_seconds(cost, tokens, 1))  # type: ignore[no-untyped-call]
+    return bool(step_seconds(on_gpu, tokens, tokens, 1) < min_host_seconds(cost, tokens, 1))  # type: ignore[no-untyped-call]
 
 
 def why_untrusted(plan: Plan, work: Hardware) -> str:
-    """Why seconds of this plan would be a guess; empty where they are an estimate with a band."""
+    """Why no step time is estimated for this plan; empty where one is."""
     if work.flops_s <= 0:
         return "how fast it computes is not known, so no time is estimated"
     if work.all_reduces and not work.link_bytes_s:
-        return str(_data()["split"]["why_untrusted"])
-    experts = _data()["experts"]
+        return str(_data("step_band.json")["split"]["why_untrusted"])
+    experts = _data("step_band.json")["experts"]
     if work.expert_bytes and plan.target.model.name not in experts["measured_models"]:
         return str(experts["why_untrusted"])
     return ""
@@ -80,14 +79,14 @@ def _weights(plan: Plan, work: Hardware) -> str:
 
 
 @cache
-def _data() -> Any:
-    text = resources.files("legroom.simulation").joinpath("step_band.json").read_text(encoding="utf-8")
-    return json.loads(text)
+def _data(name: str) -> Any:
+    return json.loads(resources.files("legroom.simulation").joinpath(name).read_text("utf-8"))
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What of a card's figures its kernels reach, and what layers, requests and the host add to a step."""
+    """The share of the data-sheet figures that kernels reach, and the seconds that layers, requests and the host
+    add."""
 
     bandwidth_ratio: float
     kv_bandwidth_ratio: float
@@ -111,7 +110,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One rank: what it must read and compute, and how fast it can."""
+    """One rank: bytes to read and operations to compute, and the speed of the GPU."""
 
     weights_bytes: float
     """Read in every step."""
@@ -141,24 +140,20 @@ class Hardware:
 
 @dataclass(frozen=True)
 class LinkEfficiency:
-    """What of a link's figure an all-reduce reaches, and what each adds to a step."""
+    """The share of the link's bandwidth that an all-reduce reaches, and its latency."""
 
     all_reduce_s: float
     bandwidth_ratio: float
 
 
-@cache
 def fitted_link() -> LinkEfficiency:
-    """As fitted to runs that others published."""
-    text = resources.files("legroom.simulation").joinpath("step_link.json").read_text(encoding="utf-8")
-    return LinkEfficiency(**json.loads(text)["fitted"])
+    """The fit to published runs."""
+    return LinkEfficiency(**_data("step_link.json")["fitted"])
 
 
-@cache
 def fitted() -> Efficiency:
-    """As fitted to measured runs."""
-    text = resources.files("legroom.simulation").joinpath("step_fit.json").read_text(encoding="utf-8")
-    return Efficiency(**json.loads(text)["fitted"])
+    """The fit to measured steps."""
+    return Efficiency(**_data("step_fit.json")["fitted"])
 
 
 def roofline(
@@ -194,14 +189,14 @@ def roofline(
 
 
 def fixed(step_s: float) -> StepCost:
-    """Every step takes as long."""
+    """A step cost that is the same for every step."""
     if not step_s > 0:
         raise LegroomError(f"a step cannot take {step_s * 1000:g} ms", "give --step-ms above 0")
     return StepCost(step_s, 0.0, 0.0, 0.0)
 
 
 def calibrated(cost: StepCost, measured_step_s: float, running: float, tokens_held: float) -> StepCost:
-    """Scale the model to what a server showed: its mean time between tokens with so many running and tokens held.
+    """Scale the cost to a measured mean time between tokens at so many running requests and tokens held.
 
     vLLM's metrics: `vllm:inter_token_latency_seconds` (before 0.11 `vllm:time_per_output_token_seconds`),
     `vllm:num_requests_running`, and the KV usage times the pool's tokens.

@@ -1,4 +1,4 @@
-"""What a replay found out: the totals, the life of every request, and the pool's use over time."""
+"""The result of a replay: totals, the steps and times of every request, and the pool's use over time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from operator import add
 from typing import Any, NamedTuple
 
 from legroom.records import dataclass, field
+from legroom.simulation.fast.rows import MAX_SAMPLES
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.trace import Trace
 
 
 class ScheduledStep(NamedTuple):
-    """One step in which something was scheduled, as vLLM's scheduler would report it."""
+    """One step in which something was scheduled, as vLLM's scheduler reports it."""
 
     step: int
     scheduled: dict[str, int]
@@ -32,14 +33,14 @@ class ScheduledStep(NamedTuple):
 
 
 class PoolSample(NamedTuple):
-    """The state of the pool over a stretch of steps: the worst of each."""
+    """Maxima of the pool's use over some steps."""
 
     step: int
     used_blocks: int
     running: int
     waiting: int
     preemptions: int = 0
-    """From the start of the replay on."""
+    """Since the start of the replay."""
 
 
 class Rejection(NamedTuple):
@@ -50,20 +51,20 @@ class Rejection(NamedTuple):
 
 
 def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], list[Rejection]]:
-    """1 for every request that can be served, 0 for those vLLM refuses or this pool could never finish, and why."""
+    """1 for every request that can be served, else 0; and the rejections with their reasons."""
     accepted = array("b", bytes([1]) * len(trace))
     rejections: list[Rejection] = []
     longest = settings.max_model_len
     most = max(map(add, trace.prompt_lens, trace.output_lens))
-    # The V0 engine takes a request in and ignores it once it has outgrown the pool: its scheduler knows when.
+    # The V0 engine accepts a request and ignores it once it has outgrown the pool.
     always_fits = settings.engine == "V0"
-    if most <= longest and (always_fits or settings.most_blocks_of(most - 1, 1) <= settings.usable_blocks):
+    if most <= longest and (always_fits or settings.max_blocks_of(most - 1, 1) <= settings.usable_blocks):
         return accepted, rejections
     for i, (prompt_len, output_len) in enumerate(zip(trace.prompt_lens, trace.output_lens, strict=True)):
         if prompt_len + output_len > longest:
             why = f"{prompt_len} + {output_len} tokens exceed max-model-len {longest}"
-        elif not always_fits and settings.most_blocks_of(prompt_len, output_len) > settings.usable_blocks:
-            needed = settings.most_blocks_of(prompt_len, output_len)
+        elif not always_fits and settings.max_blocks_of(prompt_len, output_len) > settings.usable_blocks:
+            needed = settings.max_blocks_of(prompt_len, output_len)
             why = f"needs {needed} blocks at its longest, the pool has {settings.usable_blocks}"
         else:
             continue
@@ -74,14 +75,14 @@ def admissible(trace: Trace, settings: SchedulerSettings) -> tuple[array[int], l
 
 @dataclass
 class Tally:
-    """Counts that grow during a replay."""
+    """Totals of a replay."""
 
     steps: int = 0
     preemptions: int = 0
     scheduled_tokens: int = 0
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
-    """Tokens of admitted prompts that were looked up in the prefix cache."""
+    """Tokens of admitted prompts."""
     cached_tokens: int = 0
     finished: int = 0
     peak_blocks: int = 0
@@ -93,7 +94,7 @@ class Tally:
 
 @dataclass
 class Clocks:
-    """When things happened, in seconds; per request, in the order of arrival, 0 where they did not."""
+    """Times in seconds per request, in the order of arrival; 0 where an event did not happen."""
 
     sched_s: MutableSequence[float]
     token_s: MutableSequence[float]
@@ -113,38 +114,38 @@ class Timeline:
     first_token_steps: Sequence[int]
     finish_steps: Sequence[int]
     preemption_counts: Sequence[int]
-    """Per request, in the order of arrival; -1 where it never came to that."""
+    """Per request, in the order of arrival; -1 where it did not happen."""
     arrival_steps: Sequence[int]
-    """Where the trace tells seconds, the steps in which requests were first scheduled."""
+    """Where the trace has seconds, the steps in which requests were first scheduled."""
     samples: list[PoolSample] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
     clocks: Clocks | None = None
-    """Where the trace tells arrivals in seconds."""
+    """Set where the trace has arrivals in seconds."""
     interrupted: bool = False
     last_step: int = 0
 
     @property
     def queue_steps(self) -> array[int]:
-        """Steps between arrival and first being scheduled, of every request that was."""
+        """Steps from arrival to first being scheduled, sorted."""
         if self.clocks is not None:
-            # A trace in seconds has no arrival steps: count in steps of the average length.
+            # A trace in seconds has no arrival steps: waits are counted in mean steps.
             step_s = self.makespan_s / max(1, self.tally.steps)
             return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
         return _differences(self.first_sched_steps, self.arrival_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
-        """Steps between arrival and the first sampled token."""
+        """Steps from arrival to the first token, sorted."""
         return _differences(self.first_token_steps, self.arrival_steps)
 
     @property
     def latency_steps(self) -> array[int]:
-        """Steps between arrival and the last token."""
+        """Steps from arrival to the last token, sorted."""
         return _differences(self.finish_steps, self.arrival_steps)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
-        """Waits in seconds, sorted, of the requests that got that far; empty where the trace counts steps."""
+        """Sorted latencies in seconds; empty where the trace counts steps."""
         clocks, arrivals = self.clocks, self.trace.arrivals
         if clocks is None:
             return {}
@@ -168,25 +169,25 @@ class Timeline:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the requests that finished."""
+        """Output tokens of the finished requests."""
         return sum(
             output_len for output_len, step in zip(self.trace.output_lens, self.finish_steps, strict=True) if step >= 0
         )
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Throughput, where the trace tells seconds."""
+        """Throughput, where the trace has seconds."""
         return self.output_tokens / self.makespan_s if self.makespan_s > 0 else 0.0
 
     @property
     def wasted_slot_ratio(self) -> float:
-        """Share of the allocated slots that held no token: internal fragmentation, averaged over steps."""
+        """Share of the allocated slots without a token: internal fragmentation, averaged over steps."""
         slots = self.tally.held_slot_steps
         return (slots - self.tally.stored_token_steps) / slots if slots else 0.0
 
     @property
     def hit_ratio(self) -> float:
-        """Share of prompt tokens that the prefix cache already held."""
+        """Share of prompt tokens found in the prefix cache."""
         return self.tally.cached_tokens / self.tally.prompt_tokens if self.tally.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -256,45 +257,43 @@ def _steps_json(values: Sequence[int]) -> dict[str, float]:
     }
 
 
-_MOST_POINTS = 2048
-_Worst = tuple[int, int, int, int]
-"""Of a stretch: the most blocks in use, running and waiting, and preemptions up to its end."""
-_NOTHING: _Worst = (0, 0, 0, 0)
+_Maxima = tuple[int, int, int, int]
+"""Of some steps: blocks in use, running, waiting, and preemptions so far."""
+_ZEROS: _Maxima = (0, 0, 0, 0)
 
 
-def _worst(left: _Worst, right: _Worst) -> _Worst:
-    return max(left[0], right[0]), max(left[1], right[1]), max(left[2], right[2]), max(left[3], right[3])
+def _maxima(left: _Maxima, right: _Maxima) -> _Maxima:
+    return tuple(map(max, left, right))  # type: ignore[return-value]
 
 
 class Sampler:
-    """Keeps the worst of every stretch of steps; when the points run out, stretches double."""
+    """Keeps the maxima over equal numbers of steps, which double when there are too many samples."""
 
     def __init__(self) -> None:
         self._width = 1
-        self._points: dict[int, _Worst] = {}
+        self._points: dict[int, _Maxima] = {}
 
     def add(self, step: int, steps: int, used: int, running: int, waiting: int, preemptions: int) -> None:
-        """The pool looked like this at the end of each of `steps` steps from `step` on."""
-        for stretch in range(step // self._width, (step + steps - 1) // self._width + 1):
-            self._points[stretch] = _worst(self._points.get(stretch, _NOTHING), (used, running, waiting, preemptions))
-        while len(self._points) > _MOST_POINTS:
+        """Add `steps` equal steps that begin at `step`."""
+        for index in range(step // self._width, (step + steps - 1) // self._width + 1):
+            self._points[index] = _maxima(self._points.get(index, _ZEROS), (used, running, waiting, preemptions))
+        while len(self._points) > MAX_SAMPLES:
             self._double()
 
     def _double(self) -> None:
         self._width *= 2
-        merged: dict[int, _Worst] = {}
-        for stretch, point in self._points.items():
-            merged[stretch // 2] = _worst(merged.get(stretch // 2, _NOTHING), point)
+        merged: dict[int, _Maxima] = {}
+        for index, point in self._points.items():
+            merged[index // 2] = _maxima(merged.get(index // 2, _ZEROS), point)
         self._points = merged
 
     def samples(self) -> list[PoolSample]:
-        """The points in order of time."""
-        return [PoolSample(stretch * self._width, *point) for stretch, point in sorted(self._points.items())]
+        return [PoolSample(index * self._width, *point) for index, point in sorted(self._points.items())]
 
 
 @dataclass(frozen=True)
 class PoolCurves:
-    """Columns of equal length: a point for a stretch of steps, with the most of each in it."""
+    """Columns of equal length, one point per sample of steps."""
 
     steps: tuple[int, ...]
     times_s: tuple[float, ...] | None
@@ -303,7 +302,7 @@ class PoolCurves:
     running: tuple[int, ...]
     waiting: tuple[int, ...]
     preemptions: tuple[int, ...]
-    """In each stretch, not added up."""
+    """Per point, not cumulative."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -330,7 +329,7 @@ def pool_curves(timeline: Timeline) -> PoolCurves:
 
 
 def _times_s(timeline: Timeline, steps: tuple[int, ...]) -> tuple[float, ...] | None:
-    """Seconds of steps, between those of the steps at which a request was scheduled or finished."""
+    """Seconds of steps, interpolated between the steps at which a request was scheduled or finished."""
     clocks = timeline.clocks
     if clocks is None:
         return None

@@ -1,4 +1,4 @@
-"""The requests of a workload, one column a property."""
+"""The requests of a workload, one column per property."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class TraceRequest(NamedTuple):
     prompt_len: int
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()
-    """The shared start of the prompt: streams of tokens, and from where to where they are read."""
+    """The shared start of the prompt: token streams, each with the range that is read."""
     priority: int = 0
 
 
 @dataclass
 class Trace:
-    """Columns rather than objects, so that a day of traffic (a million requests) stays within tens of megabytes."""
+    """Columns rather than objects: a million requests take tens of megabytes."""
 
     name: str = "trace"
     in_seconds: bool = False
-    """Whether `arrivals` are seconds (then step times are estimated) or scheduler steps (then all is exact)."""
+    """Whether `arrivals` are seconds (step times are estimated) or scheduler steps (exact)."""
     ids: list[str] | None = None
     """None: `r0`, `r1`, ... in the order of the file."""
     arrivals: array[float] = field(default_factory=lambda: array("d"))
@@ -68,7 +68,7 @@ class Trace:
             self.ids.append(f"r{len(self)}" if request_id is None else request_id)
         group = NO_PREFIX
         if prefix_len > 0:
-            # A prefix without a name is the request's own: nobody else shares it.
+            # A prefix without a name is not shared.
             name = prefix_id if prefix_id is not None else self.id_of(len(self))
             known = self._group_of.get(name)
             group = self.add_prefix(name) if known is None else known
@@ -80,14 +80,14 @@ class Trace:
         self.prefix_lens.append(min(prefix_len, prompt_len))
 
     def add_prefix(self, name: str, parent: int = NO_PREFIX, parent_len: int = 0) -> int:
-        """Name a prefix that begins with `parent_len` tokens of another one."""
+        """Add a prefix that begins with `parent_len` tokens of another one."""
         group = self._group_of[name] = len(self.prefix_names)
         self.prefix_names.append(name)
         self.prefix_parents.append((parent, parent_len))
         return group
 
     def prefix_segments(self, group: int, length: int) -> list[tuple[str, int, int]]:
-        """The first `length` tokens of a prefix as (stream, from, to), from the start on."""
+        """The first `length` tokens of a prefix as (stream, from, to), in order."""
         segments: list[tuple[str, int, int]] = []
         while length > 0:
             parent, parent_len = self.prefix_parents[group]
@@ -109,16 +109,16 @@ class Trace:
             )
 
     def checked(self) -> Trace:
-        """This trace in the order of arrival, once its lengths and ids make sense."""
+        """This trace in the order of arrival. Raises where lengths or ids are invalid."""
         if not len(self):
             raise LegroomError(f"{self.name} holds no requests")
-        for what, column, least in (
+        for name, column, minimum in (
             ("prompt_len", self.prompt_lens, 1),
             ("output_len", self.output_lens, 1),
             ("prefix_len", self.prefix_lens, 0),
             ("arrival", self.arrivals, 0),
         ):
-            _check_column(self, what, column, least)
+            _check_column(self, name, column, minimum)
         if self.ids is not None and len(set(self.ids)) != len(self.ids):
             seen: set[str] = set()
             twice = next(name for name in self.ids if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -127,11 +127,12 @@ class Trace:
 
     @property
     def arrives_at_once(self) -> bool:
-        """A batch: no rate of arrival to keep up with."""
+        """Whether there is no arrival rate."""
         return self.arrivals[0] == self.arrivals[-1]
 
     def shares(self, replicas: int, most: int) -> Iterator[Trace]:
-        """What each of `replicas` servers gets when they take requests in turn; of more than `most`, an even sample."""
+        """The requests of each of `replicas` servers in round-robin order; of more than `most` servers, an even
+        sample."""
         if replicas == 1:
             yield self
             return
@@ -139,10 +140,10 @@ class Trace:
             yield self._rows(range(number * replicas // min(replicas, most), len(self), replicas))
 
     def repeated(self, times: int) -> Trace:
-        """The same arrivals over and over, every request with a prompt of its own but for the shared prefixes."""
+        """The same arrivals `times` times, every request with its own prompt apart from the shared prefixes."""
         count = len(self)
         longer = self._rows([*range(count)] * times)
-        # The pause between two rounds is the mean one within them.
+        # The pause between two rounds is the mean gap within them.
         duration = (self.arrivals[-1] - self.arrivals[0]) * count / max(1, count - 1)
         longer.ids = [f"{name}/{i // count}" for i, name in enumerate(longer.ids or ())]
         longer.arrivals = array("d", (at + i // count * duration for i, at in enumerate(longer.arrivals)))
@@ -174,16 +175,16 @@ class Trace:
         )
 
 
-def _check_column(trace: Trace, what: str, column: Sequence[float], least: int) -> None:
-    # The sum finds what min() may step over: a NaN, or an infinite number.
-    if min(column) >= least and isfinite(sum(column)):
+def _check_column(trace: Trace, name: str, column: Sequence[float], minimum: int) -> None:
+    # The sum detects NaN and infinity, which min() may miss.
+    if min(column) >= minimum and isfinite(sum(column)):
         return
-    row = next((i for i, value in enumerate(column) if not least <= value < inf), None)
+    row = next((i for i, value in enumerate(column) if not minimum <= value < inf), None)
     if row is None:
-        raise LegroomError(f"{trace.name}: {what} is too large to add up", "fix the trace")
+        raise LegroomError(f"{trace.name}: {name} is too large to add up", "fix the trace")
     raise LegroomError(
-        f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {what} {column[row]:g}; "
-        f"it must be at least {least} and finite",
+        f"{trace.name}: request {row + 1} ({trace.id_of(row)}) has {name} {column[row]:g}; "
+        f"it must be at least {minimum} and finite",
         "drop the request from the trace or fix it",
     )
 
@@ -193,7 +194,7 @@ _VOCABULARY = range(10, 2000)
 
 
 def stream(name: str, length: int) -> list[int]:
-    """The first `length` tokens of a named stream: a longer read of a stream begins with the shorter one."""
+    """The first `length` tokens of a named stream; longer reads begin with the shorter ones."""
     return random.Random(name).choices(_VOCABULARY, k=length) if length else []
 
 
@@ -203,14 +204,14 @@ def prompt_tokens(request: TraceRequest) -> list[int]:
 
 
 class BlockHasher:
-    """Names the content of a block: equal names mean equal tokens from the start of the sequence on."""
+    """Numbers the content of blocks: equal numbers mean equal tokens from the start of the sequence."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._names: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def extend(self, hashes: list[int], tokens: list[int]) -> None:
-        """Name every full block of `tokens` that `hashes` does not name yet."""
+        """Number every full block of `tokens` that `hashes` does not cover yet."""
         while (len(hashes) + 1) * self.block_size <= len(tokens):
             start = len(hashes) * self.block_size
             content = (hashes[-1] if hashes else -1, tuple(tokens[start : start + self.block_size]))

@@ -1,4 +1,4 @@
-"""`simulate`: a trace and settings in, a timeline out."""
+"""Replays a trace through the scheduler."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 from legroom.errors import LegroomError
 from legroom.simulation.fast.accounting import step_seconds
-from legroom.simulation.fast.fast_replay import FastReplay, Outgrown, Progress, can_replay
+from legroom.simulation.fast.fast_replay import FastReplay, NeedsStepByStepReplay, Progress, can_replay
 from legroom.simulation.fast.jit import is_compiled_before, numba_is_installed
 from legroom.simulation.fast.rows import StepCost
 from legroom.simulation.request import Request
-from legroom.simulation.scheduler import Batch, Scheduler, SchedulerV0
+from legroom.simulation.scheduler import Scheduler, SchedulerOutput, SchedulerV0
 from legroom.simulation.scheduler_settings import SchedulerSettings
 from legroom.simulation.timeline import Clocks, Rejection, Sampler, ScheduledStep, Tally, Timeline, admissible
 from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
@@ -20,9 +20,8 @@ from legroom.simulation.trace import Trace, TraceRequest, prompt_tokens
 ReplayEngine = Literal["auto", "reference", "fast", "compiled"]
 StepSink = Callable[[ScheduledStep], None]
 
-_STEPS_A_REPORT = 2000
-_WORTH_COMPILING, _WORTH_LOADING = 400_000, 20_000
-"""Requests from which Numba pays: compiling takes tens of seconds, once a machine; loading half a second."""
+_MIN_REQUESTS_TO_COMPILE, _MIN_REQUESTS_TO_LOAD = 400_000, 20_000
+"""Requests from which Numba is faster: compiling takes tens of seconds once, loading half a second."""
 
 
 def simulate(
@@ -37,8 +36,9 @@ def simulate(
 ) -> Timeline:
     """Replay `trace` through vLLM's scheduling decisions.
 
-    `on_step` sees every step in which something was scheduled. `cost` is what steps take when the trace tells arrivals
-    in seconds (see `steptime`). All engines decide alike; `replays` says how many such replays are to come.
+    `on_step` is called for every step in which something was scheduled. `cost` gives the seconds of a step where the
+    trace has arrivals in seconds (see `step_time`). All engines decide alike; `replays` is the number of such replays
+    to come.
     """
     trace = trace.checked()
     check_cost(trace, cost)
@@ -46,13 +46,13 @@ def simulate(
     if chosen != "reference":
         try:
             return FastReplay(trace, settings, cost, use_numba=chosen == "compiled").run(progress)
-        except Outgrown:
+        except NeedsStepByStepReplay:
             pass
-    return Reference(trace, settings, on_step, cost, progress).run()
+    return StepByStepReplay(trace, settings, on_step, cost, progress).run()
 
 
 def check_cost(trace: Trace, cost: StepCost | None) -> None:
-    """Arrivals in seconds need steps that take time."""
+    """Raise where arrivals are in seconds and steps have no duration."""
     if trace.in_seconds and cost is None:
         raise LegroomError(
             f"{trace.name} tells arrivals in seconds, so steps need a duration", "give a GPU and a model, or --step-ms"
@@ -63,13 +63,13 @@ def _choose_engine(trace: Trace, settings: SchedulerSettings, every_step: bool, 
     if every_step or not can_replay(settings):
         return "reference"
     work = len(trace) * replays
-    if work < _WORTH_LOADING or not numba_is_installed():
+    if work < _MIN_REQUESTS_TO_LOAD or not numba_is_installed():
         return "fast"
-    return "compiled" if work >= _WORTH_COMPILING or is_compiled_before() else "fast"
+    return "compiled" if work >= _MIN_REQUESTS_TO_COMPILE or is_compiled_before() else "fast"
 
 
-class Reference:
-    """The replay that reads like the scheduler: step by step, one object a request and a block."""
+class StepByStepReplay:
+    """The replay that mirrors the scheduler: one step at a time, one object per request and block."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Reference:
         self.cost = cost
         self.progress = progress
         self.now_s = 0.0
-        self.in_flight: deque[Batch] = deque()
+        self.in_flight: deque[SchedulerOutput] = deque()
         self.batches_in_flight = 2 if settings.async_scheduling else 1
         self.clocks = Clocks.of(len(trace)) if trace.in_seconds else None
         self.settings = settings
@@ -113,41 +113,41 @@ class Reference:
         upcoming = next(arrivals, None)
         while upcoming or self.scheduler.has_requests or self.in_flight:
             if upcoming and not self.scheduler.has_requests and not self.in_flight:
-                self._skip_idle(upcoming[1].arrival)
+                self._skip_to_arrival(upcoming[1].arrival)
             while upcoming and upcoming[1].arrival <= (self.now_s if self.clocks else self.step):
-                self._arrive(*upcoming)
+                self._add_request(*upcoming)
                 upcoming = next(arrivals, None)
             self.next_arrival = upcoming[1].arrival if upcoming else None
-            self._one_step()
+            self._step()
             self.step += 1
-            if self.progress and self.step % _STEPS_A_REPORT == 0:
+            if self.progress and self.step % 2000 == 0:
                 self.progress(self.tally.finished / len(self.trace))
 
-    def _skip_idle(self, arrival: float) -> None:
+    def _skip_to_arrival(self, arrival: float) -> None:
         if self.clocks:
             self.now_s = max(self.now_s, arrival)
         else:
             self.step = max(self.step, int(arrival))
 
-    def _arrive(self, index: int, row: TraceRequest) -> None:
+    def _add_request(self, index: int, row: TraceRequest) -> None:
         request = Request(row, index, self.settings.max_model_len)
         if self.scheduler.hasher:
             request.token_ids = prompt_tokens(row)
         self.requests[index] = request
-        self.scheduler.add(request)
+        self.scheduler.add_request(request)
 
-    def _one_step(self) -> None:
+    def _step(self) -> None:
         scheduler, tally, clocks = self.scheduler, self.tally, self.clocks
-        batch = scheduler.schedule()
-        self.rejections.extend(Rejection(request.id, why) for request, why in batch.ignored)
-        for request in batch.scheduled:
+        output = scheduler.schedule()
+        self.rejections.extend(Rejection(request.id, why) for request, why in output.ignored)
+        for request in output.scheduled:
             if request.first_sched_step < 0:
                 request.first_sched_step = self.step
                 tally.prompt_tokens += request.num_prompt_tokens
                 if clocks:
                     clocks.sched_s[request.arrival_index] = self.now_s
-        self._run(batch)
-        sampled, finished = self._settle(batch)
+        self._advance_clock(output)
+        sampled, finished = self._complete_oldest(output)
         for request in sampled:
             if request.first_token_step < 0:
                 request.first_token_step = self.step
@@ -157,58 +157,57 @@ class Reference:
             request.finish_step = self.step
             if clocks:
                 clocks.finish_s[request.arrival_index] = self.now_s
-        self._account(batch, finished)
-        if not (batch.scheduled or batch.preempted or batch.ignored or self.in_flight or finished):
-            self._give_up_on_first()
+        self._record_step(output, finished)
+        if not (output.scheduled or output.preempted or output.ignored or self.in_flight or finished):
+            self._reject_unschedulable()
 
-    def _run(self, batch: Batch) -> None:
-        """The step takes its time."""
+    def _advance_clock(self, output: SchedulerOutput) -> None:
         if self.cost:
             running = self.scheduler.running
             stored = sum(request.num_computed_tokens for request in running)
             self.now_s += step_seconds(  # type: ignore[no-untyped-call]
-                self.cost, sum(batch.scheduled.values()), stored, len(running)
+                self.cost, sum(output.scheduled.values()), stored, len(running)
             )
 
-    def _give_up_on_first(self) -> None:
-        """Nothing runs and the first in line still cannot: it never will."""
-        stuck = self.scheduler.take_stuck()
+    def _reject_unschedulable(self) -> None:
+        """Nothing runs and the first waiting request still does not fit: it never will."""
+        stuck = self.scheduler.pop_unschedulable()
         if stuck is not None:
             self.rejections.append(Rejection(stuck.id, "can never be scheduled: the pool is too small for it"))
 
-    def _settle(self, batch: Batch) -> tuple[list[Request], list[Request]]:
-        """The oldest batch in flight comes back, once there are as many as the engine keeps, or nothing new to run."""
-        if batch.scheduled:
-            self.in_flight.append(batch)
-        if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not batch.scheduled):
-            return self.scheduler.update(self.in_flight.popleft())
+    def _complete_oldest(self, output: SchedulerOutput) -> tuple[list[Request], list[Request]]:
+        """Complete the oldest batch in flight, once there are as many as the engine keeps or nothing new to run."""
+        if output.scheduled:
+            self.in_flight.append(output)
+        if self.in_flight and (len(self.in_flight) >= self.batches_in_flight or not output.scheduled):
+            return self.scheduler.update_from_output(self.in_flight.popleft())
         return [], []
 
-    def _account(self, batch: Batch, finished: list[Request]) -> None:
+    def _record_step(self, output: SchedulerOutput, finished: list[Request]) -> None:
         scheduler, tally = self.scheduler, self.tally
-        free = scheduler.kv.pool.num_free
+        free = scheduler.kv_cache_manager.block_pool.num_free_blocks
         running, waiting = len(scheduler.running), scheduler.num_waiting
         used = self.settings.usable_blocks - free
         tally.steps += 1
-        tally.preemptions += len(batch.preempted)
-        tally.scheduled_tokens += sum(batch.scheduled.values())
-        tally.recomputed_tokens += batch.recomputed_tokens
-        tally.cached_tokens += batch.cached_tokens
+        tally.preemptions += len(output.preempted)
+        tally.scheduled_tokens += sum(output.scheduled.values())
+        tally.recomputed_tokens += output.recomputed_tokens
+        tally.cached_tokens += output.cached_tokens
         tally.finished += len(finished)
         tally.peak_blocks = max(tally.peak_blocks, used)
         tally.peak_running = max(tally.peak_running, running)
         tally.peak_waiting = max(tally.peak_waiting, waiting)
         for request in scheduler.running:
-            slots, stored = scheduler.kv.slots_of(request)
+            slots, stored = scheduler.kv_cache_manager.slots_and_tokens(request)
             tally.held_slot_steps += slots
             tally.stored_token_steps += stored
         self.sampler.add(self.step, 1, used, running, waiting, tally.preemptions)
-        if self.on_step and batch.scheduled:
+        if self.on_step and output.scheduled:
             self.on_step(
                 ScheduledStep(
                     self.step,
-                    {request.id: tokens for request, tokens in batch.scheduled.items()},
-                    [request.id for request in batch.preempted],
+                    {request.id: tokens for request, tokens in output.scheduled.items()},
+                    [request.id for request in output.preempted],
                     [request.id for request in finished],
                     running,
                     waiting,

@@ -1,4 +1,4 @@
-"""The load of a verification: how long the prompts and answers are, and how many of them the pool holds at once."""
+"""The load of a verification: request lengths, and how many requests the KV pool holds at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ PRESETS = {
 
 _PAIR = re.compile(r"(\d+)[/:,x](\d+)")
 _PROCESSES = ("poisson", "uniform", "bursts")
-_LONG_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,13 @@ class LoadRequest:
     prompt_len: int
     output_len: int
     prefix: tuple[tuple[str, int, int], ...] = ()
-    """Shared beginnings: streams of tokens, and from where to where they are read."""
+    """Shared prefixes: the name of a token stream, and the start and end of the part that is used."""
     was_cut: bool = False
-    """It was longer than the context of the server."""
+    """Whether it was shortened to the context of the server."""
 
     @property
     def tokens(self) -> int:
-        """What it grows to."""
+        """Tokens at its end, prompt and output."""
         return self.prompt_len + self.output_len
 
 
@@ -49,13 +48,13 @@ class Load:
     requests: tuple[LoadRequest, ...]
 
     def first(self, count: int) -> Load:
-        """The first requests, from the start again where there are too few."""
+        """The first `count` requests, repeated where there are fewer."""
         rows = self.requests
         return Load(self.name, tuple(rows[number % len(rows)] for number in range(count)))
 
 
 def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
-    """`chat`, `512/128`, a mix in simulate's words, or a trace file; every request fits the context."""
+    """Parse a preset, lengths such as `512/128`, a synthetic mix or a trace file; every request fits the context."""
     if pair := _PAIR.fullmatch(text.strip()):
         trace = synthetic.read(f"poisson prompt={pair[1]} output={pair[2]} requests={count}", seed)
     elif text in PRESETS or ("=" in text and not Path(text).exists()):
@@ -63,7 +62,7 @@ def read_load(text: str, context: int, count: int, seed: int = 0) -> Load:
     else:
         trace = _file(text, count)
     trace = trace.checked()
-    rows = tuple(_fitted(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
+    rows = tuple(_cut_to_context(row.prompt_len, row.output_len, row.prefix, context) for row in trace.rows())
     return Load(text if text in PRESETS or pair else trace.name, rows)
 
 
@@ -71,7 +70,7 @@ def _mix(text: str, context: int, count: int) -> str:
     answer = max(1, min(128, context // 8))
     words = text
     if text in PRESETS:
-        lengths = {"long": int(context * _LONG_SHARE), "full": max(1, context - answer), "answer": answer}
+        lengths = {"long": int(context * 0.9), "full": max(1, context - answer), "answer": answer}
         words = PRESETS[text].format(**lengths)
     words = words if words.split()[0] in _PROCESSES else f"poisson {words}"
     return words if "requests=" in words else f"{words} requests={count}"
@@ -86,12 +85,12 @@ def _file(text: str, count: int) -> Trace:
             f"say {', '.join(PRESETS)}, lengths such as 512/128, a mix such as 'prompt=lognormal(800,0.5) output=100', "
             "or name a trace",
         )
-    # Of a long trace only as much is read as may be sent; a few lines more, for headers.
+    # Reads only the requests that are sent, and some lines for headers.
     return read_trace(text, None, count + 16)
 
 
-def _fitted(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
-    """What is too long is cut to the context: the answer to half of it, then the prompt to what is left."""
+def _cut_to_context(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], context: int) -> LoadRequest:
+    """A request cut to the context: the output to half of it, then the prompt to the rest."""
     if prompt + output <= context:
         return LoadRequest(prompt, output, prefix)
     short_output = min(output, max(1, context // 2))
@@ -102,36 +101,37 @@ def _fitted(prompt: int, output: int, prefix: tuple[tuple[str, int, int], ...], 
 
 @dataclass(frozen=True)
 class KvPool:
-    """The KV cache of one engine, as the server or the plan gives it."""
+    """The KV cache of one engine."""
 
     num_blocks: int
     block_size: int
     full_request_blocks: int | None = None
-    """What a request of the full context takes; not what its tokens say where layers share the pool in groups."""
+    """Blocks of a request at the full context; None where unknown. Layer groups that share the pool need more than the
+    tokens suggest."""
 
     @property
     def usable_blocks(self) -> int:
-        """Without the null block."""
+        """Blocks without vLLM's null block."""
         return self.num_blocks - 1
 
     def blocks(self, tokens: int) -> int:
-        """What a request of this length takes where all layers see all tokens."""
+        """Blocks of a request where all layers attend to all tokens."""
         return cdiv(tokens, self.block_size)
 
-    def is_plain(self, context: int) -> bool:
-        """Whether every token takes a slot of one kind: then need can be computed from lengths alone."""
+    def has_one_group(self, context: int) -> bool:
+        """Whether all layers form one KV cache group, so that blocks follow from lengths alone."""
         return self.full_request_blocks in (None, self.blocks(context))
 
 
 def needed_blocks(load: Load, pool: KvPool, concurrency: int) -> int:
-    """The most blocks that so many of the requests can take at once: the largest of them together."""
+    """Blocks of the `concurrency` longest requests together."""
     sizes = sorted((pool.blocks(request.tokens) for request in load.requests), reverse=True)
     return sum(sizes[:concurrency])
 
 
 def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
-    """As many requests at a time as always fit, whichever of the load they are."""
-    if not pool.is_plain(context):
+    """How many requests always fit the pool at once, even the longest of the load."""
+    if not pool.has_one_group(context):
         assert pool.full_request_blocks is not None
         return max(1, min(most, pool.usable_blocks // max(1, pool.full_request_blocks)))
     taken, count = 0, 0
@@ -144,7 +144,7 @@ def safe_concurrency(load: Load, pool: KvPool, context: int, most: int) -> int:
 
 
 def token_ids(request: LoadRequest, vocabulary: tuple[int, ...], seed: int) -> list[int]:
-    """The prompt: shared beginnings are the same for all that share them, the rest is its own."""
+    """The prompt's token ids: shared prefixes, then random tokens."""
     own = random.Random(seed)
     ids: list[int] = []
     for name, start, stop in request.prefix:

@@ -15,7 +15,7 @@ from legroom.facts.releases import Release
 from legroom.masking import PLACEHOLDER, hides_inside, shown_word
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs
-from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
+from legroom.vllm.flag_values import FIELDS, SPECULATIVE_FIELDS, as_words, looks_like_flag
 
 _TRUTHS = ("true", "false", "0", "1")
 _PLACEHOLDERS = {"--api-key": "YOUR_API_KEY", "--hf-token": "YOUR_HF_TOKEN"}

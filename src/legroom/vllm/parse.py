@@ -5,30 +5,37 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from legroom.facts.flags import Flag, flag_history, flag_kind_ever, flag_name, flags_of
-from legroom.facts.releases import Release
-from legroom.records import dataclass
+from legroom.facts.flags import Flag, choices, flag_history, flag_kind_ever, flag_name, flags_of
+from legroom.facts.releases import Release, successor
+from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs, Usage
-from legroom.vllm.problems import FlagProblem, explain_unknown
-from legroom.vllm.reading import (
+from legroom.vllm.flag_problems import FlagProblem, ProblemKind, explain_unknown
+from legroom.vllm.flag_values import (
+    FIELDS,
     NUMBER,
+    SPECULATIVE_FIELDS,
     BadValue,
-    FlagReader,
+    as_words,
     dotted_value,
+    looks_like_flag,
     merged,
     nested,
     read_bool,
     read_float,
     read_int,
+    read_json,
+    read_pairs,
 )
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
-_MOST_HEAD_WORDS = 12
+_SHORT_SPECULATIVE = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+_REPEATABLE = {"--middleware"}
 _DOES_NOTHING = {
     "--swap-space": ("0.11.0", "the V1 engine never swaps: a preempted request is recomputed"),
     "--use-v2-block-manager": ("0.6.3.post1", "the second block manager became the only one"),
@@ -36,6 +43,147 @@ _DOES_NOTHING = {
     "--num-lookahead-slots": ("0.11.0", "speculative decoding reserves its slots itself"),
 }
 """Flags that a release still takes and that change nothing, since when and why."""
+
+
+@dataclass
+class FlagReader:
+    """One command line being read for one release."""
+
+    release: Release
+    tokens: list[str]
+    at: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    dotted: dict[str, tuple[Flag, dict[str, Any]]] = field(default_factory=dict)
+    problems: list[FlagProblem] = field(default_factory=list)
+    positionals: list[str] = field(default_factory=list)
+
+    def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
+        """Note what the release would not take."""
+        self.problems.append(FlagProblem(flag, kind, message, instead, value))
+
+    def has_value_next(self) -> bool:
+        """Whether the next word is a value rather than a flag or the end."""
+        return self.at < len(self.tokens) and not looks_like_flag(self.tokens[self.at])
+
+    def take(self) -> str:
+        """The next word."""
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def convert_and_store(self, flag: Flag, written: str, text: str) -> None:
+        """Read a value as the release does, or note why it cannot."""
+        try:
+            value = self._convert(flag, text)
+        except BadValue as expected:
+            self.problem(flag.name, "bad_value", f"{written} takes {expected}, got {text!r}", value=text)
+            return
+        allowed = choices(flag.name, self.release) if flag.kind in ("str", "int") else None
+        if allowed and value is not None and value not in allowed and not self._newer_takes(flag, value):
+            listed = ", ".join(str(choice) for choice in allowed if choice is not None)
+            message = f"{flag.name} {text} is not among the choices of vLLM {self.release}: {listed}"
+            self.problem(flag.name, "bad_choice", message, _nearest_choice(text, allowed), text)
+            return
+        self.store(flag, value)
+
+    def _newer_takes(self, flag: Flag, value: Any) -> bool:
+        """Whether a build between two known releases may take the value because the newer one does."""
+        newer = successor(self.release)
+        if newer is None or value not in (choices(flag.name, newer) or ()):
+            return False
+        message = f"{flag.name} {value} came with vLLM {newer}; whether {self.release.asked} takes it is not known"
+        self.problem(flag.name, "uncertain", message)
+        return True
+
+    def _convert(self, flag: Flag, text: str) -> Any:
+        if text == "None" and flag.kind not in ("str", "maybe"):
+            return None
+        if flag.name == "--max-model-len" and self.release.at_least("0.14.0") and text.strip().lower() == "auto":
+            return -1
+        if flag.kind in ("int", "human"):
+            return read_int(text, human=flag.kind == "human")
+        if flag.kind == "float":
+            return read_float(text)
+        if flag.kind == "pairs" or (flag.name == "--limit-mm-per-prompt" and not text.lstrip().startswith("{")):
+            return self._convert_pairs(flag, text)
+        return self._convert_json(flag, text) if flag.kind == "json" else text
+
+    def _convert_pairs(self, flag: Flag, text: str) -> dict[str, Any]:
+        if text.lstrip().startswith("{"):
+            value = read_json(text)
+            if not isinstance(value, dict):
+                raise BadValue("pairs like image=2,video=1")
+            return value
+        pairs = read_pairs(text)
+        if self.release.at_least("0.10.0"):
+            message = f"{flag.name} takes JSON in vLLM {self.release}, got {text!r}"
+            self.problem(flag.name, "bad_value", message, f"{flag.name} '{json.dumps(pairs)}'", text)
+        return pairs
+
+    def _convert_json(self, flag: Flag, text: str) -> Any:
+        value = read_json(text)
+        if flag.name == "--compilation-config" and isinstance(value, int) and not isinstance(value, bool):
+            if self.release.at_least("0.12.0"):
+                message = f"{flag.name} takes JSON since vLLM 0.12.0, got {text!r}"
+                self.problem(flag.name, "bad_value", message, f"-O{value}", text)
+            return {"level": value}
+        if FIELDS.get(flag.dest, "").startswith("Mapping") and not isinstance(value, dict):
+            raise BadValue("a JSON object like '{\"key\": 1}'")
+        return value
+
+    def store(self, flag: Flag, value: Any) -> None:
+        """Keep a value: in its field, in the speculative config, or among the others."""
+        if flag.dest in SPECULATIVE_FIELDS or flag.dest in _SHORT_SPECULATIVE:
+            key = SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
+            self.values["speculative_config"] = {**(self.values.get("speculative_config") or {}), key: value}
+        elif flag.dest == "optimization_level":
+            self._store_level(value)
+        elif flag.dest in FIELDS:
+            self.values[flag.dest] = value
+        elif flag.name in _REPEATABLE and flag.name in self.others:
+            self.others[flag.name] += (flag.name, str(value))
+        elif value is None:
+            self.others.pop(flag.name, None)
+        else:
+            self.others[flag.name] = as_words(value)
+
+    def _store_level(self, value: Any) -> None:
+        text = str(value).removeprefix("O")
+        if text in ("0", "1", "2", "3"):
+            self.values["optimization_level"] = int(text)
+        else:
+            message = f"--optimization-level takes 0, 1, 2 or 3, got {value!r}"
+            self.problem("--optimization-level", "bad_value", message, value=str(value))
+
+    def store_dotted(self) -> None:
+        """Dotted keys are gathered into one JSON value that comes last, and so replaces one given whole."""
+        for flag, value in self.dotted.values():
+            self.store(flag, value)
+
+    def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
+        """Everything read, as one value."""
+        others: list[str] = []
+        table = flags_of(self.release)
+        for name, words in self.others.items():
+            kind = table[name].kind if name in table else "str"
+            if words == ("False",) and kind == "bool":
+                others.append("--no-" + name[2:])
+            elif len(words) == 1 and (looks_like_flag(words[0]) or kind in ("optbool", "maybe") or not words[0]):
+                others.append(f"{name}={words[0]}")
+            elif words != ("False",) or kind != "switch":
+                others += [name, *words]
+        values = {name: value for name, value in self.values.items() if value is not None}
+        return ServeArgs(usage=usage, env=dict(env), others=tuple(others), **values)
+
+
+def _nearest_choice(text: str, allowed: tuple[Any, ...]) -> str:
+    import difflib  # only a misspelt value needs it
+
+    numbers = [choice for choice in allowed if isinstance(choice, int)]
+    if numbers and text.isdecimal():
+        return str(min(numbers, key=lambda choice: abs(choice - int(text))))
+    near = difflib.get_close_matches(text, [str(choice) for choice in allowed], n=1)
+    return near[0] if near else ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +197,12 @@ class ParsedArgs:
 def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serve") -> ParsedArgs:
     """Read `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or the flags alone."""
     env, rest, positional_model = _strip_head(list(tokens))
-    reading = FlagReader(release, rest)
-    while reading.at < len(rest):
-        _read_token(reading)
-    reading.store_dotted()
-    _take_positionals(reading, positional_model)
-    return ParsedArgs(reading.to_args(usage, env), tuple(reading.problems))
+    reader = FlagReader(release, rest)
+    while reader.at < len(rest):
+        _read_token(reader)
+    reader.store_dotted()
+    _take_positionals(reader, positional_model)
+    return ParsedArgs(reader.to_args(usage, env), tuple(reader.problems))
 
 
 def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
@@ -63,7 +211,7 @@ def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
     while tokens and _ASSIGNMENT.fullmatch(tokens[0]):
         name, _, value = tokens.pop(0).partition("=")
         env[name] = value
-    for i, token in enumerate(tokens[:_MOST_HEAD_WORDS]):
+    for i, token in enumerate(tokens[:12]):
         if token == "serve" and i and tokens[i - 1].rpartition("/")[2] == "vllm":
             return env, tokens[i + 1 :], True
         if token in _API_SERVERS or token.endswith("/api_server.py"):
@@ -73,65 +221,65 @@ def _strip_head(tokens: list[str]) -> tuple[dict[str, str], list[str], bool]:
     return env, tokens, True
 
 
-def _read_token(reading: FlagReader) -> None:
-    token = reading.take()
+def _read_token(reader: FlagReader) -> None:
+    token = reader.take()
     if not token or token in ("--", "-h", "--help"):
         return
     if not token.startswith("-") or token == "-" or NUMBER.fullmatch(token):
-        reading.positionals.append(token)
+        reader.positionals.append(token)
     elif token.startswith("-O") and not token.startswith("-O."):
-        _read_optimization(token, reading)
+        _read_optimization(token, reader)
     else:
-        _read_flag(token, reading)
+        _read_flag(token, reader)
 
 
-def _read_optimization(token: str, reading: FlagReader) -> None:
+def _read_optimization(token: str, reader: FlagReader) -> None:
     """-O3, -O=3, -O 3: a compilation level until 0.11.2, an optimization level since; also -O '{json}'."""
     text = token[2:].removeprefix("=")
-    if not text and reading.has_value_next():
-        text = reading.take()
-    if reading.release.at_least("0.12.0"):
+    if not text and reader.has_value_next():
+        text = reader.take()
+    if reader.release.at_least("0.12.0"):
         if text in ("0", "1", "2", "3"):
-            reading.values["optimization_level"] = int(text)
+            reader.values["optimization_level"] = int(text)
         else:
-            reading.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc", text)
+            reader.problem(token, "bad_value", f"-O takes 0, 1, 2 or 3 since vLLM 0.12.0, not {text!r}", "-cc", text)
         return
-    flag = flags_of(reading.release).get("-O")
+    flag = flags_of(reader.release).get("-O")
     if flag is None:
-        reading.problem(token, "not_yet", f"-O came with vLLM 0.6.5; {reading.release} does not have it")
+        reader.problem(token, "not_yet", f"-O came with vLLM 0.6.5; {reader.release} does not have it")
     else:
-        reading.convert_and_store(flag, token, text)
+        reader.convert_and_store(flag, token, text)
 
 
-def _read_flag(token: str, reading: FlagReader) -> None:
+def _read_flag(token: str, reader: FlagReader) -> None:
     name, has_value, text = token.partition("=")
     value = text if has_value else None
     dashes = "--" if name.startswith("--") else "-"
     head, dot, path = name[len(dashes) :].partition(".")
     name = flag_name(head) if dashes == "--" else dashes + head
-    flag, negated = _find(name, reading)
+    flag, negated = _find(name, reader)
     if flag is None:
-        _skip_unknown(name, value, reading)
+        _skip_unknown(name, value, reader)
         return
-    if flag.name in _DOES_NOTHING and reading.release.at_least(_DOES_NOTHING[flag.name][0]):
-        reading.problem(flag.name, "ignored", f"{flag.name} does nothing here: {_DOES_NOTHING[flag.name][1]}")
+    if flag.name in _DOES_NOTHING and reader.release.at_least(_DOES_NOTHING[flag.name][0]):
+        reader.problem(flag.name, "ignored", f"{flag.name} does nothing here: {_DOES_NOTHING[flag.name][1]}")
     if dot and flag.kind == "json":
-        _read_dotted(flag, path, value, reading)
+        _read_dotted(flag, path, value, reader)
     elif flag.kind in ("switch", "bool", "optbool"):
-        _read_switch(flag, negated, value, reading)
+        _read_switch(flag, negated, value, reader)
     elif flag.kind.startswith("list:"):
-        _read_list(flag, value, reading)
-    elif value is not None or reading.has_value_next():
-        reading.convert_and_store(flag, flag.name, reading.take() if value is None else value)
+        _read_list(flag, value, reader)
+    elif value is not None or reader.has_value_next():
+        reader.convert_and_store(flag, flag.name, reader.take() if value is None else value)
     elif flag.kind == "maybe":
-        reading.store(flag, True)
+        reader.store(flag, True)
     else:
-        reading.problem(flag.name, "bad_value", f"{flag.name} needs a value")
+        reader.problem(flag.name, "bad_value", f"{flag.name} needs a value")
 
 
-def _find(name: str, reading: FlagReader) -> tuple[Flag | None, bool]:
+def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
     """The flag a name means, and whether it was negated. Unique prefixes count, as argparse lets them."""
-    table = flags_of(reading.release)
+    table = flags_of(reader.release)
     if name in table:
         return table[name], False
     base = table.get("--" + name[5:]) if name.startswith("--no-") else None
@@ -150,54 +298,54 @@ def _find(name: str, reading: FlagReader) -> tuple[Flag | None, bool]:
         return next(iter(matches.values()))
     if matches:
         shown = ", ".join(sorted(matches)[:6])
-        reading.problem(name, "unknown", f"{name} is short for several flags: {shown}", min(matches))
+        reader.problem(name, "unknown", f"{name} is short for several flags: {shown}", min(matches))
     return None, False
 
 
-def _skip_unknown(name: str, value: str | None, reading: FlagReader) -> None:
+def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
     """Report a flag the release does not know, and step over the value it would have had."""
     positive = "--" + name[5:] if name.startswith("--no-") else name
-    if any(problem.flag == name for problem in reading.problems):
+    if any(problem.flag == name for problem in reader.problems):
         pass
-    elif name != positive and positive in flags_of(reading.release):
-        reading.problem(name, "unknown", f"{positive} has no --no- form in vLLM {reading.release}: leave it out")
+    elif name != positive and positive in flags_of(reader.release):
+        reader.problem(name, "unknown", f"{positive} has no --no- form in vLLM {reader.release}: leave it out")
     else:
-        reading.problems.append(explain_unknown(positive, reading.release))
+        reader.problems.append(explain_unknown(positive, reader.release))
     kind = flag_kind_ever(positive)
     if value is not None or kind in ("switch", "bool") or name != positive:
         return
-    while reading.has_value_next():
-        reading.take()
+    while reader.has_value_next():
+        reader.take()
         if kind is None or not kind.startswith("list:"):
             break
 
 
-def _read_switch(flag: Flag, negated: bool, value: str | None, reading: FlagReader) -> None:
+def _read_switch(flag: Flag, negated: bool, value: str | None, reader: FlagReader) -> None:
     written = f"{flag.name}={value}"
-    if value is None and reading.has_value_next() and reading.tokens[reading.at].lower() in ("true", "false"):
-        value = reading.take()
+    if value is None and reader.has_value_next() and reader.tokens[reader.at].lower() in ("true", "false"):
+        value = reader.take()
         written = f"{flag.name} {value}"
     if value is None:
-        reading.store(flag, not negated)
+        reader.store(flag, not negated)
         return
     try:
         wanted = read_bool(value) != negated
     except BadValue:
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
+        reader.problem(flag.name, "bad_value", f"{flag.name} takes no value, got {value!r}", value=value)
         return
     if flag.kind != "optbool":
         off = "--no-" + flag.name[2:] if flag.kind == "bool" else ""
-        message = f"{written}: {flag.name} takes no value in vLLM {reading.release}"
-        reading.problem(flag.name, "bad_value", message, flag.name if wanted else off)
-    reading.store(flag, wanted)
+        message = f"{written}: {flag.name} takes no value in vLLM {reader.release}"
+        reader.problem(flag.name, "bad_value", message, flag.name if wanted else off)
+    reader.store(flag, wanted)
 
 
-def _read_list(flag: Flag, value: str | None, reading: FlagReader) -> None:
+def _read_list(flag: Flag, value: str | None, reader: FlagReader) -> None:
     items = [] if value is None else [value]
-    while value is None and reading.has_value_next():
-        items.append(reading.take())
+    while value is None and reader.has_value_next():
+        items.append(reader.take())
     if not items:
-        reading.problem(flag.name, "bad_value", f"{flag.name} needs at least one value")
+        reader.problem(flag.name, "bad_value", f"{flag.name} needs at least one value")
         return
     if flag.kind == "list:int" and items[0].lstrip().startswith("["):
         items = [item for item in re.split(r"[\s,\[\]]+", " ".join(items)) if item]
@@ -209,32 +357,32 @@ def _read_list(flag: Flag, value: str | None, reading: FlagReader) -> None:
             converted = [read_float(item) for item in items]
     except BadValue as expected:
         value = " ".join(items)
-        reading.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {value!r}", value=value)
+        reader.problem(flag.name, "bad_value", f"{flag.name} takes {expected}, got {value!r}", value=value)
         return
-    reading.store(flag, tuple(converted))
+    reader.store(flag, tuple(converted))
 
 
-def _read_dotted(flag: Flag, path: str, value: str | None, reading: FlagReader) -> None:
+def _read_dotted(flag: Flag, path: str, value: str | None, reader: FlagReader) -> None:
     """--compilation-config.cudagraph_mode X, and --x.list+ a,b."""
-    if value is None and reading.at >= len(reading.tokens):
-        reading.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
+    if value is None and reader.at >= len(reader.tokens):
+        reader.problem(flag.name, "bad_value", f"{flag.name}.{path} needs a value")
         return
-    text = reading.take() if value is None else value
+    text = reader.take() if value is None else value
     keys = path.removesuffix("+").split(".")
-    if reading.release.before("0.9.0"):
+    if reader.release.before("0.9.0"):
         message = f"{flag.name}.{path}: dotted keys came with vLLM 0.9.0"
-        reading.problem(flag.name, "not_yet", message, f"{flag.name} as JSON")
+        reader.problem(flag.name, "not_yet", message, f"{flag.name} as JSON")
     elif not all(keys) or len(keys) > 8:
-        reading.problem(flag.name, "bad_value", f"{flag.name}.{path} is not a key")
+        reader.problem(flag.name, "bad_value", f"{flag.name}.{path} is not a key")
     else:
         content: Any = text.split(",") if path.endswith("+") else dotted_value(text)
-        _, before = reading.dotted.get(flag.name, (flag, {}))
-        reading.dotted[flag.name] = (flag, merged(before, nested(keys, content)))
+        _, before = reader.dotted.get(flag.name, (flag, {}))
+        reader.dotted[flag.name] = (flag, merged(before, nested(keys, content)))
 
 
-def _take_positionals(reading: FlagReader, positional_model: bool) -> None:
-    words = reading.positionals
-    if words and positional_model and not reading.values.get("model"):
-        reading.values["model"] = words.pop(0)
+def _take_positionals(reader: FlagReader, positional_model: bool) -> None:
+    words = reader.positionals
+    if words and positional_model and not reader.values.get("model"):
+        reader.values["model"] = words.pop(0)
     for word in words:
-        reading.problem(word, "unknown", f"{word!r} belongs to no flag: vLLM leaves it unrecognized")
+        reader.problem(word, "unknown", f"{word!r} belongs to no flag: vLLM leaves it unrecognized")

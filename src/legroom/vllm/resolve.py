@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.config.fields import LENGTH_NAMES
-from legroom.facts.config.reading import derived_max_len
+from legroom.facts.config.model_config import derived_max_len
 from legroom.facts.flags import default
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
+from legroom.facts.model_sources import load
 from legroom.facts.releases import Release
-from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, other_value
+from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, draft_name, env_flag, is_given, other_value
 from legroom.vllm.batching import batching_v0, batching_v1
-from legroom.vllm.engine import engine_of, runner_of
-from legroom.vllm.graphs import estimate_applied, graph_plan, num_speculative_tokens
-from legroom.vllm.refusals import check_given, check_length, check_settings
-from legroom.vllm.served_model import config_overrides
-from legroom.vllm.speculation import draft_method
+from legroom.vllm.cudagraphs import estimate_applied, graph_plan, num_speculative_tokens
+from legroom.vllm.engine_selection import engine_of, runner_of
+from legroom.vllm.setting_checks import check_given, check_length, check_settings
 from legroom.vllm.traits import has_chunked_attention, has_state, is_pooling, uses_sparse_mla
+
+
+def served_model(args: ServeArgs) -> Model:
+    """The model with --hf-overrides laid over its config, and the draft model of --speculative-config."""
+    return with_draft(load(args.model, overrides=config_overrides(args)), args)
+
+
+def with_draft(model: Model, args: ServeArgs) -> Model:
+    """The model with the draft that the flags name. A head that cannot be read is left out: memory estimates it."""
+    name = draft_name(args.speculative_config)
+    if not name:
+        return model
+    try:
+        return replace(model, draft=load(name))
+    except LegroomError as error:
+        if draft_method(args.speculative_config) != "draft_model":
+            return model
+        message = f"the draft model of --speculative-config cannot be read: {error.message}"
+        raise LegroomError(message, error.hint, error.exit_code) from error
+
+
+def config_overrides(args: ServeArgs) -> Mapping[str, Any]:
+    """What the flags put over the model's config: --hf-overrides, until 0.11.0 also --rope-scaling."""
+    given: dict[str, Any] = {}
+    for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
+        text = other_value(args, flag)
+        if text is not None:
+            try:
+                given[key] = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+    return given | dict(args.hf_overrides or {})
+
 
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 

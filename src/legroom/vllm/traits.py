@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from legroom.facts.attention import attending, latent, recurrent, with_kv_heads
-from legroom.facts.model import Experts, Layer, Modality, Model
+from legroom.facts.model import Experts, Layer, Modality, Model, attending, latent, recurrent, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.memo import Memo
 from legroom.records import dataclass

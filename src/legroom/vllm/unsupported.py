@@ -1,86 +1,75 @@
-"""What a release cannot run at all: this card, this precision, this quantization, this architecture.
+"""Cards, dtypes, quantizations and architectures that a release does not run, with vLLM's error messages.
 
-vLLM finds these before or while it builds the model, whatever the memory. Each answer carries its own words. A
-quantization is checked in vLLM's own order: `ModelConfig._verify_quantization`, then the method's config, the card, the
+A quantization is checked in vLLM's order: `ModelConfig._verify_quantization`, then the method's config, the card, the
 dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from legroom.facts.quantization_methods import (
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model, Quantization
+from legroom.facts.release_support import (
     amd_methods,
     is_deprecated,
     plugin_of,
     quantization_method,
     quantization_methods,
     scheme_capability,
+    supported_capabilities,
 )
-from legroom.facts.releases import first_release, latest
+from legroom.facts.releases import Release, first_release, latest
 from legroom.facts.releases import release as known_release
-from legroom.vllm.args import is_given
-from legroom.vllm.refusals import Unsupported
+from legroom.records import dataclass
+from legroom.vllm.args import EngineSettings, is_given
 from legroom.vllm.traits import is_hybrid, is_moe, uses_mla
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model, Quantization
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import EngineSettings
-
-_TRANSFORMERS_BACKEND = "0.7.1"
-"""From here on an architecture that vLLM lacks may run on its Transformers backend."""
 _UNKNOWN = (0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The reason why a release does not run a model, card or setting."""
+
+    id: str
+    """unsupported_gpu | unsupported_dtype | unsupported_quantization | unsupported_kv_cache_dtype |
+    unsupported_architecture"""
+    message: str
+    """The error message of vLLM or CUDA."""
+    hint: str
+    """What the user can do, as a clause."""
+    certain: bool = True
+    """False: another build, a plugin, or the checkpoint's real config may run."""
+
+
 def unsupported(settings: EngineSettings, model: Model, gpu: Gpu) -> Unsupported | None:
-    """What the release refuses first; what is certain comes before what may be."""
-    found = list(_reasons(settings, model, gpu, known_release(settings.release)))
-    return next((one for one in found if one.certain), found[0] if found else None)
+    """The first certain reason why the release does not run this, else the first uncertain one."""
+    release = known_release(settings.release)
+    found = [reason for check in _CHECKS for reason in check(settings, model, gpu, release)]
+    return next((reason for reason in found if reason.certain), found[0] if found else None)
 
 
-def _reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    yield from _architecture(model, release)
-    yield from _dtype(settings, gpu)
-    if settings.quantization or settings.given.quantization:
-        from legroom.vllm.unsupported import quantization_reasons  # most models have none
-
-        yield from quantization_reasons(settings, model, gpu, release)
-    yield from _kv_cache_dtype(settings, model, gpu, release)
-    yield from _card(gpu, release)
-
-
-def _card(gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """The published builds hold machine code for a range of cards, and no other."""
+def _card(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """The published builds have kernels for a range of compute capabilities."""
     if gpu.vendor != "nvidia" or gpu.compute_capability == _UNKNOWN:
         return
-    from legroom.facts.builds import built_for
-
-    oldest, newest = built_for(release)
+    oldest, newest = supported_capabilities(release)
     message = "CUDA error: no kernel image is available for execution on the device"
+    own = _version(gpu.compute_capability)
     if gpu.compute_capability < oldest:
-        yield Unsupported(
-            "unsupported_gpu",
-            message,
-            f"vLLM {release} is built for compute capability {_version(oldest)} and up, {gpu.name} has "
-            f"{_version(gpu.compute_capability)}",
-        )
+        hint = f"vLLM {release} is built for compute capability {_version(oldest)} and up, {gpu.name} has {own}"
+        yield Unsupported("unsupported_gpu", message, hint)
     elif gpu.compute_capability[0] > newest[0]:
-        # Cards newer than a release were served by builds of the card's own vendor before the wheels had them.
-        yield Unsupported(
-            "unsupported_gpu",
-            message,
+        # The card's vendor may publish builds before vLLM's wheels support it.
+        hint = (
             f"the published builds of vLLM {release} end at compute capability {_version(newest)}; {gpu.name} has "
-            f"{_version(gpu.compute_capability)}: use vLLM 0.9.0 or later, or a build of your own",
-            certain=False,
+            f"{own}: use vLLM 0.9.0 or later, or a build of your own"
         )
+        yield Unsupported("unsupported_gpu", message, hint, certain=False)
 
 
-def _dtype(settings: EngineSettings, gpu: Gpu) -> Iterator[Unsupported]:
+def _dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     if settings.dtype != "bfloat16" or not _lacks(gpu, (8, 0)):
         return
     yield Unsupported(
@@ -93,7 +82,7 @@ def _dtype(settings: EngineSettings, gpu: Gpu) -> Iterator[Unsupported]:
 
 
 def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """FP8 keys and values on cards without FP8: FlashInfer reads them, Triton and FlexAttention do not."""
+    """An FP8 KV cache on cards without FP8: FlashInfer reads it, Triton and FlexAttention do not."""
     if not settings.kv_cache_dtype.startswith("fp8") or not _lacks(gpu, (8, 9)):
         return
     if settings.engine == "V0" or release.before("0.11.0") or uses_mla(model):
@@ -114,20 +103,20 @@ def _kv_cache_dtype(settings: EngineSettings, model: Model, gpu: Gpu, release: R
     yield Unsupported("unsupported_kv_cache_dtype", message, "leave --kv-cache-dtype out: the cache follows the model")
 
 
-def _architecture(model: Model, release: Release) -> Iterator[Unsupported]:
-    """A model that came to vLLM with a later release."""
+def _architecture(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """A model that a later release of vLLM introduced."""
     if release.version == latest().version:
-        return  # it has all that legroom knows of
+        return
     since = first_release(model.architecture)
     if since is None or not release.before(since):
         return
-    # The Transformers backend began with dense text models; what it lacks, the release cannot run.
+    # The Transformers backend (0.7.1+) runs dense text models, and others from 0.11.1 on.
     dense_text = not (is_moe(model) or is_hybrid(model) or uses_mla(model) or model.modalities)
     yield Unsupported(
         "unsupported_architecture",
         f"Model architectures ['{model.architecture}'] are not supported for now.",
         f"vLLM has {model.architecture} since {since}: use that release or a later one",
-        certain=release.before(_TRANSFORMERS_BACKEND) or (not dense_text and release.before("0.11.1")),
+        certain=release.before("0.7.1") or (not dense_text and release.before("0.11.1")),
     )
 
 
@@ -139,8 +128,12 @@ def _version(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
+def _times_ten(capability: tuple[int, int]) -> int:
+    """75 for compute capability 7.5, as vLLM writes it."""
+    return 10 * capability[0] + capability[1]
+
+
 _ID = "unsupported_quantization"
-_MARLIN_BITS = (4, 8)
 _RUNS_ALSO = {
     "gptq": {"gptq", "auto_gptq", "moe_wna16", "gptq_bitblas", "exllama", "humming", "inc", "auto-round"},
     "awq": {"awq", "auto_awq", "moe_wna16", "humming", "inc", "auto-round"},
@@ -149,7 +142,7 @@ _RUNS_ALSO = {
     "fp8": {"fp8", "deepseek_v4_fp8", "humming"},
     "compressed-tensors": {"compressed-tensors", "humming"},
 }
-"""Names that may stand for a checkpoint's method: each release's `override_quantization_method`."""
+"""Values of --quantization that run a checkpoint's method: each release's `override_quantization_method`."""
 _MARLIN_NAMES = {"gptq": ("gptq_marlin", "marlin"), "awq": ("awq_marlin", "marlin")}
 _ONLINE_SHORTHANDS = ("online", "fp8_per_", "int8_per_", "nvfp4_per_")
 _CONFIG_CLASSES = {
@@ -161,15 +154,17 @@ _CONFIG_CLASSES = {
 }
 
 
-def quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
-    """What the release has against the quantization that the flag and the checkpoint name."""
-    asked = (settings.given.quantization or "").lower() or None
-    stated = _stated(model)
-    method = _method_in_use(asked, model, gpu, release)
+def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    """The quantization method of --quantization and of the checkpoint's config."""
+    if not (settings.quantization or settings.given.quantization):
+        return
+    flag = (settings.given.quantization or "").lower() or None
+    declared = _declared_method(model)
+    method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
         yield _unknown(method, release)
         return
-    mismatch = _mismatch(asked, stated, model, gpu, release)
+    mismatch = _mismatch(flag, declared, model, gpu, release)
     if mismatch is not None:
         yield mismatch
         return
@@ -180,7 +175,7 @@ def quantization_reasons(settings: EngineSettings, model: Model, gpu: Gpu, relea
             "bypass, set `--allow-deprecated-quantization`.",
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
-    yield from _on_plain(method, stated, model, release)
+    yield from _on_plain(method, declared, model, release)
     yield from _on_card(method, model, gpu, release)
     yield from _in_dtype(method, settings.dtype, release)
 
@@ -193,76 +188,66 @@ def _unknown(method: str, release: Release) -> Unsupported:
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
 
 
-def _mismatch(asked: str | None, stated: str | None, model: Model, gpu: Gpu, release: Release) -> Unsupported | None:
-    """A flag that names another method than the checkpoint's config, which vLLM takes for a mistake."""
-    if asked is None or stated is None or _stands_for(asked, stated, model, gpu, release):
+def _mismatch(flag: str | None, declared: str | None, model: Model, gpu: Gpu, release: Release) -> Unsupported | None:
+    """--quantization names another method than the checkpoint's config."""
+    if flag is None or declared is None or _is_compatible(flag, declared, model, gpu, release):
         return None
     message = (
-        f"Quantization method specified in the model config ({stated}) does not match the quantization method "
-        f"specified in the `quantization` argument ({asked})."
+        f"Quantization method specified in the model config ({declared}) does not match the quantization method "
+        f"specified in the `quantization` argument ({flag})."
     )
     return Unsupported(
         _ID, message, "leave --quantization out: the checkpoint says what it is", certain=_is_own_config(model)
     )
 
 
-def _on_plain(method: str, stated: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
-    """A method that needs a quantized checkpoint, asked of one that is not."""
+def _on_plain(method: str, declared: str | None, model: Model, release: Release) -> Iterator[Unsupported]:
+    """A method that needs a quantized checkpoint, with an unquantized one."""
     known = quantization_method(method, release)
-    if stated is not None or model.quantization is not None or known is None or known.of_plain == "online":
+    if declared is not None or model.quantization is not None or known is None or known.of_plain == "online":
         return
     message = f"Cannot find the config file for {method}"
     if known.of_plain == "arguments":
         name = _CONFIG_CLASSES.get(method, f"the config of {method}")
         message = f"{name}.__init__() missing required positional arguments"
-    yield Unsupported(
-        _ID,
-        message,
-        f"{method} takes a checkpoint that was quantized before: use one, or --quantization fp8",
-        certain=_is_own_config(model),
-    )
+    hint = f"{method} takes a checkpoint that was quantized before: use one, or --quantization fp8"
+    yield Unsupported(_ID, message, hint, certain=_is_own_config(model))
 
 
 def _on_card(method: str, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
     if gpu.vendor == "amd":
         supported = amd_methods(release)
         if supported is not None and method not in supported:
-            yield Unsupported(
-                _ID,
-                f"{method} quantization is currently not supported in rocm.",
-                "use a checkpoint in a format that this release runs on AMD cards",
-            )
+            message = f"{method} quantization is currently not supported in rocm."
+            yield Unsupported(_ID, message, "use a checkpoint in a format that this release runs on AMD cards")
         return
-    capability = 10 * gpu.compute_capability[0] + gpu.compute_capability[1]
+    capability = _times_ten(gpu.compute_capability)
     if gpu.vendor != "nvidia" or not capability:
         return
     known = quantization_method(method, release)
     needed = known.min_capability if known else 0
     if capability < needed:
-        yield Unsupported(
-            _ID,
+        message = (
             f"The quantization method {method} is not supported for the current GPU. Minimum capability: {needed}. "
-            f"Current capability: {capability}.",
-            f"use a checkpoint in a format that runs on {gpu.name}",
+            f"Current capability: {capability}."
         )
+        yield Unsupported(_ID, message, f"use a checkpoint in a format that runs on {gpu.name}")
     elif method == "compressed-tensors" and model.quantization is not None:
         yield from _scheme_on_card(model.quantization, gpu, capability, release)
 
 
 def _scheme_on_card(scheme: Quantization, gpu: Gpu, capability: int, release: Release) -> Iterator[Unsupported]:
-    """compressed-tensors holds many formats, and asks about each when it builds a layer."""
+    """compressed-tensors has many schemes and checks each when it builds a layer."""
     needed = scheme_capability(_scheme_name(scheme), release)
     if needed is None:
-        yield Unsupported(
-            _ID, "No compressed-tensors compatible scheme was found.", f"vLLM {release} does not read this format yet"
-        )
+        message = "No compressed-tensors compatible scheme was found."
+        yield Unsupported(_ID, message, f"vLLM {release} does not read this format yet")
     elif capability < needed:
-        yield Unsupported(
-            _ID,
+        message = (
             f"Quantization scheme is not supported for the current GPU. Min capability: {needed}. Current capability: "
-            f"{capability}.",
-            f"use a checkpoint in a format that runs on {gpu.name}",
+            f"{capability}."
         )
+        yield Unsupported(_ID, message, f"use a checkpoint in a format that runs on {gpu.name}")
 
 
 def _scheme_name(scheme: Quantization) -> str:
@@ -286,8 +271,8 @@ def _in_dtype(method: str, dtype: str, release: Release) -> Iterator[Unsupported
     )
 
 
-def _stated(model: Model) -> str | None:
-    """What the checkpoint's config calls its method, in its own spelling."""
+def _declared_method(model: Model) -> str | None:
+    """quant_method of the checkpoint's config, as spelled there."""
     if model.quantization is None:
         return None
     for holder in (model.config, model.config.get("text_config")):
@@ -297,15 +282,15 @@ def _stated(model: Model) -> str | None:
     return model.quantization.method
 
 
-def _method_in_use(asked: str | None, model: Model, gpu: Gpu, release: Release) -> str:
-    """What the release ends up with: the checkpoint's method, by faster kernels where they run."""
+def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -> str:
+    """The method that the release selects: the checkpoint's, with Marlin kernels where they run."""
     scheme = model.quantization
-    stated = _stated(model)
-    if scheme is None or stated is None:
-        return asked or ""
-    if asked is not None and (not _stands_for(asked, stated, model, gpu, release) or asked not in ("marlin",)):
-        return asked
-    own = scheme.method if scheme.method.startswith("modelopt") else stated
+    declared = _declared_method(model)
+    if scheme is None or declared is None:
+        return flag or ""
+    if flag is not None and (flag != "marlin" or not _is_compatible(flag, declared, model, gpu, release)):
+        return flag
+    own = scheme.method if scheme.method.startswith("modelopt") else declared
     marlin = next(iter(_MARLIN_NAMES.get(own, ())), "")
     if marlin and _marlin_runs(marlin, scheme, gpu, release):
         return marlin
@@ -314,27 +299,31 @@ def _method_in_use(asked: str | None, model: Model, gpu: Gpu, release: Release) 
     return own
 
 
-def _stands_for(asked: str, stated: str, model: Model, gpu: Gpu, release: Release) -> bool:
-    if asked == stated or asked.startswith(_ONLINE_SHORTHANDS) or asked == "humming":
+def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Release) -> bool:
+    """Whether --quantization may name this method for a checkpoint that declares another."""
+    if flag == declared or flag.startswith(_ONLINE_SHORTHANDS) or flag == "humming":
         return True
     scheme = model.quantization
-    family = "modelopt" if stated.startswith("modelopt") else scheme.method if scheme else stated
-    if asked in _MARLIN_NAMES.get(family, ()):
+    family = "modelopt" if declared.startswith("modelopt") else scheme.method if scheme else declared
+    if flag in _MARLIN_NAMES.get(family, ()):
         return scheme is not None and _marlin_runs(_MARLIN_NAMES[family][0], scheme, gpu, release)
-    return asked in _RUNS_ALSO.get(family, {stated})
+    return flag in _RUNS_ALSO.get(family, {declared})
 
 
 def _marlin_runs(marlin: str, scheme: Quantization, gpu: Gpu, release: Release) -> bool:
     known = quantization_method(marlin, release)
     if known is None or gpu.vendor != "nvidia":
-        # 0.14+ reads the name on AMD cards, and runs its own kernels.
+        # 0.14+ accepts the name on AMD cards and runs other kernels.
         return known is not None and release.at_least("0.14.0")
-    capability = 10 * gpu.compute_capability[0] + gpu.compute_capability[1]
+    capability = _times_ten(gpu.compute_capability)
     needed = known.min_capability if release.before("0.22.0") else 75
-    return scheme.weight_bits in _MARLIN_BITS and (not capability or capability >= needed)
+    return scheme.weight_bits in (4, 8) and (not capability or capability >= needed)
 
 
 def _is_own_config(model: Model) -> bool:
-    """Whether the config is the checkpoint's own: transformers signs what it writes. One that people typed from what
-    they know of a model may name its quantization loosely, or leave it out."""
+    """Whether the config is the checkpoint's own, which transformers marks with its version; a hand-written config may
+    name the quantization imprecisely."""
     return model.source.startswith("bundled") or "transformers_version" in model.config
+
+
+_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _card)

@@ -20,7 +20,7 @@ from legroom.facts.log_messages import (
     typed,
 )
 from legroom.records import dataclass, field
-from legroom.regex import PatternMatcher, compiled, escaped, pattern_set
+from legroom.regex import PatternSet, compiled, escaped
 from legroom.units import GIB, MIB
 from legroom.vllm_logs.lines import LogLine, server_text, without_prefixes
 
@@ -164,8 +164,8 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 @cache
-def _all_patterns() -> PatternMatcher:
-    return pattern_set(_pattern(message) for message in message_patterns())
+def _all_patterns() -> PatternSet:
+    return PatternSet((_pattern(message), message.marks) for message in message_patterns())
 
 
 @cache

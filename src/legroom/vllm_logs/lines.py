@@ -198,7 +198,7 @@ def read_line(number: int, raw: str) -> LogLine:
 def server_text(raw: str) -> str:
     """What the server said in a line: no colours, no JSON envelope, nothing of what users asked it, and nothing of what
     `legroom run` says beside it: a plan quotes the very error that it expects."""
-    text = _unwrapped(raw[:LONGEST_LINE])
+    text = plain_line(raw)
     if "legroom: " in text[:400] and without_prefixes(text[:400]).startswith("legroom: "):
         return ""
     if " request " in text[:400]:
@@ -223,8 +223,9 @@ def without_prefixes(raw: str) -> str:
     return text
 
 
-def _unwrapped(raw: str) -> str:
-    line = raw.rstrip("\r\n")
+def plain_line(raw: str) -> str:
+    """A line without colours, control characters and the JSON envelope of a log collector."""
+    line = raw[:LONGEST_LINE].rstrip("\r\n")
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     if "\r" in line:  # a progress bar rewrites its line; the last state is the one that stayed

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from functools import cache
 
 from legroom.facts.log_messages import message_patterns, startup_lines
-from legroom.regex import Finder, make_finder
+from legroom.regex import LiteralFinder
 from legroom.vllm_logs.evidence import WINDOW_LINES, Passage
 from legroom.vllm_logs.lines import LONGEST_LINE, read_line
 
@@ -22,7 +22,6 @@ _MOST_SAMPLES = 16
 _MOST_SKIPPED = 1000
 """Further marks of one line that are passed over one by one."""
 _HUGE = 8 << 20
-_LARGE = 12 << 20
 _LAST = 1 << 20
 _AROUND = 16 * 1024
 _PREFIX_BYTES = 160
@@ -49,14 +48,12 @@ class Scanner:
         self.counts: Counter[bytes] = Counter()
         self._sampled: set[bytes] = set()
         self._once: tuple[bytes, ...] = _once_marks()
-        self._finder: Finder | None = None
-        self._large = False
+        self._finder: LiteralFinder | None = None
 
     def passages(self, pieces: Iterable[bytes]) -> Iterator[Passage]:
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
-            self._grow()
             buffer = buffer + piece if buffer else piece
             end = _cut(buffer, len(buffer) - _LAST if self._sampled else len(buffer))
             if end == 0 and len(buffer) > _HUGE:
@@ -79,7 +76,7 @@ class Scanner:
         step = max(len(starts) / _MOST_SAMPLES, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MOST_SAMPLES)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
-        finder = make_finder(every_mark(), large=False) if last and self._sampled else self._marks()
+        finder = LiteralFinder(every_mark()) if last and self._sampled else self._marks()
         position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)
         while True:
@@ -133,14 +130,10 @@ class Scanner:
         self._finder = None
         return True
 
-    def _grow(self) -> None:
-        if not self._large and self.bytes > _LARGE:
-            self._large, self._finder = True, None
-
-    def _marks(self) -> Finder:
+    def _marks(self) -> LiteralFinder:
         if self._finder is None:
             wanted = tuple(mark for mark in every_mark() if mark not in self._sampled)
-            self._finder = make_finder(wanted, self._large)
+            self._finder = LiteralFinder(wanted)
         return self._finder
 
     def _huge(self, buffer: bytes, at: int) -> Iterator[Passage]:

@@ -16,7 +16,7 @@ from legroom.facts.releases import Release
 from legroom.records import dataclass, field
 from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import flag_words
-from legroom.vllm.reading import FIELDS, SPECULATIVE_FIELDS
+from legroom.vllm.flag_values import FIELDS, SPECULATIVE_FIELDS
 
 if TYPE_CHECKING:
     from legroom.facts.model import Model
@@ -38,7 +38,7 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 def load_logged_model(name: str) -> Model:
     """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
-    from legroom.facts.models import from_bundled, load  # most logs of failures name no known model
+    from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
     asked = f"{cached['owner']}/{cached['name']}" if cached else name

@@ -6,7 +6,6 @@ every release, or one JSON object a line. Which text means what is in `facts.sta
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,19 +17,16 @@ from legroom.facts.log_messages import LineKind, Value, startup_lines, typed
 from legroom.facts.releases import Release, logged_release
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass, field
-from legroom.regex import PatternMatcher, compiled, pattern_set
+from legroom.regex import PatternSet, compiled
 from legroom.vllm.args import ServeArgs, Usage
-from legroom.vllm_logs.evidence import Passage
+from legroom.vllm_logs.lines import plain_line
 from legroom.vllm_logs.printed_flags import GivenFlags, engine_facts, engine_words, given_args, merged_args
 
 Outcome = Literal["started", "failed", "incomplete"]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\((?P<label>\w*(?:Core|Worker|Wrapper|Process|Vllm|Server)[\w-]*)(?P<rest>[ ,][^)]*)?\)")
 _PID = re.compile(r"\b(?:pid|ip)=[^\s,)]+,?\s*")
-_JSON_MESSAGE_KEYS = ("message", "msg", "log", "MESSAGE", "text", "textPayload")
-_LONGEST_LINE = 200_000
-_NOT_BEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
+_LOOKBEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,58 +99,33 @@ def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
 
 
 def read_events(text: str | Iterable[str]) -> Iterator[StartupEvent]:
-    """The lines that mean something."""
+    """The lines of a whole log that are known start-up lines."""
     lines = text.splitlines() if isinstance(text, str) else text
-    known = startup_lines()
-    for line_number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(lines, 1):
         line = plain_line(raw)
-        for form in known:
-            if form.mark not in line:
-                continue
-            match = form.pattern.search(line)
-            if match:
-                fields = {name: value for name, value in match.groupdict().items() if value is not None}
-                yield StartupEvent(line_number, form.id, form.kind, _process(line), typed(fields), line.strip())
+        yield from events_in_line(line, number, _process(line))
 
 
-def events_of(passage: Passage) -> Iterator[StartupEvent]:
-    line = passage.line
-    text = line.raw
-    for index in _startup_patterns().matching(text):
+def events_in_line(line: str, number: int, process: str) -> Iterator[StartupEvent]:
+    """What one line, without colours and JSON envelope, says of a start-up."""
+    for index in _startup_patterns().matching(line):
         form = startup_lines()[index]
-        pattern, not_behind = _linear(form.pattern.pattern)
-        match = compiled(pattern).search(text)
-        if match is None or any(text[: match.start()].endswith(before) for before in not_behind):
+        pattern, excluded_prefixes = _without_lookbehind(form.pattern.pattern)
+        match = compiled(pattern).search(line)
+        if match is None or line[: match.start()].endswith(excluded_prefixes):
             continue
         fields = typed({name: value for name, value in match.groupdict().items() if value is not None})
-        yield StartupEvent(line.number, form.id, form.kind, line.process, fields, text[:2000].strip())
+        yield StartupEvent(number, form.id, form.kind, process, fields, line[:2000].strip())
 
 
 @cache
-def _startup_patterns() -> PatternMatcher:
-    return pattern_set(_linear(form.pattern.pattern)[0] for form in startup_lines())
+def _startup_patterns() -> PatternSet:
+    return PatternSet((_without_lookbehind(form.pattern.pattern)[0], (form.mark,)) for form in startup_lines())
 
 
-def _linear(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """RE2 has no look-behind; what must not stand in front is checked after the match."""
-    return _NOT_BEHIND.sub("", pattern), tuple(match["text"] for match in _NOT_BEHIND.finditer(pattern))
-
-
-def plain_line(raw: str) -> str:
-    """The text of a line without colours, and out of its JSON envelope if it has one."""
-    line = raw.rstrip("\r\n")[:_LONGEST_LINE]
-    if "\x1b" in line:
-        line = _COLOUR.sub("", line)
-    stripped = line.lstrip()
-    if stripped.startswith("{") and stripped.endswith("}"):
-        try:
-            record = json.loads(stripped)
-        except (ValueError, RecursionError):
-            return line
-        message = next((record[key] for key in _JSON_MESSAGE_KEYS if isinstance(record.get(key), str)), None)
-        if message is not None:
-            return _COLOUR.sub("", message)
-    return line
+def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """RE2 has no look-behind: the pattern without it, and the texts that must not stand in front of a match."""
+    return _LOOKBEHIND.sub("", pattern), tuple(match["text"] for match in _LOOKBEHIND.finditer(pattern))
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:

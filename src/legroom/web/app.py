@@ -1,12 +1,15 @@
-"""The ASGI application of `legroom ui`: the page, the endpoints over HTTP, and what is watched, as it happens."""
+"""The ASGI application of `legroom ui`: the page, the API, the live feed, probes and metrics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -15,60 +18,119 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-from legroom.web.api_meters import ApiMeters, MeteredLayer
+from legroom.web.endpoint_processes import EndpointProcesses, Refused, WorkerAnswer, WorkerLimits
 from legroom.web.endpoints import ENDPOINTS, ApiEndpoint
 from legroom.web.openapi import openapi_document
 from legroom.web.page_files import page_file
-from legroom.web.pool import Refused, WorkerLimits, WorkerPool
-from legroom.web.responses import error_response, refusal_response, worker_response
-from legroom.web.security import COOKIE, Access, SecurityLayer
+from legroom.web.security import COOKIE, Access, SecurityLayer, error_response
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
     from legroom.web.live import LiveFeed
 
 Handler = Callable[[Request], Awaitable[Response]]
-LARGEST_BODY_BYTES = 80 << 20
-"""Of a JSON request: a log of 64 MiB with what escaping adds."""
-LARGEST_LOG_BYTES = 4 << 30
-"""Of a log that is streamed."""
+MAX_BODY_BYTES = 80 << 20
+"""Of a JSON request: a log of 64 MiB and the escapes of JSON."""
+MAX_LOG_BYTES = 4 << 30
+"""Of a streamed log."""
 _LOG_TYPES = ("text/plain", "application/octet-stream")
-_LONGEST_SILENCE_S = 30.0
-"""Between two pieces of a body."""
+
+
+class ApiMetrics:
+    """The series `legroom_api_*`."""
+
+    def __init__(self) -> None:
+        untyped: Any = prometheus_client
+        untyped.disable_created_metrics()
+        self.is_ready = False
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "legroom_api_requests", "Requests, by endpoint and status.", ["endpoint", "status"], registry=self._registry
+        )
+        self.under_way = Gauge(
+            "legroom_api_requests_under_way", "Requests that are being answered.", registry=self._registry
+        )
+        self._seconds = Histogram(
+            "legroom_api_request_seconds",
+            "How long the endpoints took.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+            registry=self._registry,
+        )
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        """Count one answer; paths that are no endpoint share one label."""
+        name = path.removeprefix("/api/")
+        self._requests.labels(name if name in ENDPOINTS else "other", status).inc()
+        if name in ENDPOINTS:
+            self._seconds.observe(seconds)
+
+    async def page(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def readiness(self, request: Request) -> Response:
+        if self.is_ready:
+            return JSONResponse({"status": "ok"})
+        return error_response(503, "it has just started, or is about to end", "ask again in a moment")
+
+
+class MetricsLayer:
+    """Middleware that counts every answer, refusals included."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s, status = time.perf_counter(), 500
+
+        async def send_and_note_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with self._metrics.under_way.track_inprogress():
+            try:
+                await self._app(scope, receive, send_and_note_status)
+            finally:
+                self._metrics.count(scope["path"], status, time.perf_counter() - started_s)
 
 
 def create_app(
     access: Access | None = None, limits: WorkerLimits | None = None, feed: LiveFeed | None = None, *, page: bool = True
 ) -> Starlette:
-    """The application; `feed` is what it watches, if anything. Without `page` it is the API alone."""
-    pool = WorkerPool(limits)
-    meters = ApiMeters()
+    """The application; `feed` follows running servers. Without `page` it serves the API alone."""
+    processes = EndpointProcesses(limits)
+    metrics = ApiMetrics()
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        warming = asyncio.create_task(_warmed(pool, meters))
+        warming = asyncio.create_task(_warm_up(processes, metrics))
         watching = asyncio.create_task(feed.run()) if feed is not None else None
         try:
             yield
         finally:
-            meters.is_ready = False
+            metrics.is_ready = False
             for task in (warming, watching):
                 if task is not None:
                     task.cancel()
                     with suppress(asyncio.CancelledError):
                         await task
-            await pool.close()
 
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz),
-        Route("/readyz", _readyz_handler(meters)),
-        Route("/metrics", _metrics_handler(meters)),
+        Route("/readyz", metrics.readiness),
+        Route("/metrics", metrics.page),
         Route("/openapi.json", _openapi_handler(page)),
         *([Route("/api/live", _live_handler(feed))] if page else []),
-        *(_endpoint_route(endpoint, pool) for endpoint in ENDPOINTS.values()),
-        Route("/{path:path}", _page if page else _nothing),
+        *(_endpoint_route(endpoint, processes) for endpoint in ENDPOINTS.values()),
+        Route("/{path:path}", _page if page else _not_found),
     ]
     layers = [
-        Middleware(MeteredLayer, meters=meters),
+        Middleware(MetricsLayer, metrics=metrics),
         Middleware(SecurityLayer, access=access or Access()),
         Middleware(GZipMiddleware, compresslevel=5),
     ]
@@ -80,27 +142,11 @@ async def _healthz(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _warmed(pool: WorkerPool, meters: ApiMeters) -> None:
+async def _warm_up(processes: EndpointProcesses, metrics: ApiMetrics) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(pool.warm_up())
-        await pool.is_warm.wait()  # a visitor may be answered before the warm-up is
-        meters.is_ready = True
-
-
-def _readyz_handler(meters: ApiMeters) -> Handler:
-    async def readyz(request: Request) -> Response:
-        if meters.is_ready:
-            return JSONResponse({"status": "ok"})
-        return error_response(503, "it has just started, or is about to end", "ask again in a moment")
-
-    return readyz
-
-
-def _metrics_handler(meters: ApiMeters) -> Handler:
-    async def metrics(request: Request) -> Response:
-        return Response(meters.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return metrics
+        group.create_task(processes.warm_up())
+        await processes.is_warm.wait()  # a request may be answered before the warm-up ends
+        metrics.is_ready = True
 
 
 def _openapi_handler(page: bool) -> Handler:
@@ -110,14 +156,14 @@ def _openapi_handler(page: bool) -> Handler:
     return openapi
 
 
-async def _nothing(request: Request) -> Response:
+async def _not_found(request: Request) -> Response:
     path = request.url.path
     if path.removeprefix("/api/") in ENDPOINTS and path.startswith("/api/"):
-        return _post_wanted(path)
+        return _method_not_allowed(path)
     return error_response(404, f"there is nothing at {path}", "/openapi.json says what there is")
 
 
-def _post_wanted(path: str) -> Response:
+def _method_not_allowed(path: str) -> Response:
     answer = error_response(405, f"{path} wants a POST", "see /openapi.json")
     answer.headers["allow"] = "POST"
     return answer
@@ -126,13 +172,13 @@ def _post_wanted(path: str) -> Response:
 async def _page(request: Request) -> Response:
     token = request.query_params.get("token")
     if token is not None:
-        # Out of the address at once: it would stay in the browser's history.
+        # Removes the token from the address, and so from the browser's history.
         redirect = RedirectResponse(request.url.path, 303)
         redirect.set_cookie(COOKIE, token, httponly=True, samesite="strict")
         return redirect
     path = request.path_params["path"]
     if path.removeprefix("api/") in ENDPOINTS and path.startswith("api/"):
-        return _post_wanted(f"/{path}")
+        return _method_not_allowed(f"/{path}")
     file = page_file(path, "served")
     if file is None:
         return error_response(404, f"there is nothing at {request.url.path}", "the page is at /")
@@ -141,23 +187,27 @@ async def _page(request: Request) -> Response:
     return Response(file.body, headers={"etag": file.etag, "cache-control": "no-cache"}, media_type=file.media_type)
 
 
-def _endpoint_route(endpoint: ApiEndpoint, pool: WorkerPool) -> Route:
+def _worker_response(answer: WorkerAnswer) -> Response:
+    return Response(answer.body, answer.status, {"cache-control": "no-store"}, "application/json")
+
+
+def _endpoint_route(endpoint: ApiEndpoint, processes: EndpointProcesses) -> Route:
     async def handle(request: Request) -> Response:
         try:
             if request.method != "POST":
-                return worker_response(await pool.call(endpoint.name, b"{}"))
+                return _worker_response(await processes.call(endpoint.name, b"{}"))
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             query = _query(request) if endpoint.name == "diagnose" else {}
             if kind in _LOG_TYPES and endpoint.name == "diagnose":
-                return worker_response(await pool.diagnose(query, _pieces(request, LARGEST_LOG_BYTES)))
+                return _worker_response(await processes.diagnose(query, _pieces(request, MAX_LOG_BYTES)))
             if kind != "application/json":
                 return error_response(415, "the request is not JSON", "send it as application/json")
-            body = b"".join([piece async for piece in _pieces(request, LARGEST_BODY_BYTES)])
-            return worker_response(await pool.call(endpoint.name, body, query))
+            body = b"".join([piece async for piece in _pieces(request, MAX_BODY_BYTES)])
+            return _worker_response(await processes.call(endpoint.name, body, query))
         except Refused as refused:
-            return refusal_response(refused)
+            return error_response(refused.status, refused.message, refused.hint, refused.exit_code)
         except ClientDisconnect:
-            return Response(status_code=400)  # to nobody
+            return Response(status_code=400)  # the client is gone
 
     methods = ["GET", "POST"] if endpoint.without_input else ["POST"]
     return Route(f"/api/{endpoint.name}", handle, methods=methods)
@@ -167,22 +217,22 @@ def _query(request: Request) -> dict[str, str]:
     return {name: value for name, value in request.query_params.items() if name != "token"}
 
 
-async def _pieces(request: Request, most_bytes: int) -> AsyncIterator[bytes]:
-    """The body as it comes, refused as soon as it is too large or has stopped coming."""
-    told = request.headers.get("content-length", "")
-    announced, come = int(told) if told.isascii() and told.isdigit() else 0, 0
+async def _pieces(request: Request, max_bytes: int, max_silence_s: float = 30.0) -> AsyncIterator[bytes]:
+    """The body in pieces; `Refused` where it is too large, or where no piece arrives in time."""
+    length = request.headers.get("content-length", "")
+    announced, received = int(length) if length.isascii() and length.isdigit() else 0, 0
     stream = aiter(request.stream())
-    while max(announced, come) <= most_bytes:
+    while max(announced, received) <= max_bytes:
         try:
-            piece = await asyncio.wait_for(anext(stream), _LONGEST_SILENCE_S)
+            piece = await asyncio.wait_for(anext(stream), max_silence_s)
         except StopAsyncIteration:
             return
         except TimeoutError:
             raise Refused(408, "the request stopped coming", "send it again") from None
-        come += len(piece)
+        received += len(piece)
         if piece:
             yield piece
-    shown = f"{most_bytes / 2**30:.0f} GiB" if most_bytes >= 2**30 else f"{most_bytes >> 20} MiB"
+    shown = f"{max_bytes / 2**30:.0f} GiB" if max_bytes >= 2**30 else f"{max_bytes >> 20} MiB"
     hint = "send the log as text/plain, its last run only, or use legroom diagnose FILE"
     raise Refused(413, f"the request is larger than {shown}", hint)
 

@@ -1,4 +1,4 @@
-"""What `legroom watch` sees, for pages that are open: one watcher, any number of readers. It only looks."""
+"""The samples and incidents of `legroom watch` as server-sent events, for any number of open pages."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from legroom.sidecar.watch import IncidentChange, WatchSession, stream
+from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
-    from legroom.live.plan_comparison import ComparedFigure
-    from legroom.live.view import ServerView
+    from legroom.live.detectors.plan_drift import ComparedFigure
+    from legroom.live.server_view import ServerView
     from legroom.planning.plan_document import PlanDocument
-    from legroom.sidecar.config import SidecarConfig
+    from legroom.sidecar.watch_config import SidecarConfig
 
-_MOST_UNREAD = 1_000
-"""Events kept for a reader that is slow; then it is given the present state anew."""
-_KEEP_ALIVE_S = 15.0
-_POINTS = 120
-"""Of a server's curve, to begin with: ten minutes at five seconds."""
+_MAX_UNREAD_EVENTS = 1_000
+"""Per reader; then its oldest events are dropped."""
 _END = ""
 
 
 class LiveFeed:
-    """Looks at servers while it runs, and tells every reader."""
+    """Scrapes servers and passes every sample to every reader."""
 
     def __init__(self, config: SidecarConfig, plan: PlanDocument | None = None) -> None:
         self._config = config
@@ -36,28 +33,28 @@ class LiveFeed:
         self._last_change: IncidentChange | None = None
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Scrape until cancelled."""
         try:
             await stream(self._config, self._session, self._show)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let every reader go."""
+        """End every reader's stream."""
         self._is_closed = True
         for reader in self._readers:
             _put(reader, _END)
 
-    async def events(self) -> AsyncIterator[str]:
-        """Server-sent events: how it has been, then every look."""
-        reader: asyncio.Queue[str] = asyncio.Queue(_MOST_UNREAD)
+    async def events(self, keep_alive_s: float = 15.0) -> AsyncIterator[str]:
+        """Server-sent events: the current state, then every sample."""
+        reader: asyncio.Queue[str] = asyncio.Queue(_MAX_UNREAD_EVENTS)
         self._readers.add(reader)
         try:
-            for text in self._present():
+            for text in self._current_state():
                 yield text
             while not self._is_closed:
                 try:
-                    text = await asyncio.wait_for(reader.get(), _KEEP_ALIVE_S)
+                    text = await asyncio.wait_for(reader.get(), keep_alive_s)
                 except TimeoutError:
                     text = ": still here\n\n"
                 if text == _END:
@@ -66,14 +63,15 @@ class LiveFeed:
         finally:
             self._readers.discard(reader)
 
-    def _present(self) -> list[str]:
+    def _current_state(self, max_points: int = 120) -> list[str]:
+        """Events with each server's recent curve (120 points are ten minutes at 5 s), incidents and newest sample."""
         curves = {
-            server: [asdict(point) for point in list(points)[-_POINTS:]]
+            server: [asdict(point) for point in list(points)[-max_points:]]
             for server, points in self._session.history.items()
         }
-        looks = [event(view.to_json()) for view in self._session.views.values()]
+        samples = [event(view.to_json()) for view in self._session.views.values()]
         plans = [self._comparison(server) for server in self._compared]
-        return [event(curves, "history"), event(self._incidents(), "incidents"), *looks, *plans]
+        return [event(curves, "history"), event(self._incidents(), "incidents"), *samples, *plans]
 
     def _show(self, view: ServerView) -> None:
         newest = self._session.changes[0] if self._session.changes else None
@@ -82,7 +80,7 @@ class LiveFeed:
             self._last_change = newest
             texts.append(event(self._incidents(), "incidents"))
         compared = self._session.comparison(view.server)
-        if compared and compared != self._compared.get(view.server):  # a pool keeps its size: hardly ever
+        if compared and compared != self._compared.get(view.server):  # only after a restart with another pool
             self._compared[view.server] = compared
             texts.append(self._comparison(view.server))
         for reader in self._readers:
@@ -97,7 +95,7 @@ class LiveFeed:
         return event({"server": server, "plan": planned | {"command": list(plan.command)}, "figures": figures}, "plan")
 
     def _incidents(self) -> list[dict[str, Any]]:
-        """Those that began or ended lately, the newest first."""
+        """Incidents that began or ended recently, the newest first."""
         return [
             {
                 "server": change.incident.server,
@@ -115,7 +113,7 @@ class LiveFeed:
 
 
 def _put(reader: asyncio.Queue[str], text: str) -> None:
-    """The newest is worth more than the oldest."""
+    """Queue an event; a full queue drops its oldest."""
     if reader.full():
         reader.get_nowait()
     reader.put_nowait(text)

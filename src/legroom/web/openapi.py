@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, from the table of endpoints and their schemas."""
+"""The OpenAPI 3.1 document of the API, from the endpoints and their schemas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERRORS = {
 
 @cache
 def openapi_document(live: bool = True) -> dict[str, Any]:
-    """`live`: with what is watched as it happens, which the API without a page has not."""
+    """The document; `live` includes the live feed, which the API without a page does not have."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -39,37 +39,39 @@ def openapi_document(live: bool = True) -> dict[str, Any]:
         "paths": {
             **{f"/api/{endpoint.name}": _path(endpoint) for endpoint in ENDPOINTS.values()},
             **({"/api/live": {"get": _live()}} if live else {}),
-            "/healthz": {"get": _health()},
-            "/readyz": {"get": _readiness()},
-            "/metrics": {"get": _metrics()},
+            **_probes(),
         },
         "components": {"schemas": schemas()},
     }
 
 
 def _path(endpoint: ApiEndpoint) -> dict[str, Any]:
-    post: dict[str, Any] = {
-        "operationId": endpoint.name,
-        "summary": endpoint.summary,
-        "requestBody": {"required": True, "content": _json(REQUESTS[endpoint.name])},
-        "responses": _responses(response_name(endpoint.name), _ERRORS),
-    }
+    document = _json(response_name(endpoint.name))
+    post = _operation(endpoint.name, endpoint.summary, "The document", document, _errors(*_ERRORS))
+    post["requestBody"] = {"required": True, "content": _json(REQUESTS[endpoint.name])}
     if endpoint.name == "diagnose":
-        # text/plain is taken as well; generators of clients know bytes, and not a text that is no JSON.
+        # text/plain is accepted as well; client generators support bytes, but not text that is no JSON.
         description = "Or the log itself, streamed (or as text/plain); what it does not say goes into the query."
         log = {"type": "string", "format": "binary", "description": description}
         post["requestBody"]["content"]["application/octet-stream"] = {"schema": log}
         post["parameters"] = [_log_hint(name) for name in ("command", "model", "gpu", "vllm")]
     if not endpoint.without_input:
         return {"post": post}
-    get = {
-        "operationId": f"{endpoint.name}_get",
-        "summary": endpoint.summary,
-        "responses": _responses(
-            response_name(endpoint.name), {code: _ERRORS[code] for code in ("401", "403", "421", "429")}
-        ),
-    }
-    return {"get": get, "post": post}
+    errors = _errors("401", "403", "421", "429")
+    return {"get": _operation(f"{endpoint.name}_get", endpoint.summary, "The document", document, errors), "post": post}
+
+
+def _operation(
+    name: str, summary: str, description: str, content: dict[str, Any], errors: dict[str, Any]
+) -> dict[str, Any]:
+    responses = {"200": {"description": description, "content": content}, **errors}
+    return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _errors(*codes: str, **others: str) -> dict[str, Any]:
+    """Error responses by status; `others` are statuses with a description of their own."""
+    texts = {code: _ERRORS[code] for code in codes} | {code.removeprefix("_"): text for code, text in others.items()}
+    return {code: {"description": text, "content": _json("Error")} for code, text in texts.items()}
 
 
 def _log_hint(name: str) -> dict[str, Any]:
@@ -83,11 +85,6 @@ def _log_hint(name: str) -> dict[str, Any]:
     }
 
 
-def _responses(name: str, errors: dict[str, str]) -> dict[str, Any]:
-    fine = {"200": {"description": "The document", "content": _json(name)}}
-    return fine | {code: {"description": text, "content": _json("Error")} for code, text in errors.items()}
-
-
 def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
 
@@ -97,39 +94,18 @@ def _live() -> dict[str, Any]:
         "Server-sent events. `history` once: {server: [points]}; `incidents` at each change; unnamed ones: a look at a "
         "server, what `legroom watch --json` prints."
     )
-    errors = {code: _ERRORS[code] for code in ("401", "403", "421")} | {"404": "No servers are watched"}
-    stream = {"description": description, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-    return {
-        "operationId": "live",
-        "summary": "What is watched, as it happens",
-        "responses": {
-            "200": stream,
-            **{code: {"description": text, "content": _json("Error")} for code, text in errors.items()},
-        },
-    }
+    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    errors = _errors("401", "403", "421", _404="No servers are watched")
+    return _operation("live", "What is watched, as it happens", description, stream, errors)
 
 
-def _health() -> dict[str, Any]:
-    fine = {"description": "It serves", "content": _status()}
-    return {"operationId": "healthz", "summary": "Whether it serves", "responses": {"200": fine, **_denials()}}
-
-
-def _readiness() -> dict[str, Any]:
-    fine = {"description": "It answers", "content": _status()}
-    late = {"description": "It has just started, or is about to end", "content": _json("Error")}
-    responses = {"200": fine, "503": late, **_denials()}
-    return {"operationId": "readyz", "summary": "Whether requests are answered at once", "responses": responses}
-
-
-def _metrics() -> dict[str, Any]:
-    text = {"description": "Prometheus' text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    return {"operationId": "metrics", "summary": "Its own figures", "responses": {"200": text, **_denials()}}
-
-
-def _status() -> dict[str, Any]:
+def _probes() -> dict[str, Any]:
     schema = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
-    return {"application/json": {"schema": schema}}
-
-
-def _denials() -> dict[str, Any]:
-    return {code: {"description": _ERRORS[code], "content": _json("Error")} for code in ("403", "421")}
+    status, text = {"application/json": {"schema": schema}}, {"text/plain": {"schema": {"type": "string"}}}
+    denied = _errors("403", "421")
+    late = _errors("403", "421", _503="It has just started, or is about to end")
+    return {
+        "/healthz": {"get": _operation("healthz", "Whether it serves", "It serves", status, denied)},
+        "/readyz": {"get": _operation("readyz", "Whether requests are answered at once", "It answers", status, late)},
+        "/metrics": {"get": _operation("metrics", "Its own figures", "Prometheus' text format", text, denied)},
+    }

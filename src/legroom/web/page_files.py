@@ -1,11 +1,10 @@
-"""The page's own files, as they are installed; which edition a page is stands in its head."""
+"""The installed files of the page; a meta tag in its head names the edition."""
 
 from __future__ import annotations
 
 import hashlib
 import mimetypes
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,7 @@ Edition = Literal["served", "static"]
 PAGE_FOLDER = Path(__file__).with_name("page")
 _META = re.compile(rb'(<meta name="legroom-(?:edition|version)" content=")[^"]*(")')
 _NAME = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)*")
-"""No name that begins with a dot, so nothing above the folder and nothing hidden."""
+"""Excludes names that begin with a dot: parent folders and hidden files."""
 _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -34,7 +33,7 @@ class PageFile:
 
 
 def page_file(path: str, edition: Edition) -> PageFile | None:
-    """A file of the page by its path in an address; None where there is none."""
+    """The file at a URL path; None where there is none."""
     name = path or "index.html"
     if not _NAME.fullmatch(name):
         return None
@@ -44,24 +43,22 @@ def page_file(path: str, edition: Edition) -> PageFile | None:
     return _read(file, file.stat().st_mtime_ns, edition)
 
 
-def page_names() -> Iterator[str]:
-    """Every file of the page."""
-    for file in sorted(PAGE_FOLDER.rglob("*")):
-        if file.is_file():
-            yield file.relative_to(PAGE_FOLDER).as_posix()
+def page_names() -> list[str]:
+    """Every file of the page, relative to its folder."""
+    return [file.relative_to(PAGE_FOLDER).as_posix() for file in sorted(PAGE_FOLDER.rglob("*")) if file.is_file()]
 
 
 @lru_cache(maxsize=64)
 def _read(file: Path, changed_ns: int, edition: Edition) -> PageFile:
     body = file.read_bytes()
     if file.suffix == ".html":
-        body = as_edition(body, edition)
+        body = with_edition(body, edition)
     kind = _MEDIA_TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     return PageFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
 
 
-def as_edition(html: bytes, edition: Edition) -> bytes:
-    """The page with its edition and version in its head."""
+def with_edition(html: bytes, edition: Edition) -> bytes:
+    """The page with its edition and version in its meta tags."""
     values = {b"edition": edition.encode(), b"version": __version__.encode()}
 
     def filled(tag: re.Match[bytes]) -> bytes:

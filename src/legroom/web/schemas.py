@@ -1,7 +1,4 @@
-"""What every endpoint takes and gives, as JSON Schema. Data in `schemas.json`.
-
-Requests are checked against what the OpenAPI document publishes, so the two cannot disagree.
-"""
+"""The JSON Schemas of requests and answers, from `schemas.json`; requests are checked against them."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ import json
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from legroom.explain.catalog_files import problems
 
 REQUESTS = {
     "plan": "PlanRequest",
@@ -29,40 +24,50 @@ REQUESTS = {
     "entry": "EntryRequest",
     "hub": "HubRequest",
 }
-_DEEPEST = 60
+_MAX_DEPTH = 60
 
 
 def response_name(endpoint: str) -> str:
-    """The schema of an endpoint's answer: `PlanDocument`."""
+    """The name of the schema of an endpoint's answer, such as `PlanDocument`."""
     return f"{endpoint.capitalize()}Document"
 
 
 @cache
 def schemas() -> dict[str, Any]:
     """Every schema by its name."""
-    document: dict[str, Any] = json.loads(Path(__file__).with_name("schemas.json").read_text("utf-8"))
-    return document
+    return json.loads(Path(__file__).with_name("schemas.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
 
 def check_request(endpoint: str, request: Any) -> str:
-    """What is wrong with a request in a few words; empty where it has the endpoint's form."""
-    if _depth(request) > _DEEPEST:
-        return f"it is nested more than {_DEEPEST} deep"
-    wrong = problems(request, {"$ref": f"#/components/schemas/{REQUESTS[endpoint]}", "$defs": schemas()})
-    return wrong[0].removeprefix("$: ").removeprefix("$.") if wrong else ""
+    """The first violation of the endpoint's schema; empty where there is none."""
+    if _depth(request) > _MAX_DEPTH:
+        return f"it is nested more than {_MAX_DEPTH} deep"
+    validator = _validator(endpoint)
+    error = next(validator.iter_errors(request), None) if validator else None
+    return f"{error.json_path.removeprefix('$.')}: {error.message}".removeprefix("$: ") if error else ""
+
+
+@cache
+def _validator(endpoint: str) -> Any:
+    try:
+        import jsonschema
+    except ImportError:  # in the browser, where only the page itself sends requests
+        return None
+    schema = {"$ref": f"#/components/schemas/{REQUESTS[endpoint]}", "components": {"schemas": schemas()}}
+    return jsonschema.Draft202012Validator(schema)
 
 
 def with_whole_numbers(request: dict[str, Any]) -> dict[str, Any]:
-    """JSON Schema counts 2.0 as an integer, and so must what is called with it. Flags and configs stay as they are."""
+    """The request with 2.0 as 2, which JSON Schema counts as an integer too. Flags and configs are left alone."""
     inner = {name: with_whole_numbers(request[name]) for name in ("mix", "plan") if isinstance(request.get(name), dict)}
     whole = {name: int(value) for name, value in request.items() if isinstance(value, float) and value.is_integer()}
     return {**request, **whole, **inner}
 
 
 def _depth(value: Any) -> int:
-    """Levels of nesting, level by level: a deep document must not exhaust the stack of whoever reads it."""
+    """Levels of nesting, counted without recursion, which a deep document would exhaust."""
     depth, level = 0, [value]
-    while level and depth <= _DEEPEST + 1:
+    while level and depth <= _MAX_DEPTH + 1:
         inner: list[Any] = []
         for item in level:
             inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()

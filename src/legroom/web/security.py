@@ -1,4 +1,4 @@
-"""Who may ask: the checks that stand before every request, and the headers that go with every answer."""
+"""Access checks before every request, security headers on every answer, and error responses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+from starlette.responses import JSONResponse, Response
+
+from legroom.errors import LegroomError
 from legroom.records import dataclass
+from legroom.web.endpoints import error_document
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,12 +37,12 @@ _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a request must show."""
+    """What a request needs to be answered."""
 
     token: str = ""
-    """Empty: none is asked for, and only this machine's own names are answered."""
+    """Empty: no token is needed, and the Host header must name the loopback address."""
     any_host: bool = False
-    """Without a token, too: what stands before the server decides who reaches it."""
+    """Answer any Host without a token, where a proxy or network policy controls access."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Denial:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Whether a host name or address is reachable from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -59,17 +63,17 @@ def is_loopback(host: str) -> bool:
 
 
 def denial(access: Access, method: str, path: str, query: str, headers: dict[str, str]) -> Denial | None:
-    """Why a request is not answered, if it is not."""
+    """Why a request is refused; None where it is answered."""
     host = headers.get("host", "")
     if not access.token and not access.any_host and not is_loopback(_host_name(host)):
-        # A page elsewhere can point its own name at 127.0.0.1 and then read this one's answers.
+        # DNS rebinding: another site can point its name at 127.0.0.1 and read the answers.
         return Denial(421, "this address is not one of this machine's own", "open http://127.0.0.1 and the port")
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != host:
         return Denial(403, "a page of another site asked for this", "open legroom's own page")
     if headers.get("sec-fetch-site") == "cross-site" and (method != "GET" or path.startswith("/api/")):
         return Denial(403, "a page of another site asked for this", "open legroom's own page")
-    if access.token and path not in _OPEN_PATHS and not _shows(access.token, query, headers):
+    if access.token and path not in _OPEN_PATHS and not _has_token(access.token, query, headers):
         return Denial(
             401,
             "this needs the token that the server was started with",
@@ -85,7 +89,7 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _shows(token: str, query: str, headers: dict[str, str]) -> bool:
+def _has_token(token: str, query: str, headers: dict[str, str]) -> bool:
     shown = [headers.get("authorization", "").removeprefix("Bearer "), *parse_qs(query).get("token", ())[:1]]
     try:
         cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
@@ -96,8 +100,14 @@ def _shows(token: str, query: str, headers: dict[str, str]) -> bool:
     return any(hmac.compare_digest(text.encode(), token.encode()) for text in shown)
 
 
+def error_response(status: int, message: str, hint: str = "", exit_code: int = 2) -> Response:
+    retry = {"retry-after": "2"} if status == 429 else {}
+    document = error_document(LegroomError(message, hint, exit_code))
+    return JSONResponse(document, status, {"cache-control": "no-store", **retry})
+
+
 class SecurityLayer:
-    """Asks `denial` before a request goes further, and adds the headers."""
+    """Middleware that applies `denial` and adds the security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -106,7 +116,7 @@ class SecurityLayer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = _plain(scope["headers"])
+        headers = _joined_headers(scope["headers"])
         query = scope.get("query_string", b"").decode("latin-1")
         denied = denial(self._access, scope["method"], scope["path"], query, headers)
 
@@ -118,15 +128,13 @@ class SecurityLayer:
         if denied is None:
             await self._app(scope, receive, send_with_headers)
             return
-        from legroom.web.responses import error_response
-
         await error_response(denied.status, denied.message, denied.hint)(scope, receive, send_with_headers)
 
 
-def _plain(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By lower-case name; a header that comes twice is joined, so that a second Host cannot hide behind the first."""
-    plain: dict[str, str] = {}
+def _joined_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by lower-case name; repeated ones are joined, so that a second Host is not overlooked."""
+    joined: dict[str, str] = {}
     for name, value in headers:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-        plain[key] = f"{plain[key]}, {text}" if key in plain else text
-    return plain
+        joined[key] = f"{joined[key]}, {text}" if key in joined else text
+    return joined

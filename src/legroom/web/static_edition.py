@@ -1,4 +1,4 @@
-"""The page as plain files: the engine runs in the visitor's browser, and everything it needs lies beside the page."""
+"""The page as static files: legroom runs in the visitor's browser, and all it needs is among the files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.home import home
 from legroom.records import dataclass
-from legroom.web.browser_package import browser_package
-from legroom.web.browser_python import pinned, runtime_files
-from legroom.web.page_files import PAGE_FOLDER, as_edition, page_names
+from legroom.version import __version__
+from legroom.web.browser_engine import browser_package, pinned, runtime_files
+from legroom.web.page_files import PAGE_FOLDER, page_names, with_edition
 
 _SCRIPTS = Path(__file__).with_name("static_files")
 _PACKED = {
@@ -26,8 +26,8 @@ _PACKED = {
     "python_stdlib.zip": "application/zip",
     "legroom.tar": "application/x-tar",
 }
-"""Written packed and unpacked by the worker: hosts that do not pack what they send would double the download."""
-_COMPILED, _COMPILE_S = ("python_stdlib.zip", "legroom.tar"), 300
+"""Files written with gzip and decompressed by the worker, because some hosts send files uncompressed."""
+_COMPILED = ("python_stdlib.zip", "legroom.tar")
 _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
     "font-src 'self'; connect-src 'self' https://huggingface.co https://*.hf.co; worker-src 'self'; "
@@ -46,7 +46,7 @@ loads are compiled. To try it here: python -m http.server --directory THIS_FOLDE
 
 @dataclass(frozen=True, slots=True)
 class StaticEdition:
-    """What was written."""
+    """The files that were written, with their sizes."""
 
     folder: Path
     sizes: Mapping[str, int]
@@ -66,7 +66,7 @@ class StaticEdition:
 
 
 def write_static(folder: str | Path, runtime: str | None = None) -> StaticEdition:
-    """Write every file into a folder, which is made where it is not there."""
+    """Write every file into a folder, which is created if missing."""
     files = static_files(runtime)
     place = Path(folder)
     try:
@@ -80,63 +80,65 @@ def write_static(folder: str | Path, runtime: str | None = None) -> StaticEditio
 
 
 def static_files(runtime: str | None = None) -> dict[str, bytes]:
-    """Every file by its name."""
+    """The content of every file, by name."""
     python = compiled({**runtime_files(runtime), "legroom.tar": browser_package()})
     lock_info = json.loads(python.pop("pyodide-lock.json"))["info"]
     page = {name: (PAGE_FOLDER / name).read_bytes() for name in page_names()}
     if "index.html" not in page:
         raise LegroomError("this install of legroom has no page", "install it again")
-    page["index.html"] = with_policy(as_edition(page["index.html"], "static"))
+    page["index.html"] = with_policy(with_edition(page["index.html"], "static"))
     engine = {f"engine/{name}": body for name, body in python.items() if name not in _PACKED}
-    packed = {name: _packed(body) for name, body in python.items() if name in _PACKED}
+    packed = {name: gzip.compress(body, 9, mtime=0) for name, body in python.items() if name in _PACKED}
     engine |= {f"engine/{name}.packed": body for name, body in packed.items()}
     loads = {name: {"bytes": len(body), "type": _PACKED[name]} for name, body in packed.items()}
     shell = ["./", *page, "worker.js", *(name for name in engine if not name.endswith(".packed"))]
     scripts = _scripts("worker.js", "sw.js")
     values = {
-        "__VERSION__": _version({**page, **engine, **scripts}),
+        "__VERSION__": _digest({**page, **engine, **scripts}),
         "__FILES__": json.dumps(loads),
         "__LOCK_INFO__": json.dumps(lock_info),
         "__SHELL__": json.dumps(shell),
     }
-    for name, body in scripts.items():
-        scripts[name] = _filled(body.decode(), values).encode()
-    return {**page, **scripts, **engine, "README.txt": _readme().encode()}
+    for name in scripts:
+        for placeholder, value in values.items():
+            scripts[name] = scripts[name].replace(placeholder.encode(), value.encode())
+    readme = _README.format(version=__version__, pyodide=pinned()["version"], licence=pinned()["license"])
+    return {**page, **scripts, **engine, "README.txt": readme.encode()}
 
 
 def compiled(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """With bytecode of what every visitor loads, by the browsers' own Python, where node can run it; else as it is, and
-    a first visit takes some seconds longer."""
+    """The files with bytecode of the modules that every visitor loads, compiled by Pyodide in node. Without node they
+    stay as they are, and a first visit takes some seconds longer."""
     node = shutil.which("node")
     if node is None:
         return dict(files)
     scripts = _scripts("compile.mjs", "compile_engine.py")
-    kept = home() / "cache" / f"engine-{_version({**files, **scripts})}"
-    if not all((kept / name).is_file() for name in _COMPILED):
-        made = _compiled_by(node, {**files, **scripts})
+    cached = home() / "cache" / f"engine-{_digest({**files, **scripts})}"
+    if not all((cached / name).is_file() for name in _COMPILED):
+        made = _compile_in_node(node, {**files, **scripts})
         if not made:
             return dict(files)
-        _keep(kept, made)
+        _store(cached, made)
         return {**files, **made}
-    return {**files, **{name: (kept / name).read_bytes() for name in _COMPILED}}
+    return {**files, **{name: (cached / name).read_bytes() for name in _COMPILED}}
 
 
-def _compiled_by(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Empty where it could not be done."""
+def _compile_in_node(node: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The compiled archives; empty where node fails."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, body in files.items():
             (place / name).write_bytes(body)
         words = [node, str(place / "compile.mjs"), folder]
         try:
-            done = subprocess.run(words, capture_output=True, timeout=_COMPILE_S, check=False)
+            done = subprocess.run(words, capture_output=True, timeout=300, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return {}
         return {name: (place / name).read_bytes() for name in _COMPILED} if done.returncode == 0 else {}
 
 
-def _keep(folder: Path, files: Mapping[str, bytes]) -> None:
-    """For the next time; compiling takes most of a minute."""
+def _store(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Cache the compiled archives; compiling takes most of a minute."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         for name, body in files.items():
@@ -150,30 +152,14 @@ def _scripts(*names: str) -> dict[str, bytes]:
 
 
 def with_policy(html: bytes) -> bytes:
-    """A static host sends no headers of ours: the policy stands in the page."""
+    """The page with its Content-Security-Policy in a meta tag, because a static host sends no such header."""
     tag = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     return html.replace(b"<head>", b"<head>\n" + tag.encode(), 1)
 
 
-def _packed(body: bytes) -> bytes:
-    return gzip.compress(body, 9, mtime=0)
-
-
-def _version(files: Mapping[str, bytes]) -> str:
-    """Of all that is written: a change of any file makes a new cache in every browser."""
+def _digest(files: Mapping[str, bytes]) -> str:
+    """A digest of all files; browsers cache them under it."""
     digest = hashlib.sha256()
     for name, body in sorted(files.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(body).digest())
     return digest.hexdigest()[:16]
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace(name, value)
-    return text
-
-
-def _readme() -> str:
-    from legroom.version import __version__
-
-    return _README.format(version=__version__, pyodide=pinned()["version"], licence=pinned()["license"])

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from legroom.worker.telemetry import Board
 from legroom.worker.worker_memory import WorkerMemory
 
-FRESH_S = 30.0
+MAX_AGE_S = 30.0
 """A worker whose figures are older hangs: what it held then is not what it holds."""
 LABELS = ("rank", "gpu")
 MEASURES = {
@@ -48,7 +48,7 @@ class WorkerCollector:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One row for each GPU of each worker."""
-        memory = self._board.read(FRESH_S)
+        memory = self._board.read(MAX_AGE_S)
         for name in MEASURES:
             family = _family(name)
             for labels, value in _rows(memory, name).items():

@@ -83,7 +83,7 @@ class BlackBoxRecorder:
         self._written = 0
         self._last: tuple[float, BlackBox, Path | None] | None = None
 
-    def keep(self, memory: tuple[WorkerMemory, ...]) -> None:
+    def add_reading(self, memory: tuple[WorkerMemory, ...]) -> None:
         """Remember a reading of the first device."""
         if not memory:
             return
@@ -110,11 +110,11 @@ class BlackBoxRecorder:
     def out_of_memory(self, device: int, wanted_bytes: int, limit_bytes: int, free_bytes: int) -> None:
         """PyTorch's allocator calls this in the thread whose request it is about to refuse."""
         try:
-            frames = list(stack.outwards(sys._getframe(1)))
+            frames = list(stack.with_callers(sys._getframe(1)))
             request = FailedRequest(int(wanted_bytes), frames=stack.stack_frames(frames))
             self._record("out_of_memory", request, frames, device, int(free_bytes), int(limit_bytes))
         except BaseException as error:  # whatever it is, vLLM is to see its own error and not this one
-            _say_failure(error)
+            _log_failure(error)
 
     def exception(self, error: BaseException) -> None:
         """vLLM has logged an error that says memory ran out: the record of it gets its text, or is made now."""
@@ -130,7 +130,7 @@ class BlackBoxRecorder:
             frames = _frames_of(error)
             self._record("out_of_memory", replace(request, frames=stack.stack_frames(frames)), frames)
         except BaseException as problem:
-            _say_failure(problem)
+            _log_failure(problem)
 
     def _named_last(self, request: FailedRequest) -> bool:
         """Whether the last record was of the same failure, which has its text then."""
@@ -144,14 +144,14 @@ class BlackBoxRecorder:
             self._last = written_s, record, path
         return True
 
-    def asked(self) -> None:
+    def record_now(self) -> None:
         """Somebody wants to see: the state now, and where the main thread is."""
         try:
             main = sys._current_frames().get(threading.main_thread().ident or 0)
-            frames = list(stack.outwards(main))
+            frames = list(stack.with_callers(main))
             self._record("asked", FailedRequest(frames=stack.stack_frames(frames)), frames)
         except BaseException as error:
-            _say_failure(error)
+            _log_failure(error)
 
     def _record(
         self,
@@ -166,13 +166,13 @@ class BlackBoxRecorder:
             if self._written >= _MOST_RECORDS and trigger != "asked":
                 return
             self._written += 1
-            self._settings = _or(stack.engine_settings, frames) or self._settings
+            self._settings = _or_none(stack.engine_settings, frames) or self._settings
             record = BlackBox(
                 round(time.time(), 3),
                 trigger,
                 _process(),
                 request,
-                host=_or(_host),
+                host=_or_none(_host),
                 step=_step_of(frames),
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
@@ -180,7 +180,7 @@ class BlackBoxRecorder:
             cuda = initialized_cuda()
             if cuda is not None:
                 number = cuda.current_device() if device is None else device
-                allocator = _or(lambda: allocator_state(cuda, number, with_blocks=True))
+                allocator = _or_none(lambda: allocator_state(cuda, number, with_blocks=True))
                 record = replace(
                     record, allocator=allocator, card=_card(cuda, number, allocator, free_bytes, limit_bytes)
                 )
@@ -205,7 +205,7 @@ class BlackBoxRecorder:
         return None
 
 
-def _or(make: Any, *arguments: Any) -> Any:
+def _or_none(make: Any, *arguments: Any) -> Any:
     """None where a part of a record cannot be made: the others are wanted all the same."""
     try:
         return make(*arguments)
@@ -214,7 +214,7 @@ def _or(make: Any, *arguments: Any) -> Any:
 
 
 def _step_of(frames: list[FrameType]) -> RecordedStep | None:
-    step: RecordedStep | None = _or(stack.engine_step, frames)
+    step: RecordedStep | None = _or_none(stack.engine_step, frames)
     return step
 
 
@@ -237,8 +237,8 @@ def _host() -> WorkerHostMemory:
 def _card(
     cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
 ) -> CardMemory:
-    use = _or(card_use, cuda, device)
-    total = _or(lambda: int(cuda.get_device_properties(device).total_memory))
+    use = _or_none(card_use, cuda, device)
+    total = _or_none(lambda: int(cuda.get_device_properties(device).total_memory))
     if use is None:
         return CardMemory(str(device), None, total, free_bytes)
     if free_bytes is None and total is not None and use.used_bytes is not None:
@@ -259,7 +259,7 @@ def _frames_of(error: BaseException) -> list[FrameType]:
     while trace is not None:
         raised.append(trace.tb_frame)
         trace = trace.tb_next
-    return [*reversed(raised), *stack.outwards(raised[0].f_back)]
+    return [*reversed(raised), *stack.with_callers(raised[0].f_back)]
 
 
 def _folders() -> Iterator[Path]:
@@ -287,7 +287,7 @@ def _write(path: Path, text: str) -> None:
 
 def _remove_oldest(folder: Path) -> None:
     for old in sorted(folder.glob(f"{PREFIX}*.json"))[:-_MOST_FILES]:
-        _or(lambda path=old: path.unlink(missing_ok=True))
+        _or_none(lambda path=old: path.unlink(missing_ok=True))
 
 
 def _bounded(record: BlackBox) -> str:
@@ -329,6 +329,6 @@ def _without_segments(allocator: AllocatorState | None) -> AllocatorState | None
     return replace(allocator, segments=(), segments_left_out=len(allocator.segments))
 
 
-def _say_failure(error: BaseException) -> None:
+def _log_failure(error: BaseException) -> None:
     with contextlib.suppress(BaseException):  # nothing is left to say it with
         LOG.warning("legroom wrote no black box: %r", error)

@@ -38,7 +38,7 @@ _FLAG_NAMES = {"cache_dtype": "kv_cache_dtype"}
 _UNSET = ("auto", "None")
 
 
-def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def with_callers(frame: FrameType | None) -> Iterator[FrameType]:
     """The frame and its callers."""
     while frame is not None:
         yield frame

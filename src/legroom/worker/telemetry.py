@@ -72,12 +72,12 @@ class Board:
                     memory += [WorkerMemory(**fields) for fields in json.loads(path.read_text("utf-8"))]
         return tuple(memory)
 
-    def ask(self) -> None:
+    def request_record(self) -> None:
         """Ask every worker for a record. Called by a handler of signals, so it is one call and raises nothing."""
         with contextlib.suppress(OSError):
             (self.folder / _ASKED).touch()
 
-    def asked_s(self) -> float:
+    def record_requested_s(self) -> float:
         """When a record was last asked for; 0 if never."""
         try:
             return (self.folder / _ASKED).stat().st_mtime
@@ -100,7 +100,7 @@ _TEXTS = (
 """Of CUDA, PyTorch's CPU allocator, the kernel, C++ and cuBLAS."""
 
 
-def attach_to_allocator(recorder: BlackBoxRecorder) -> None:
+def observe_allocator(recorder: BlackBoxRecorder) -> None:
     """At once where CUDA is up, else in the moment in which it comes up: the first weights may be too many."""
     torch = sys.modules.get("torch")
     attach = getattr(getattr(torch, "_C", None), "_cuda_attach_out_of_memory_observer", None)
@@ -128,11 +128,11 @@ class _ErrorLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and says_out_of_memory(error):
+        if error is not None and is_out_of_memory(error):
             self._recorder.exception(error)
 
 
-def says_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error is about memory that could not be had, by its type or, of others' libraries, by its text."""
     if type(error).__name__ in _ERRORS:
         return True
@@ -140,17 +140,17 @@ def says_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words.lower() in text for words in _TEXTS)
 
 
-def listen_to_log(recorder: BlackBoxRecorder) -> None:
+def observe_log(recorder: BlackBoxRecorder) -> None:
     logger = logging.getLogger("vllm")
     if not any(isinstance(handler, _ErrorLog) for handler in logger.handlers):
         logger.addHandler(_ErrorLog(recorder))
 
 
-def listen_to_signal(board: Board) -> None:
+def handle_signal(board: Board) -> None:
     """SIGUSR2 asks every worker of the server for a record. Somebody else's handler stays."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
         return
-    signal.signal(signal.SIGUSR2, lambda *_: board.ask())
+    signal.signal(signal.SIGUSR2, lambda *_: board.request_record())
 
 
 LOG = logging.getLogger("legroom.worker")
@@ -158,7 +158,7 @@ BOARD = "LEGROOM_WORKER_BOARD"
 """Where the board is: set by a server's first process, inherited by those it starts."""
 SHARED_PAGE = "PROMETHEUS_MULTIPROC_DIR"
 """Set by vLLM where several API servers share one page."""
-EVERY_S = 5.0
+READ_INTERVAL_S = 5.0
 
 
 def join() -> None:
@@ -168,11 +168,11 @@ def join() -> None:
     if folder is None:
         os.environ[BOARD] = str(board.folder)
         atexit.register(_remove, board, os.getpid())
-        _start(lambda: _show_when_there_is_a_page(board))
+        _start(lambda: _register_collector(board))
     recorder = BlackBoxRecorder()
-    attach_to_allocator(recorder)
-    listen_to_log(recorder)
-    listen_to_signal(board)
+    observe_allocator(recorder)
+    observe_log(recorder)
+    handle_signal(board)
     # A process that is forked has loaded its plugins already, so nobody calls this again in it.
     os.register_at_fork(after_in_child=lambda: _begin(board, recorder))
     _begin(board, recorder)
@@ -198,7 +198,7 @@ def _start(task: Callable[[], None]) -> None:
     threading.Thread(target=until_it_fails, name="legroom-worker-memory", daemon=True).start()
 
 
-def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
+def _register_collector(board: Board, every_s: float = 0.5) -> None:
     """Not before vLLM has loaded prometheus_client itself: how it counts is settled when it is loaded, and vLLM says
     how just before."""
     while "prometheus_client" not in sys.modules:
@@ -208,19 +208,19 @@ def _show_when_there_is_a_page(board: Board, every_s: float = 0.5) -> None:
     page.show(board)
 
 
-def report(board: Board, recorder: BlackBoxRecorder, every_s: float = EVERY_S) -> None:
+def report(board: Board, recorder: BlackBoxRecorder, every_s: float = READ_INTERVAL_S) -> None:
     """What this process holds, again and again from when it is a worker, until the server takes the board away."""
-    asked_s = board.asked_s()
+    record_requested_s = board.record_requested_s()
     while not (memory := read()):
         time.sleep(every_s)
     to = _shared_gauges() if SHARED_PAGE in os.environ else board
     while to.write(memory):
-        recorder.keep(memory)
+        recorder.add_reading(memory)
         time.sleep(every_s)
         memory = read()
-        if (now_asked_s := board.asked_s()) > asked_s:
-            asked_s = now_asked_s
-            recorder.asked()
+        if (requested_s := board.record_requested_s()) > record_requested_s:
+            record_requested_s = requested_s
+            recorder.record_now()
 
 
 def _shared_gauges() -> SharedGauges:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from legroom.live.detectors import Detector, DetectorFinding
-from legroom.live.metrics.sample import EngineSample, FailureKind, Histogram, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import EngineSample, FailureKind, Histogram, Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import plan_from_json
@@ -38,7 +38,7 @@ def engine(**fields: Any) -> EngineSample:
 
 
 class FakeServer:
-    """Feeds one detector, a look every five seconds."""
+    """Feeds one detector, a scrape every five seconds."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class FakeServer:
         self.prompts = 0.0
         self.others: dict[str, Any] = {}
 
-    def look(self, **figures: Any) -> DetectorFinding | None:
-        """One look: gauges as given, `add_NAME` grows a counter, `prompts` counts first tokens."""
+    def scrape(self, **figures: Any) -> DetectorFinding | None:
+        """One scrape: gauges as given, `add_NAME` grows a counter, `prompts` counts first tokens."""
         gauges = {name: value for name, value in figures.items() if not name.startswith("add_") and name != "prompts"}
         for name, value in figures.items():
             if name.startswith("add_"):
@@ -68,14 +68,14 @@ class FakeServer:
         return self.take(replace(sample, **server, **self.others))
 
     def fail(self, kind: FailureKind = "refused") -> DetectorFinding | None:
-        """A look that brings nothing."""
+        """A scrape that brings nothing."""
         return self.take(ScrapeFailure(self.time_s, SERVER, kind, f"{SERVER}: nothing listens there"))
 
-    def take(self, look: Look) -> DetectorFinding | None:
+    def take(self, look: ScrapeResult) -> DetectorFinding | None:
         self.window.add(look)
         finding = self.detector.update(self.window, self.time_s)
         self.time_s += self.interval_s
         return finding
 
-    def looks(self, times: int, **figures: Any) -> list[DetectorFinding | None]:
-        return [self.look(**figures) for _ in range(times)]
+    def scrapes(self, times: int, **figures: Any) -> list[DetectorFinding | None]:
+        return [self.scrape(**figures) for _ in range(times)]

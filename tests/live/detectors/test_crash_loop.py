@@ -7,12 +7,12 @@ from legroom.live.detectors.crash_loop import CrashLoop
 
 
 def crash(server: FakeServer, away: int = 6) -> DetectorFinding | None:
-    server.looks(3, running=1, add_generation_tokens=100)
+    server.scrapes(3, running=1, add_generation_tokens=100)
     for _ in range(away):
         server.fail()
     server.totals = {}
     server.others = {"process_start_s": server.time_s - 1}
-    return server.look()
+    return server.scrape()
 
 
 def test_three_starts_in_a_quarter_of_an_hour_are_a_loop() -> None:
@@ -27,9 +27,9 @@ def test_three_starts_in_a_quarter_of_an_hour_are_a_loop() -> None:
 def test_without_a_start_time_totals_that_fell_tell_it() -> None:
     server = FakeServer(CrashLoop)
     for _ in range(4):
-        server.looks(3, running=1, add_generation_tokens=100)
+        server.scrapes(3, running=1, add_generation_tokens=100)
         server.totals = {}
-        finding = server.look(add_generation_tokens=1)
+        finding = server.scrape(add_generation_tokens=1)
     assert finding is not None
 
 
@@ -37,4 +37,4 @@ def test_one_planned_restart_is_none() -> None:
     server = FakeServer(CrashLoop)
     server.others = {"process_start_s": 1.0}
     assert crash(server) is None
-    assert server.looks(300, running=1, add_generation_tokens=10) == [None] * 300
+    assert server.scrapes(300, running=1, add_generation_tokens=10) == [None] * 300

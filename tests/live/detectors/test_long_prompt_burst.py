@@ -12,33 +12,33 @@ LONG = {"running": 4.0, "prompts": 3, "add_prompt_tokens": 12_000.0}
 
 def test_prompts_far_longer_than_usual_are_said() -> None:
     server = FakeServer(LongPromptBurst)
-    server.looks(20, **USUAL)
-    findings = server.looks(6, **LONG)
+    server.scrapes(20, **USUAL)
+    findings = server.scrapes(6, **LONG)
     assert findings[-1] is not None
     assert "fill the KV pool" in findings[-1].reason and "times the usual 200" in findings[-1].reason
 
 
 def test_a_server_that_always_gets_long_prompts_does_not_burst() -> None:
-    assert FakeServer(LongPromptBurst).looks(60, **LONG) == [None] * 60
+    assert FakeServer(LongPromptBurst).scrapes(60, **LONG) == [None] * 60
 
 
 def test_long_prompts_to_a_server_that_was_idle_are_a_burst() -> None:
     server = FakeServer(LongPromptBurst)
-    server.looks(20)
-    assert server.looks(4, **LONG)[-1] is not None
+    server.scrapes(20)
+    assert server.scrapes(4, **LONG)[-1] is not None
 
 
 def test_one_long_prompt_is_no_burst() -> None:
     server = FakeServer(LongPromptBurst)
-    server.looks(20, **USUAL)
-    first = server.look(running=1, prompts=1, add_prompt_tokens=12_000)
-    assert [first, *server.looks(10)] == [None] * 11
+    server.scrapes(20, **USUAL)
+    first = server.scrape(running=1, prompts=1, add_prompt_tokens=12_000)
+    assert [first, *server.scrapes(10)] == [None] * 11
 
 
 def test_prompts_that_are_longer_but_small_to_the_pool_are_none() -> None:
     server = FakeServer(LongPromptBurst)
-    server.looks(20, **USUAL)
-    assert server.looks(10, running=4, prompts=3, add_prompt_tokens=2400) == [None] * 10
+    server.scrapes(20, **USUAL)
+    assert server.scrapes(10, running=4, prompts=3, add_prompt_tokens=2400) == [None] * 10
 
 
 def test_a_prompt_is_measured_by_the_pool_of_one_engine() -> None:

@@ -15,7 +15,7 @@ def hours(server: FakeServer, count: float, per_hour: float, noise: float = 0.0,
     finding = None
     for number in range(int(count * 12)):
         used = 60 * GIB + per_hour * number / 12 + chance.uniform(-noise, noise)
-        finding = server.look(running=1, **{field: int(used)})
+        finding = server.scrape(running=1, **{field: int(used)})
     return finding
 
 
@@ -41,7 +41,7 @@ def test_growth_that_takes_weeks_is_let_be() -> None:
 def test_one_step_up_is_no_slope() -> None:
     server = FakeServer(MemoryCreep, interval_s=300)
     for number in range(12 * 24):
-        finding = server.look(running=1, memory_used_bytes=(60 if number < 30 else 64) * GIB)
+        finding = server.scrape(running=1, memory_used_bytes=(60 if number < 30 else 64) * GIB)
     assert finding is None
 
 
@@ -50,7 +50,7 @@ def test_a_clock_that_is_set_forward_makes_no_growth_of_hours() -> None:
     hours(server, 1, 900 * MIB)
     server.time_s += 3 * 3600
     for _ in range(3):
-        finding = server.look(running=1, memory_used_bytes=63 * GIB)
+        finding = server.scrape(running=1, memory_used_bytes=63 * GIB)
     assert finding is None
 
 

@@ -13,7 +13,7 @@ def balanced(server: FakeServer, looks: int) -> list[object]:
     for number in range(looks):
         server.others = {"process_start_s": start - (1000 if number % 2 else 5000)}
         server.totals = {"generation_tokens": 50.0 * number + (0 if number % 2 else 90_000)}
-        findings.append(server.look(running=1))
+        findings.append(server.scrape(running=1))
     return findings
 
 
@@ -33,4 +33,4 @@ def test_a_restart_is_not_taken_for_a_balancer() -> None:
     server = FakeServer(SeveralServers)
     for _ in range(5):
         server.others = {"process_start_s": server.time_s - 2}
-        assert server.looks(5, running=1) == [None] * 5
+        assert server.scrapes(5, running=1) == [None] * 5

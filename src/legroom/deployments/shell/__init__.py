@@ -1,1 +1,1 @@
-"""Shell text: scanned, split into words that know their place, functions and variables followed."""
+"""Shell text: split into words with their places, with functions and variables expanded."""

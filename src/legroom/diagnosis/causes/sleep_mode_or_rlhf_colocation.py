@@ -9,7 +9,7 @@ from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
-from legroom.facts.trainers import trainer_setting
+from legroom.facts.log_messages import trainer_setting
 from legroom.units import GIB, gib
 
 

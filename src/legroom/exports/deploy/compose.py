@@ -6,13 +6,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "compose"
 HELP = "a compose file"
@@ -47,12 +47,8 @@ def _service(server: ExportedServer) -> dict[str, Any]:
     if containers.needs_legroom(server):
         service["build"] = "."
     service |= {
-        "entrypoint": [_literal(word) for word in containers.entrypoint(server)],
-        "command": [
-            Commented(line.why, _literal(word)) if i == 0 else _literal(word)
-            for line in server.lines
-            for i, word in enumerate(line.phrase.words)
-        ],
+        "entrypoint": [literal(word) for word in containers.entrypoint(server)],
+        "command": [*commented_words(server.lines, literal)],
         "environment": _environment(server),
         "ports": [f"{server.port}:{server.port}"],
         "volumes": _volumes(server),
@@ -61,18 +57,12 @@ def _service(server: ExportedServer) -> dict[str, Any]:
         "init": True,
         "restart": "unless-stopped",
     }
-    if server.times:
-        service["healthcheck"] = _health(server)
-        service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
+    service["healthcheck"] = _health(server)
+    service["stop_grace_period"] = Commented(server.stop_sentence(), f"{server.times.stop_s}s")
     service |= _devices(server)
     if not service["environment"]:
         del service["environment"]
     return service
-
-
-def _literal(text: str) -> str:
-    """Compose puts variables into `$NAME`; two dollars keep one."""
-    return text.replace("$", "$$")
 
 
 def _shm(server: ExportedServer) -> str:
@@ -81,7 +71,7 @@ def _shm(server: ExportedServer) -> str:
 
 def _environment(server: ExportedServer) -> dict[str, Any]:
     named: dict[str, Any] = {
-        line.name: Commented(f"{line.why}.", _literal(line.value))
+        line.name: Commented(f"{line.why}.", literal(line.value))
         for line in containers.container_env(server, all_cards=bool(containers.device_files(server)))
     }
     for name in server.secrets:
@@ -93,18 +83,18 @@ def _environment(server: ExportedServer) -> dict[str, Any]:
 
 
 def _volumes(server: ExportedServer) -> list[str]:
-    kept = _literal(containers.download_volume(server))
+    kept = literal(containers.download_volume(server))
     downloaded = [] if server.local_model else [f"{kept}:{containers.CACHE}"]
-    on_host = [_literal(volume) for volume in containers.volumes(server)]
+    on_host = [literal(volume) for volume in containers.volumes(server)]
     return [*on_host, *downloaded, f"vllm-cache:{containers.COMPILE_CACHE}"]
 
 
 def _health(server: ExportedServer) -> dict[str, Any]:
-    times = server.times
-    assert times is not None
     return {
         "test": ["CMD", *server.address.curl_words("/health")],
-        "start_period": Commented(f"Loading is not unhealthy: {times.short_sentence()}.", f"{times.limit_s}s"),
+        "start_period": Commented(
+            f"Loading is not unhealthy: {server.times.short_sentence()}.", f"{server.times.limit_s}s"
+        ),
         "interval": "10s",
         "timeout": "6s",
         "retries": 3,

@@ -1,4 +1,4 @@
-"""What Docker, compose and Kubernetes need to know of a planned server, told once."""
+"""The image, environment and volumes of a planned server for Docker, compose and Kubernetes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.address import check_inside
-from legroom.exports.deploy.comments import WRITTEN, headline
-from legroom.exports.deploy.environment import EnvLine
-from legroom.exports.deploy.paths import check_paths, named_paths, not_mounted
-from legroom.exports.deploy.server import ExportedServer, server_of
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.environment import EnvVariable
+from legroom.exports.deploy.exported_server import ExportedServer, server_of
+from legroom.exports.deploy.flag_comments import WRITTEN, headline
+from legroom.exports.deploy.named_paths import check_paths, named_paths, unmounted_paths_remark
+from legroom.exports.deploy.serve_command import check_reachable
+from legroom.exports.export_request import ExportedFile
 from legroom.units import GIB
 from legroom.worker.plugin import SWITCH
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 CACHE = "/root/.cache/huggingface"
 COMPILE_CACHE = "/root/.cache/vllm"
 JOURNAL = "/root/.local/share/legroom"
-"""Where the sidecar keeps its incidents."""
+"""The folder of the sidecar's journal."""
 OPEN_FILES = 65536
 _PICK_DEVICES = (
     "CUDA_VISIBLE_DEVICES",
@@ -39,22 +39,22 @@ _CACHES = (
     "VLLM_CACHE_ROOT",
     "XDG_CACHE_HOME",
 )
-"""Where a host keeps downloads and compiled code: a container has volumes for them, by paths of its own."""
+"""Cache folders of the host, which a container replaces by volumes."""
 _DEVICE_FILES = {"amd": ("/dev/kfd", "/dev/dri"), "intel": ("/dev/dri",)}
 _BUILT_IMAGE = "vllm-legroom"
 
 
 def container_server(request: ExportRequest) -> ExportedServer:
-    """The server that was asked for; refused where it cannot be reached, or finds no file it names, in a container."""
+    """The server of a request; refused where it is unreachable or lacks a file in a container."""
     server = server_of(request)
-    check_inside(server.words)
+    check_reachable(server.words)
     check_paths(server)
     return server
 
 
 def vendor(server: ExportedServer) -> str:
     """`nvidia`, `amd` or `intel`."""
-    name = server.plan.gpu.name if server.plan else ""
+    name = server.plan.gpu.name
     maker = "amd" if name.startswith("AMD") else "intel" if name.startswith("Intel") else "nvidia"
     if maker != "nvidia" and server.options.image is None:
         raise LegroomError(
@@ -64,24 +64,24 @@ def vendor(server: ExportedServer) -> str:
 
 
 def gpu_resource(server: ExportedServer) -> str:
-    """The name Kubernetes counts cards under."""
+    """The extended resource of the GPUs in Kubernetes."""
     return {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/xe"}[vendor(server)]
 
 
 def image(server: ExportedServer) -> str:
-    """What runs: vLLM's own image, or one built on it that has legroom too."""
+    """vLLM's image, or the one built on it with legroom."""
     if needs_legroom(server):
         return f"{_BUILT_IMAGE}:v{server.release.version}"
     return server.image
 
 
 def needs_legroom(server: ExportedServer) -> bool:
-    """Whether the image must hold legroom: a guard inside the server, a sidecar, or workers that tell their memory."""
+    """Whether the image needs legroom: for the guard, the sidecar or worker telemetry."""
     return server.options.guard or server.options.sidecar or any(line.name == SWITCH for line in server.env)
 
 
 def dockerfile(server: ExportedServer) -> ExportedFile:
-    """vLLM's image with legroom in it."""
+    """A Dockerfile of vLLM's image with legroom."""
     text = (
         f"# {image(server)}: vLLM's own image with legroom, which runs inside the server or beside it.\n"
         f"# docker build -t {image(server)} .\n"
@@ -93,36 +93,35 @@ def dockerfile(server: ExportedServer) -> ExportedFile:
 
 
 def with_dockerfile(server: ExportedServer, file: ExportedFile) -> tuple[ExportedFile, ...]:
-    """The file, and before it the Dockerfile of its image where that must have legroom inside."""
+    """The file, after the Dockerfile of its image where the image needs legroom."""
     return (dockerfile(server), file) if needs_legroom(server) else (file,)
 
 
 def entrypoint(server: ExportedServer) -> tuple[str, ...]:
-    """The program and the model. Written out, because the images' own entry point changed between releases."""
+    """The program and the model; the entry point of the images changed between releases."""
     program = "vllm" if server.words.head[-1] == "serve" else "python3"
     return (program, *server.words.head[1:], *server.words.model_words)
 
 
 def device_files(server: ExportedServer) -> tuple[str, ...]:
-    """What lets a container reach cards that Docker cannot hand out one by one; none for NVIDIA's."""
+    """Device files of AMD and Intel GPUs; none for NVIDIA's."""
     return _DEVICE_FILES.get(vendor(server), ())
 
 
-def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvLine, ...]:
-    """The environment without what picks cards: a container sees only those it is given, unless it sees them all; and
-    without the places of caches."""
+def container_env(server: ExportedServer, *, all_cards: bool = False) -> tuple[EnvVariable, ...]:
+    """The environment without cache folders, and without the choice of GPUs unless the container sees all of them."""
     left_out = _CACHES if all_cards else (*_CACHES, *_PICK_DEVICES)
     return tuple(line for line in server.env if line.name not in left_out)
 
 
 def download_volume(server: ExportedServer) -> str:
-    """What is mounted for downloads: the folder of this machine that has them already, else a volume by name."""
+    """The existing HF_HOME of this machine, or else a named volume."""
     home = next((line.value for line in server.env if line.name == "HF_HOME"), "")
     return home if home.startswith("/") and ":" not in home and Path(home).is_dir() else "huggingface"
 
 
 def picked_devices(server: ExportedServer) -> tuple[str, ...]:
-    """The cards that were named for the server, by index."""
+    """The GPU indexes of CUDA_VISIBLE_DEVICES and the like."""
     for line in server.env:
         if line.name in _PICK_DEVICES and line.value not in ("", "all", "none", "void", "-1"):
             return tuple(part.strip() for part in line.value.split(",") if part.strip())
@@ -130,23 +129,21 @@ def picked_devices(server: ExportedServer) -> tuple[str, ...]:
 
 
 def head(server: ExportedServer) -> Iterator[str]:
-    """The comment at the top of a file."""
-    yield from headline(server.plan) if server.plan else ()
-    if server.times:
-        yield f"Start: {server.times.sentence()}."
-    if server.host:
-        yield f"{server.host.sentence()}."
+    """The comment lines at the top of a file."""
+    yield from headline(server.plan)
+    yield f"Start: {server.times.sentence()}."
+    yield f"{server.host.sentence()}."
     if caches := [line.name for line in server.env if line.name in _CACHES]:
         yield f"{', '.join(caches)}: given, but left out, because a container keeps downloads and code in its volumes."
-    yield from not_mounted(server)
+    yield from unmounted_paths_remark(server)
 
 
 def volumes(server: ExportedServer) -> tuple[str, ...]:
-    """`source:target[:ro]` of what lies on the host: the model, and what flags name, each by its own path."""
+    """`source:target[:ro]` of the model folder and the paths of flags."""
     model = (f"{server.model}:{server.model}:ro",) if server.local_model else ()
     return (*model, *(f"{named.path}:{named.path}{'' if named.writable else ':ro'}" for named in named_paths(server)))
 
 
 def shm_gib(server: ExportedServer) -> int:
-    """/dev/shm in whole GiB."""
-    return server.host.shm_bytes // GIB if server.host else 1
+    """The size of /dev/shm."""
+    return server.host.shm_bytes // GIB

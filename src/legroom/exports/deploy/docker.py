@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.comments import comment_lines
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
+from legroom.exports.deploy.flag_comments import comment_lines
 from legroom.exports.deploy.script import required
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "docker"
 HELP = "a docker run line, as a script with its reasons"
@@ -94,8 +94,6 @@ def _volumes(server: ExportedServer) -> Iterator[str]:
 
 
 def _health(server: ExportedServer) -> Iterator[str]:
-    if server.times is None:
-        return
     yield from comment_lines(f"Loading is not unhealthy: {server.times.short_sentence()}.")
     yield f"--health-cmd {shlex.quote(server.address.curl('/health'))}"
     yield f"--health-start-period {server.times.limit_s}s --health-interval 10s --health-timeout 6s --health-retries 3"

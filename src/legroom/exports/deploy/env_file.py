@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.comments import comment_lines, headline
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
-from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.flag_comments import comment_lines, headline
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "env"
 HELP = "the server's environment, secrets left to be filled in"
@@ -35,7 +35,7 @@ def env_text(server: ExportedServer) -> str:
 
 
 def _lines(server: ExportedServer) -> Iterator[str]:
-    for text in headline(server.plan) if server.plan else ():
+    for text in headline(server.plan):
         yield from comment_lines(text)
     for remark in server.remarks:
         yield from comment_lines(remark)

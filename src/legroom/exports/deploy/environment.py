@@ -1,34 +1,34 @@
-"""The environment a planned server gets: what was given with the plan, and settings that are known to help it."""
+"""The environment of a planned server: its given variables, and settings that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from legroom.exports.deploy.times import READY_TIMEOUT_DEFAULT_S
-from legroom.exports.deploy.words import ServerWords
+from legroom.exports.deploy.serve_command import ServeCommand
+from legroom.exports.deploy.start_times import READY_TIMEOUT_DEFAULT_S
 from legroom.facts.flags import env_default
-from legroom.facts.sleep import ENDPOINTS_SWITCH
+from legroom.facts.sleep_mode import ENDPOINTS_SWITCH
 from legroom.masking import is_secret
 from legroom.records import dataclass
 from legroom.units import gib
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.times import StartTimes
+    from legroom.exports.deploy.start_times import StartTimes
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
 _OF_ONE_MACHINE = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "PWD", "SHELL", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "PYTHONPATH"}
 )
-"""Where things lie on the machine that the server was described on."""
+"""Variables with paths of one machine."""
 _WHY = {ENDPOINTS_SWITCH: "opens the endpoints that put the server to sleep and wake it"}
 ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True)
-class EnvLine:
-    """One variable and why it is set."""
+class EnvVariable:
+    """A variable and the reason for it."""
 
     name: str
     value: str
@@ -36,21 +36,21 @@ class EnvLine:
 
 
 def environment(
-    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str], times: StartTimes | None
-) -> tuple[EnvLine, ...]:
-    """What was given, then what helps."""
+    plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str], times: StartTimes
+) -> tuple[EnvVariable, ...]:
+    """The given variables, the engine timeout and the allocator setting."""
     broken = _broken(plan, words, release)
     kept = {name: _unbroken(name, value, broken) for name, value in given.items() if _is_kept(name, value)}
     lines = [
-        EnvLine(name, value, _WHY.get(name, "as given")) for name, value in kept.items() if value or not given[name]
+        EnvVariable(name, value, _WHY.get(name, "as given")) for name, value in kept.items() if value or not given[name]
     ]
     named = {line.name for line in lines}
     ready = "VLLM_ENGINE_READY_TIMEOUT_S"
-    if times and times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
+    if times.limit_s > READY_TIMEOUT_DEFAULT_S and ready not in named and _has(ready, release):
         why = f"vLLM gives up on its engine after {READY_TIMEOUT_DEFAULT_S} s; {times.short_sentence()}"
-        lines.append(EnvLine(ready, str(times.limit_s), why))
-    if plan and not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
-        lines.append(EnvLine("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
+        lines.append(EnvVariable(ready, str(times.limit_s), why))
+    if not named & set(ALLOCATOR_NAMES) and not allocator_objection(plan, words, release):
+        lines.append(EnvVariable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", _allocator_reason(plan)))
     return tuple(lines)
 
 
@@ -62,7 +62,7 @@ def _has(name: str, release: Release) -> bool:
     return env_default(name, release) is not None
 
 
-def breaks_expandable_segments(words: ServerWords, release: Release, tensor_parallel_size: int) -> str:
+def breaks_expandable_segments(words: ServeCommand, release: Release, tensor_parallel_size: int) -> str:
     """Why expandable segments would break this server; empty where they do not."""
     if tensor_parallel_size > 1 and words.get("--disable-custom-all-reduce") is None:
         return f"custom all-reduce of {tensor_parallel_size} ranks cannot share memory of expandable segments"
@@ -73,8 +73,8 @@ def breaks_expandable_segments(words: ServerWords, release: Release, tensor_para
     return ""
 
 
-def allocator_objection(plan: PlanDocument, words: ServerWords, release: Release) -> str:
-    """Why torch's allocator is left as it is; empty where expandable segments help."""
+def allocator_objection(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+    """Why expandable segments are not set; empty where they help."""
     broken = _broken(plan, words, release)
     if broken:
         return broken
@@ -97,30 +97,28 @@ def _allocator_reason(plan: PlanDocument) -> str:
     )
 
 
-def env_remarks(
-    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Sentences for a comment about what is not in the environment, and why."""
+def env_remarks(plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]) -> tuple[str, ...]:
+    """Comments about variables that are left out."""
     own = [name for name in given if name in _OF_ONE_MACHINE]
     left = (f"{', '.join(own)}: given, but left out, because it names places on one machine.",) if own else ()
     return (*left, *_allocator_remarks(plan, words, release, given))
 
 
 def _allocator_remarks(
-    plan: PlanDocument | None, words: ServerWords, release: Release, given: Mapping[str, str]
+    plan: PlanDocument, words: ServeCommand, release: Release, given: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sentences for a comment where a given allocator setting would break the server, or where there is none."""
+    """Comments about allocator settings that are left out."""
     broken = _broken(plan, words, release)
     asked = {name: value for name, value in given.items() if name in ALLOCATOR_NAMES}
     left_out = [name for name, value in asked.items() if _unbroken(name, value, broken) != value]
     if left_out:
         return tuple(f"{name} was given with expandable_segments, which is left out: {broken}." for name in left_out)
-    objection = allocator_objection(plan, words, release) if plan and not asked else ""
+    objection = allocator_objection(plan, words, release) if not asked else ""
     return (f"No allocator settings: {objection}.",) if objection else ()
 
 
-def _broken(plan: PlanDocument | None, words: ServerWords, release: Release) -> str:
-    ranks = int(plan.args.get("tensor_parallel_size") or 1) if plan else 1
+def _broken(plan: PlanDocument, words: ServeCommand, release: Release) -> str:
+    ranks = int(plan.args.get("tensor_parallel_size") or 1)
     return breaks_expandable_segments(words, release, ranks)
 
 

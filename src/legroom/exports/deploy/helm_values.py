@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.files import creating, file_mounts, file_volumes, model_mounts, model_volumes
-from legroom.exports.deploy.cluster.pod import literal, secret_key, secrets_created
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.deploy.times import PROBE_PERIOD_S
-from legroom.exports.deploy.words import API_KEY_NAME
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.cluster.pod import secret_key, secrets_created
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
+from legroom.exports.deploy.named_paths import creating, file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.serve_command import API_KEY_NAME
+from legroom.exports.deploy.start_times import PROBE_PERIOD_S
+from legroom.exports.deploy.yaml_text import Commented, literal, yaml_text
+from legroom.exports.export_request import ExportedFile
 from legroom.facts.flags import flags_of
 from legroom.units import GIB
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.words import Phrase
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.deploy.serve_command import Phrase
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "helm-values"
 HELP = "values for the chart vllm-stack (vLLM production stack)"
@@ -100,12 +100,10 @@ def values(server: ExportedServer) -> dict[str, Any]:
     spec: dict[str, Any] = {"containerPort": server.port, "modelSpec": [_model(server)]}
     if API_KEY_NAME in server.secrets:
         spec["vllmApiKey"] = _secret(server, API_KEY_NAME)
-    if server.times:
-        tries = -(-server.times.limit_s // PROBE_PERIOD_S)
-        spec["startupProbe"] = Commented(
-            f"First start: {server.times.sentence()}.", {**_probe(server, tries), "initialDelaySeconds": 15}
-        )
-        spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
+    tries = -(-server.times.limit_s // PROBE_PERIOD_S)
+    startup = {**_probe(server, tries), "initialDelaySeconds": 15}
+    spec["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", startup)
+    spec["livenessProbe"] = {**_probe(server, 6), "timeoutSeconds": 10}
     return {"servingEngineSpec": spec}
 
 
@@ -134,7 +132,7 @@ def _model(server: ExportedServer) -> dict[str, Any]:
     if mounts := [*(model_mounts(server) if on_node else ()), *file_mounts(server)]:
         model["extraVolumeMounts"] = mounts
         model["extraVolumes"] = [*(model_volumes(server) if on_node else ()), *file_volumes(server)]
-    if not on_node and server.host:
+    if not on_node:
         model["pvcStorage"] = f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi"
     return model
 
@@ -163,8 +161,6 @@ def _secret(server: ExportedServer, name: str) -> Commented:
 def _resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
-    if host is None:
-        return {"limits": cards}
     memory = Commented(f"{host.sentence()}.", f"{host.request_bytes // GIB}Gi")
     return {
         "requests": {"cpu": host.cpus, "memory": memory, **cards},
@@ -186,10 +182,10 @@ def _config(server: ExportedServer) -> dict[str, Any]:
         if value is not None:
             config[_KEYS[phrase.flag][0]] = Commented(line.why, value)
         elif phrase.flag == "--shutdown-timeout":
-            drain = min(server.times.drain_s if server.times else 0, _GRACE_S - _TEARDOWN_S)
+            drain = min(server.times.drain_s, _GRACE_S - _TEARDOWN_S)
             extra += [Commented(line.why, phrase.flag), str(drain)]
         elif phrase.flag not in _OWN:
-            extra += _words(phrase, line.why)
+            extra += commented_words([line], literal)
     if extra:
         config["extraArgs"] = extra
     return config
@@ -206,12 +202,8 @@ def _keyed(phrase: Phrase) -> str | int | float | None:
     return None if isinstance(value, int) and not 0 <= value <= _MOST else value
 
 
-def _words(phrase: Phrase, why: str) -> list[Any]:
-    return [Commented(why, literal(word)) if i == 0 else literal(word) for i, word in enumerate(phrase.words)]
-
-
 def _prefix_caching(server: ExportedServer) -> bool:
-    return bool(server.plan and server.plan.args.get("enable_prefix_caching"))
+    return bool(server.plan.args.get("enable_prefix_caching"))
 
 
 def _chunked(server: ExportedServer) -> str:

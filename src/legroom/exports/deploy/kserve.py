@@ -15,26 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 from legroom.exports.deploy.cluster.nodes import NodeSpread, headless
 from legroom.exports.deploy.cluster.pod import (
     NAMED_USER,
     USER_ID,
     environment,
-    literal,
     metadata,
     planned_card,
     resources,
     secrets_created,
 )
-from legroom.exports.deploy.cluster.settings import ClusterSettings
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, commented_words
 from legroom.exports.deploy.kubernetes import cluster_server
-from legroom.exports.deploy.server import ExportedServer, add_server_options
-from legroom.exports.deploy.times import PROBE_PERIOD_S
-from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.start_times import PROBE_PERIOD_S
+from legroom.exports.deploy.yaml_text import Commented, literal, manifest, yaml_text
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "kserve"
 HELP = "an LLMInferenceService of KServe"
@@ -57,7 +56,7 @@ _IN_PARALLELISM = frozenset(
 
 _DOWNLOADER = "storage-initializer"
 _DOWNLOADING = frozenset({"HF_TOKEN"})
-"""What the container that fetches the model needs, and vLLM does not."""
+"""Variables of the container that downloads the model."""
 _PRE_STOP_S, _END_S = 15, 5
 """What the template takes off the grace period before it tells vLLM how long to drain (config_merge.go)."""
 
@@ -82,7 +81,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
         raise LegroomError(f"{server.model} is a folder, and KServe fetches the model itself", "name a Hub id")
     if containers.needs_legroom(server):
         raise LegroomError("KServe's template has no place for a guard or a sidecar", "use legroom export kubernetes")
-    if over.ray or (over.nodes > 1 and not over.copies_of_a_node):
+    if over.ray or (over.nodes > 1 and not over.engines_per_node):
         raise LegroomError(
             "ranks of one copy over several nodes are not exported for KServe",
             "use legroom export kubernetes, or data parallelism over the nodes",
@@ -97,7 +96,7 @@ def _check(server: ExportedServer, over: NodeSpread) -> None:
 def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
     pod = _pod(server, settings, over)
     spec: dict[str, Any] = {
-        "model": {"uri": f"hf://{server.model}", "name": _served_name(server)},
+        "model": {"uri": f"hf://{server.model}", "name": server.served_name},
         "replicas": settings.replicas,
         "parallelism": _parallelism(server, over),
         "router": {"route": {}, "gateway": {}, "scheduler": {}},
@@ -105,24 +104,19 @@ def service(server: ExportedServer, settings: ClusterSettings, over: NodeSpread)
     }
     if over.nodes > 1:
         spec["worker"] = _pod(headless(server), settings, over)
-    return {
-        "apiVersion": "serving.kserve.io/v1alpha2",
-        "kind": "LLMInferenceService",
-        "metadata": {**metadata(server, settings), "annotations": planned_card(server)},
-        "spec": spec,
-    }
-
-
-def _served_name(server: ExportedServer) -> str:
-    phrase = server.words.get("--served-model-name")
-    return phrase.values[0] if phrase and phrase.values else server.model
+    return manifest(
+        "serving.kserve.io/v1alpha2",
+        "LLMInferenceService",
+        {**metadata(server, settings), "annotations": planned_card(server)},
+        spec,
+    )
 
 
 def _parallelism(server: ExportedServer, over: NodeSpread) -> dict[str, Any]:
-    args = server.plan.args if server.plan else {}
+    args = server.plan.args
     sizes: dict[str, Any] = {"tensor": int(args.get("tensor_parallel_size") or 1)}
     if over.nodes > 1:
-        sizes |= {"data": over.nodes * over.copies_of_a_node, "dataLocal": over.copies_of_a_node}
+        sizes |= {"data": over.nodes * over.engines_per_node, "dataLocal": over.engines_per_node}
         sizes |= {"expert": True} if args.get("enable_expert_parallel") else {}
     return sizes
 
@@ -142,12 +136,10 @@ def _pod(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) ->
         env.insert(0, NAMED_USER)
     if env:
         main["env"] = env
-    if server.times:
-        tries = server.times.limit_s // PROBE_PERIOD_S
-        probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": tries}
-        main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
+    probe = {"periodSeconds": PROBE_PERIOD_S, "failureThreshold": server.times.limit_s // PROBE_PERIOD_S}
+    main["startupProbe"] = Commented(f"First start: {server.times.sentence()}.", probe)
     pod: dict[str, Any] = {}
-    if server.drains_itself and server.times:
+    if server.drains_itself:
         why = f"{_PRE_STOP_S} s of preStop, the drain, and {_END_S} s that the template keeps back."
         grace_s = _PRE_STOP_S + server.times.drain_s + _END_S
         pod["terminationGracePeriodSeconds"] = Commented(why, grace_s)
@@ -167,11 +159,7 @@ def _only(server: ExportedServer, names: Collection[str]) -> tuple[str, ...]:
 
 
 def _args(server: ExportedServer, over: NodeSpread) -> Iterator[Any]:
-    """Quoted, because KServe's template reads them by a shell once more."""
+    """The arguments, quoted for the shell of KServe's template."""
     left_out = _BY_KSERVE | (_IN_PARALLELISM if over.nodes > 1 else frozenset())
-    for line in server.lines:
-        if line.phrase.flag in left_out:
-            continue
-        for i, word in enumerate(line.phrase.words):
-            text = literal(shlex.quote(word))
-            yield Commented(line.why, text) if i == 0 else text
+    flags = (line for line in server.lines if line.phrase.flag not in left_out)
+    return commented_words(flags, lambda word: literal(shlex.quote(word)))

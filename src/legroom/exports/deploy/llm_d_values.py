@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
+from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 from legroom.exports.deploy.cluster.pod import container, pod_spec, secrets_created
-from legroom.exports.deploy.cluster.settings import ClusterSettings
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options
 from legroom.exports.deploy.kubernetes import cluster_server
-from legroom.exports.deploy.server import ExportedServer, add_server_options
 from legroom.exports.deploy.yaml_text import Commented, yaml_text
-from legroom.exports.request import ExportedFile
+from legroom.exports.export_request import ExportedFile
 from legroom.units import GIB
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "llm-d-values"
 HELP = "values for the chart llm-d-modelservice (llm-d)"
@@ -51,12 +51,10 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 
 def values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
-    checkpoint = server.host.checkpoint_bytes if server.host else 0
-    phrase = server.words.get("--served-model-name")
     artifacts = {
-        "name": phrase.values[0] if phrase and phrase.values else server.model,
+        "name": server.served_name,
         "uri": f"hf://{server.model}",
-        "size": f"{int(checkpoint * 1.2 / GIB) + 10}Gi",
+        "size": f"{int(server.host.checkpoint_bytes * 1.2 / GIB) + 10}Gi",
         "labels": {"llm-d.ai/inferenceServing": "true", "llm-d.ai/model": server.name},
     }
     proxy = Commented("Without a split into prefill and decode requests go to vLLM itself.", {"enabled": False})
@@ -83,7 +81,7 @@ def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
         **first,
         "env": env,
     }
-    args = server.plan.args if server.plan else {}
+    args = server.plan.args
     copies = int(args.get("data_parallel_size") or 1)
     sizes = {"tensor": int(args.get("tensor_parallel_size") or 1), "data": copies, "dataLocal": copies, "workers": 1}
     return {
@@ -91,7 +89,7 @@ def _decode(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]
         "replicas": settings.replicas,
         "parallelism": sizes,
         "enableServiceLinks": pod["enableServiceLinks"],
-        "terminationGracePeriodSeconds": pod.get("terminationGracePeriodSeconds", 30),
+        "terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"],
         "containers": [main],
         "volumes": [volume for volume in pod["volumes"] if not _is_cache(volume)],
     }

@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
-from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, server_of
+from legroom.exports.deploy.flag_comments import comment_lines, headline
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY
+from legroom.exports.export_request import ExportedFile
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "script"
 HELP = "a start script with every flag explained"
@@ -36,11 +36,10 @@ def script_text(server: ExportedServer) -> str:
 
 def _head(server: ExportedServer) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
-    about = headline(server.plan) if server.plan else (f"{server.model} with vLLM {server.release.version}.", WRITTEN)
-    for line in about:
+    for line in headline(server.plan):
         yield from comment_lines(line)
     yield "# Arguments given to this script are added to the command and take precedence."
-    if server.plan and not server.drains_itself:
+    if not server.drains_itself:
         yield from comment_lines(server.stop_sentence())
     yield "set -euo pipefail"
 

@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.address import check_probes
-from legroom.exports.deploy.comments import WRITTEN, comment_lines, headline
-from legroom.exports.deploy.drain import guard_drain
-from legroom.exports.deploy.paths import check_paths
-from legroom.exports.deploy.server import ExportedServer, add_server_options, server_of
-from legroom.exports.deploy.words import API_KEY_NAME, WITHOUT_API_KEY
-from legroom.exports.request import ExportedFile
+from legroom.exports.deploy.exported_server import ExportedServer, add_server_options, guard_drain, server_of
+from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines, headline
+from legroom.exports.deploy.named_paths import check_paths
+from legroom.exports.deploy.serve_command import API_KEY_NAME, WITHOUT_API_KEY, check_probes
+from legroom.exports.export_request import ExportedFile
 from legroom.facts.flags import env_default
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "systemd"
 HELP = "a systemd unit"
@@ -37,7 +35,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
-    """The unit, and one for `legroom watch` where it is asked for."""
+    """The unit, and the one of `legroom watch`."""
     server = server_of(request)
     check_probes(server.words)
     check_paths(server, mounted=False)
@@ -54,12 +52,12 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UnitPlace:
-    """Where a unit stands among others."""
+    """The target of a unit and its order."""
 
     target: str = _TARGET
-    """What it is part of, where that is not the whole machine's."""
+    """The target that starts and stops it."""
     after: tuple[str, ...] = ()
-    """Units that have started before it."""
+    """Units that start before it."""
     starts_with_target: bool = True
 
 
@@ -72,7 +70,7 @@ def unit_text(server: ExportedServer, user: str, folder: str, place: UnitPlace |
 
 
 def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
-    for text in headline(server.plan) if server.plan else ():
+    for text in headline(server.plan):
         yield from comment_lines(text)
     yield "[Unit]"
     yield f"Description=vLLM {server.release.version}: {_plain(server.model)}"
@@ -80,11 +78,10 @@ def _unit(server: ExportedServer, place: UnitPlace) -> Iterator[str]:
     yield " ".join(("After=network-online.target nvidia-persistenced.service", *place.after))
     if place.target != _TARGET:
         yield f"PartOf={place.target}"
-    limit = server.times.limit_s if server.times else 0
     yield from comment_lines(
         f"It gives up after {_BURST} failed starts in a row; the window is long enough for {_BURST} of the longest."
     )
-    yield f"StartLimitIntervalSec={_BURST * (limit + _RESTART_S) + 60}"
+    yield f"StartLimitIntervalSec={_BURST * (server.times.limit_s + _RESTART_S) + 60}"
     yield f"StartLimitBurst={_BURST}"
 
 
@@ -134,8 +131,6 @@ def _command(server: ExportedServer, folder: str) -> str:
 
 
 def _waiting(server: ExportedServer) -> Iterator[str]:
-    if server.times is None:
-        return
     yield from comment_lines("`systemctl start` returns when it serves: " + server.times.sentence() + ".")
     alive = server.address.curl("/health", "-o", "/dev/null")
     yield f"ExecStartPost=/bin/sh -c {quoted(f'while kill -0 $MAINPID; do {alive} && exit 0; sleep 5; done; exit 1')}"
@@ -143,8 +138,6 @@ def _waiting(server: ExportedServer) -> Iterator[str]:
 
 
 def _stopping(server: ExportedServer) -> Iterator[str]:
-    if server.times is None:
-        return
     if server.options.guard:
         yield from comment_lines("The guard refuses new requests; the running ones have the drain time to finish.")
         yield f"ExecStop=/bin/sh -c {quoted(guard_drain(server))}"
@@ -192,8 +185,8 @@ def watch_text(server: ExportedServer, user: str, folder: str) -> str:
 
 
 def quoted(word: str, *, expanded: bool = True) -> str:
-    """A word of a unit file: specifiers are doubled, variables too where systemd puts them in (the arguments of a
-    command, not its program and not Environment=), and what needs quotes gets them."""
+    """A word with escaped specifiers and quotes; `expanded`: also with escaped variables, as in arguments
+    of a command."""
     if "\n" in word or "\r" in word:
         raise LegroomError(f"{word.splitlines()[0]!r} goes on in another line", "a unit file cannot hold it")
     text = word.replace("%", "%%")

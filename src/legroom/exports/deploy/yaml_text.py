@@ -1,4 +1,4 @@
-"""YAML with comments: plain values in, text out that any YAML reader gives back as it was."""
+"""YAML with comments, which PyYAML cannot write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from legroom.records import dataclass
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n", "none"})
-_WIDTH = 100
 _NEWLINE = "\n"
 
 
@@ -24,14 +23,24 @@ class Commented:
     value: Any
 
 
+def manifest(api_version: str, kind: str, metadata: Any, spec: Any) -> dict[str, Any]:
+    """A Kubernetes object."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def literal(text: str) -> str:
+    """A text without variables of Compose (`$NAME`) or Kubernetes (`$(NAME)`)."""
+    return text.replace("$", "$$")
+
+
 def yaml_text(*documents: Any, head: Sequence[str] = ()) -> str:
-    """One or several documents, under comment lines."""
+    """Documents below the comment lines of `head`."""
     start = "".join(f"{line}\n" for text in head for line in _comment(text, 0))
     return start + "---\n".join("\n".join(_block(document, 0)) + "\n" for document in documents)
 
 
 def plain(value: Any) -> Any:
-    """The value without its comments: what a reader of the text gets."""
+    """The value without its comments."""
     if isinstance(value, Commented):
         return plain(value.value)
     if isinstance(value, Mapping):
@@ -43,7 +52,7 @@ def plain(value: Any) -> Any:
 
 def _comment(text: str, indent: int) -> list[str]:
     lead = " " * indent + "# "
-    return wrap(text, max(_WIDTH, indent + 60), lead, lead)
+    return wrap(text, max(100, indent + 60), lead, lead)
 
 
 def _block(value: Any, indent: int) -> Iterator[str]:
@@ -76,7 +85,7 @@ def _entry(lead: str, value: Any, indent: int) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Of a text that reads better as a block; none where a block would not give it back as it was."""
+    """The lines of a multi-line text that a block scalar represents exactly; none for other texts."""
     lines = text.removesuffix(_NEWLINE).split(_NEWLINE)
     plain_lines = all(line.isprintable() and not line.startswith(" ") for line in lines)
     return lines if len(lines) > 1 and plain_lines and lines[0] and lines[-1] else []

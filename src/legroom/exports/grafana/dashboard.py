@@ -6,15 +6,15 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UNREACHABLE, LegroomError
+from legroom.exports.export_request import ExportedFile
 from legroom.exports.grafana.own_rows import own_rows
 from legroom.exports.grafana.panels import INSTANCE, DashboardRow, Panel
 from legroom.exports.grafana.vllm_rows import vllm_rows
-from legroom.exports.prometheus.levels import levels_for
-from legroom.exports.prometheus.promql import Measures
-from legroom.exports.request import ExportedFile
+from legroom.exports.prometheus.alert_levels import levels_for
+from legroom.exports.prometheus.measures import Measures
 
 if TYPE_CHECKING:
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
     from legroom.planning.plan_document import PlanDocument
 
 NAME = "grafana"
@@ -30,7 +30,7 @@ _VARIABLES = (
     ("model", "model_name", "Model"),
     ("instance", "instance", "Server"),
 )
-"""Of the dashboard, each with the label that it chooses by."""
+"""Dashboard variables with their label and title."""
 
 
 def add_options(parser: Any) -> None:
@@ -57,7 +57,7 @@ def _sdk() -> None:
 
 
 def uid(plan: PlanDocument | None) -> str:
-    """The same for the same deployment, so that importing again replaces the dashboard."""
+    """A uid that depends on the deployment alone, so that an import replaces the dashboard."""
     if plan is None:
         return "legroom-vllm"
     which = f"{plan.model} {plan.gpu.name} {plan.gpu.count}"
@@ -96,8 +96,7 @@ def _dashboard(request: ExportRequest) -> Any:
 
 
 def _without_interval_settings(dashboard: Any) -> Any:
-    """The SDK writes the settings of an interval variable on every kind of variable; Grafana's types have them on none
-    of ours."""
+    """Remove settings of interval variables, which the SDK writes for every kind of variable."""
     for variable in dashboard.templating.list_val:
         variable.auto = variable.auto_count = variable.auto_min = None
     return dashboard
@@ -110,7 +109,7 @@ def _source() -> Any:
 
 
 def _variables(measures: Measures) -> list[Any]:
-    """Which Prometheus, and what of it: each variable offers what is left by those before it."""
+    """The data source variable, and label variables that are each filtered by those before."""
     from grafana_foundation_sdk.builders import dashboard
     from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
@@ -136,7 +135,7 @@ def _variables(measures: Measures) -> list[Any]:
 
 
 def _annotations() -> list[Any]:
-    """What happened, over every panel: incidents of the sidecar, alerts, and servers that came up."""
+    """Annotations on every panel: incidents of the sidecar, alerts and started servers."""
     from grafana_foundation_sdk.builders import dashboard
 
     up = f"up{{{INSTANCE}}}"
@@ -172,8 +171,8 @@ def _panel(panel: Panel) -> Any:
         from grafana_foundation_sdk.models.common import VizOrientation
 
         builder.orientation(VizOrientation.HORIZONTAL)
-    for number, query in enumerate(panel.queries):
-        builder.with_target(_target(query.expr, query.legend, chr(ord("A") + number), panel.kind))
+    for number, (legend, expr) in enumerate(panel.queries.items()):
+        builder.with_target(_target(expr, legend, chr(ord("A") + number), panel.kind))
     return builder
 
 

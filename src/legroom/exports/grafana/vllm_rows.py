@@ -1,27 +1,28 @@
-"""The dashboard's rows on vLLM's own metrics: expressions, units, levels, and what each panel means."""
+"""The dashboard's rows of vLLM's own metrics."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.exports.grafana.panels import (
+    BY_ENGINE,
     BY_INSTANCE,
     BY_SERVER,
     INSTANCE,
     SELECTOR,
+    SERVER,
     WINDOW,
     DashboardRow,
     Panel,
-    Query,
     percentiles,
     pool_levels,
     target_level,
 )
-from legroom.exports.grafana.pool_rows import kv_row, memory_row, preemptions_row, prefix_row
-from legroom.exports.prometheus.promql import Measures, grouped
+from legroom.exports.prometheus.measures import Measures, grouped
 
 if TYPE_CHECKING:
-    from legroom.exports.prometheus.levels import AlertLevels
+    from legroom.exports.prometheus.alert_levels import AlertLevels
     from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
@@ -53,38 +54,36 @@ def _overview(measures: Measures, levels: AlertLevels) -> DashboardRow:
             "KV cache in use",
             f"The fullest pool of the chosen servers within {window}: between two requests it is emptier. Full alone "
             "is healthy: look at the queue next to it.",
-            (Query(f"max({kv})", "fullest"),),
-            "percentunit",
-            "stat",
-            6,
-            pool_levels(levels),
-            1.0,
+            {"fullest": f"max({kv})"},
+            unit="percentunit",
+            kind="stat",
+            width=6,
+            levels=pool_levels(levels),
+            max=1.0,
         ),
         Panel(
             "Waiting for room",
             "Requests that wait for blocks or for a place in the batch, on all chosen servers.",
-            (Query(f"sum({waiting})", "waiting"),),
-            "short",
-            "stat",
-            6,
-            ((levels.detect.queue_least, "orange"),),
+            {"waiting": f"sum({waiting})"},
+            kind="stat",
+            width=6,
+            levels=((levels.detect.queue_least, "orange"),),
         ),
         Panel(
             "Generated",
             "Tokens per second that the chosen servers generate together.",
-            (Query(f"sum({tokens})", "tokens/s"),),
-            "short",
-            "stat",
-            6,
+            {"tokens/s": f"sum({tokens})"},
+            kind="stat",
+            width=6,
         ),
         Panel(
             "Slowest first token",
             "The 99th percentile of the time to the first token, on the slowest chosen server.",
-            (Query(f"max({ttft})", "p99"),),
-            "s",
-            "stat",
-            6,
-            target_level(levels.ttft_p99_s),
+            {"p99": f"max({ttft})"},
+            unit="s",
+            kind="stat",
+            width=6,
+            levels=target_level(levels.ttft_p99_s),
         ),
     )
     return DashboardRow("Overview", stats)
@@ -94,23 +93,13 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
     batch = ((float(plan.args["max_num_seqs"] * plan.engines), "orange"),) if plan else ()
     limit = f" The line is --max-num-seqs {plan.args['max_num_seqs']}{_times(plan)}." if plan else ""
     panels = [
-        Panel(
-            "Running",
-            f"Requests in the batch.{limit}",
-            (Query(measures.value("running")),),
-            "short",
-            "timeseries",
-            8,
-            batch,
-        ),
+        Panel("Running", f"Requests in the batch.{limit}", {SERVER: measures.value("running")}, width=8, levels=batch),
         Panel(
             "Waiting",
             "Requests that wait for blocks or for a place in the batch.",
-            (Query(measures.queued()),),
-            "short",
-            "timeseries",
-            8,
-            ((levels.detect.queue_least, "orange"),),
+            {SERVER: measures.queued()},
+            width=8,
+            levels=((levels.detect.queue_least, "orange"),),
         ),
     ]
     if measures.has("queue_time"):
@@ -119,9 +108,8 @@ def _queue(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -
                 "Time in the queue",
                 "From arrival to the first step, as percentiles over all requests of a server.",
                 percentiles(measures, "queue_time"),
-                "s",
-                "timeseries",
-                8,
+                unit="s",
+                width=8,
             )
         )
     if measures.has("admission_rejections"):
@@ -137,10 +125,9 @@ def _refused(measures: Measures) -> Panel:
     return Panel(
         "Refused by vLLM",
         "Requests per second that --max-num-queued-reqs or --max-num-queued-tokens refused.",
-        (Query(f"{refused}\nor\n{nothing}", "{{instance}}"),),
-        "reqps",
-        "timeseries",
-        24,
+        {"{{instance}}": f"{refused}\nor\n{nothing}"},
+        unit="reqps",
+        width=24,
     )
 
 
@@ -155,26 +142,18 @@ def _throughput(measures: Measures) -> DashboardRow:
             Panel(
                 "Prompt tokens",
                 "Prompt tokens per second, cached ones included.",
-                (Query(measures.rate("prompt_tokens", WINDOW)),),
-                "short",
-                "timeseries",
-                8,
+                {SERVER: measures.rate("prompt_tokens", WINDOW)},
+                width=8,
             ),
             Panel(
-                "Generated tokens",
-                "Tokens per second.",
-                (Query(measures.rate("generation_tokens", WINDOW)),),
-                "short",
-                "timeseries",
-                8,
+                "Generated tokens", "Tokens per second.", {SERVER: measures.rate("generation_tokens", WINDOW)}, width=8
             ),
             Panel(
                 "Finished requests",
                 "Requests per second that ended, for whatever reason.",
-                (Query(measures.finished_rate(WINDOW)),),
-                "reqps",
-                "timeseries",
-                8,
+                {SERVER: measures.finished_rate(WINDOW)},
+                unit="reqps",
+                width=8,
             ),
         ),
     )
@@ -188,27 +167,222 @@ def _latency(measures: Measures, levels: AlertLevels) -> DashboardRow:
                 "Time to first token",
                 "Queue, prefill and the first step.",
                 percentiles(measures, "ttft"),
-                "s",
-                "timeseries",
-                8,
-                target_level(levels.ttft_p99_s),
+                unit="s",
+                width=8,
+                levels=target_level(levels.ttft_p99_s),
             ),
             Panel(
                 "Time between tokens",
                 "How smoothly answers stream. A preemption shows as a long gap.",
                 percentiles(measures, "inter_token"),
-                "s",
-                "timeseries",
-                8,
-                target_level(levels.inter_token_p99_s),
+                unit="s",
+                width=8,
+                levels=target_level(levels.inter_token_p99_s),
             ),
             Panel(
                 "Whole request",
                 "From arrival to the last token.",
                 percentiles(measures, "e2e_latency"),
-                "s",
-                "timeseries",
-                8,
+                unit="s",
+                width=8,
             ),
         ),
     )
+
+
+_SETTINGS = (
+    "cluster",
+    "namespace",
+    "job",
+    "instance",
+    "engine",
+    "num_gpu_blocks",
+    "block_size",
+    "cache_dtype",
+    "gpu_memory_utilization",
+)
+"""The labels of vLLM's cache settings that the table shows."""
+_PARTS = {
+    "weights_bytes": "weights",
+    "activation_bytes": "activations",
+    "cuda_graph_bytes": "CUDA graphs",
+    "non_torch_bytes": "outside PyTorch",
+    "kv_cache_bytes": "KV cache",
+    "outside_bytes": "beside the budget",
+    "headroom_bytes": "left free",
+}
+
+
+def memory_row(release: Release | None, measures: Measures, plan: PlanDocument | None) -> DashboardRow:
+    """The reported KV pool; with a plan, also its layout and pool."""
+    # The settings are the labels of this metric: they are what is shown, not parts to add up.
+    reported = Measures(release, INSTANCE, f"by ({', '.join(_SETTINGS)})")
+    settings = Panel(
+        "The pool as the servers report it",
+        "num_gpu_blocks and block_size are the pool that vLLM allocated at start"
+        + (
+            f"; the plan says {plan.kv.num_blocks:,} blocks of {plan.kv.block_size} tokens."
+            if plan
+            else ". `legroom export grafana --plan FILE` puts the plan beside it."
+        ),
+        {"{{instance}}": reported.value("cache_config", "max")},
+        kind="table",
+        width=24 if plan is None else 8 if plan.kv.num_blocks else 12,
+    )
+    if plan is None:
+        return DashboardRow("Memory", (settings,))
+    return DashboardRow("Memory: the plan against reality", (_layout(plan), *_cached_tokens(measures, plan), settings))
+
+
+def _layout(plan: PlanDocument) -> Panel:
+    return Panel(
+        "Planned layout of one GPU",
+        f"Where every byte of the tightest GPU goes, by the plan for {plan.model} on "
+        f"{plan.gpu.count} x {plan.gpu.name}.",
+        {label: f"vector({size})" for name, label in _PARTS.items() if (size := getattr(plan.layout, name))},
+        unit="bytes",
+        kind="bargauge",
+        width=8 if plan.kv.num_blocks else 12,
+    )
+
+
+def _cached_tokens(measures: Measures, plan: PlanDocument) -> tuple[Panel, ...]:
+    """A panel of the tokens in the KV cache; none for a model without one."""
+    tokens = pool_tokens(plan)
+    if not tokens:
+        return ()
+    panel = Panel(
+        "Tokens in the KV cache",
+        f"KV use times the planned {_pools(plan)}. The line is the pool: "
+        f"{plan.kv.max_concurrency * plan.engines:.1f} requests of {plan.args['max_model_len']:,} tokens.",
+        {SERVER: f"{tokens} * {grouped(measures.value('kv_use', 'avg'))}", "planned pool": f"vector({tokens})"},
+        width=8,
+        levels=((tokens, "red"),),
+    )
+    return (panel,)
+
+
+def pool_tokens(plan: PlanDocument) -> int:
+    """The KV cache tokens of all data-parallel engines of a server."""
+    return plan.kv.tokens * plan.engines
+
+
+def _pools(plan: PlanDocument) -> str:
+    pool = f"pool of {plan.kv.tokens:,} tokens"
+    return pool if plan.engines == 1 else f"{plan.engines} pools, each a {pool}"
+
+
+def pressure(measures: Measures, levels: AlertLevels) -> str:
+    """PromQL of the requests that wait for a full pool, by the condition of the alert."""
+    each, window = replace(measures, keep=BY_ENGINE), levels.time(levels.rate_window_s)
+    kv, running = (grouped(each.peak(*what)) for what in (("kv_use", window, "max"), ("running", window)))
+    queued = grouped(each.queued())
+    full = f"({kv} >= bool {levels.detect.pool_full_ratio:g})"
+    one_more = f"({kv} > bool 0.5) * ({kv} * (1 + 1 / {running}) > bool 1)"
+    return f"sum {BY_SERVER} ({queued} * ({full} + {one_more} > bool 0))"
+
+
+def kv_row(measures: Measures, levels: AlertLevels) -> DashboardRow:
+    """The row of KV cache use and pressure."""
+    return DashboardRow(
+        "KV cache",
+        (
+            Panel(
+                "KV cache in use",
+                "Share of the pool's blocks that running requests hold. Cached blocks that nobody uses do "
+                "not count in V1. A full pool without a queue is healthy.",
+                {SERVER: measures.value("kv_use", "max")},
+                unit="percentunit",
+                levels=pool_levels(levels),
+                max=1.0,
+            ),
+            Panel(
+                "Pressure",
+                f"Requests that wait while the pool is at least {levels.detect.pool_full_ratio:.0%} full, or has no "
+                "room for one more like those that run: above zero, the pool is what they wait for.",
+                {SERVER: pressure(measures, levels)},
+                levels=((1, "red"),),
+            ),
+        ),
+    )
+
+
+def preemptions_row(measures: Measures, levels: AlertLevels, plan: PlanDocument | None) -> DashboardRow:
+    """The row of preemptions and recomputed tokens."""
+    detect = levels.detect
+    rate, finished = measures.rate("preemptions", WINDOW), measures.finished_rate(WINDOW)
+    panels = [
+        Panel(
+            "Preemptions",
+            "Requests per second that lost their blocks and will be computed again. The counter moves when "
+            "the victim runs again.",
+            {SERVER: rate},
+            unit="reqps",
+            width=8,
+            levels=((detect.alert_preemptions_per_s, "red"),),
+        ),
+        Panel(
+            "Preemptions per finished request",
+            "How much work is done again for each request that gets done.",
+            {SERVER: f"{grouped(rate)} / ({grouped(finished)} > 0)"},
+            width=8,
+            levels=((detect.preemptions_per_request, "red"),),
+        ),
+    ]
+    share = recomputed_share(measures, plan)
+    if share:
+        panels.append(
+            Panel(
+                "Recomputed share",
+                "Computed tokens that had been computed before. Counted by 0.16.0 to 0.19.1; else an "
+                "upper bound: each preempted request held as much as a running one does on average.",
+                {SERVER: share},
+                unit="percentunit",
+                width=8,
+                levels=((detect.preemption_share_ratio, "red"),),
+            )
+        )
+    return DashboardRow("Preemptions", tuple(panels))
+
+
+def recomputed_share(measures: Measures, plan: PlanDocument | None) -> str:
+    """PromQL of the share of recomputed tokens; empty without a counter and a pool size."""
+    useful = (
+        f"{grouped(measures.rate('prompt_tokens', WINDOW))} + {grouped(measures.rate('generation_tokens', WINDOW))}"
+    )
+    ways = []
+    if measures.has("prompt_tokens_recomputed"):
+        again = grouped(measures.rate("prompt_tokens_recomputed", WINDOW))
+        ways.append(f"{again} / ({again} + {useful} > 0)")
+    if plan is not None and pool_tokens(plan):
+        use, running = grouped(measures.value("kv_use", "avg")), grouped(measures.value("running"))
+        tokens_each = f"{pool_tokens(plan)} * {use} / ({running} > 0)"
+        again = f"{grouped(measures.rate('preemptions', WINDOW))} * {tokens_each}"
+        ways.append(f"{again} / ({again} + {useful} > 0)")
+    return "\nor\n".join(ways)
+
+
+def prefix_row(measures: Measures) -> DashboardRow:
+    """The row of the prefix cache."""
+    panels = [
+        Panel(
+            "Prefix cache hit rate",
+            "Share of looked-up prompt tokens that were found. A low rate costs a little hashing and no "
+            "memory: cached blocks are freed on demand.",
+            {SERVER: measures.prefix_hit_ratio(WINDOW)},
+            unit="percentunit",
+            max=1.0,
+        )
+    ]
+    if measures.has("prefix_hits"):
+        panels.append(
+            Panel(
+                "Prefix cache look-ups",
+                "Prompt tokens per second that were looked up and found (blocks before 0.9.0).",
+                {
+                    f"looked up {SERVER}": measures.rate("prefix_queries", WINDOW),
+                    f"found {SERVER}": measures.rate("prefix_hits", WINDOW),
+                },
+            )
+        )
+    return DashboardRow("Prefix cache", tuple(panels))

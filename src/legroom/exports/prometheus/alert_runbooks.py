@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.prometheus.alert_levels import AlertLevels, duration, levels_for
 from legroom.exports.prometheus.alerts import (
     AlertCondition,
     alert_texts,
@@ -12,14 +14,12 @@ from legroom.exports.prometheus.alerts import (
     own_conditions,
     vllm_conditions,
 )
-from legroom.exports.prometheus.levels import AlertLevels, duration, levels_for
-from legroom.exports.prometheus.promql import Measures
-from legroom.exports.request import MARK, ExportedFile
+from legroom.exports.prometheus.measures import Measures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "alert-runbooks"
 HELP = "a page for each exported alert: what it means, where to look, how to fix it"
@@ -39,7 +39,7 @@ _IN_A_PAGE = {
 
 
 def add_options(parser: Any) -> None:
-    """Targets that the latency pages name."""
+    """Add the options of the pages."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument("--ttft-p99", metavar="TIME", help="target for the p99 of the first token (2s)")
     parser.add_argument("--inter-token-p99", metavar="TIME", help="target for the p99 between tokens (150ms)")
@@ -86,7 +86,7 @@ def _dead_ends(pairs: Sequence[Sequence[str]]) -> str:
 def _long_story(entries: Sequence[str]) -> str:
     if not entries:
         return ""
-    from legroom.explain.catalog import entry
+    from legroom.explain.catalog_entries import entry
 
     lines = [f"- `legroom explain {name}`: {entry(name).title.en}" for name in entries]
     return "## The long story\n\n" + "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The alerts: when each fires, and what it says. Their words are in `alerts.json`, their numbers in the levels."""
+"""The alerts: their conditions and texts. The texts are in `alerts.json`, the thresholds in `alert_levels.py`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.exports.prometheus import recording as record
-from legroom.exports.prometheus.levels import duration
+from legroom.exports.prometheus import recording_rules as record
+from legroom.exports.prometheus.alert_levels import AlertLevels, duration
+from legroom.exports.prometheus.measures import Measures
+from legroom.exports.prometheus.recording_rules import recordings
+from legroom.facts.metrics import role_of
 from legroom.records import dataclass
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from legroom.exports.prometheus.levels import AlertLevels
-    from legroom.exports.prometheus.promql import Measures
+    from legroom.exports.prometheus.alert_levels import AlertLevels
+    from legroom.exports.prometheus.measures import Measures
+    from legroom.facts.releases import Release
     from legroom.planning.plan_document import PlanDocument
 
 _GROUP = "cluster, namespace, job"
@@ -46,7 +50,7 @@ _WHERE = (
 """A server with one engine calls it 0."""
 _DAY_S, _HOUR_S, _WEEK_S = 86_400, 3_600, 604_800
 _SUBQUERY_S = 300
-"""How finely a day is looked at."""
+"""The resolution of subqueries over a day."""
 _WANTED_REPLICAS = (
     "kube_horizontalpodautoscaler_status_desired_replicas",
     "kube_deployment_spec_replicas",
@@ -61,12 +65,12 @@ class AlertCondition:
     name: str
     expr: str
     for_s: float
-    """How long it must hold first; 0: at once."""
+    """The `for` of the alert."""
 
 
 @cache
 def alert_texts() -> Mapping[str, Mapping[str, Any]]:
-    """What every alert says, by its name."""
+    """The texts of every alert, by name."""
     text = Path(__file__).with_name("alerts.json").read_text("utf-8")
     return json.loads(text)["alerts"]  # type: ignore[no-any-return]
 
@@ -155,7 +159,7 @@ def _traffic(levels: AlertLevels) -> AlertCondition:
 
 
 def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
-    """Requests come and go, and nothing is served: in the engine, or before it because it is dead."""
+    """Alerts on requests that fail in the engine, or before it because it is dead."""
     stopped = f"sum {_BY_INSTANCE} ({record.PROGRESS}) == 0"
     dead = f"{record.SERVER_ERRORS} >= {levels.failed_least_per_s:.4g}\nand\n{stopped}"
     conditions = [AlertCondition("VllmEngineDead", dead, levels.detect.alert_unreachable_for_s)]
@@ -167,7 +171,7 @@ def _failing(measures: Measures, levels: AlertLevels) -> list[AlertCondition]:
 
 
 def _blind(levels: AlertLevels, job: str) -> list[AlertCondition]:
-    """What no other rule can see: targets that are gone, and servers that show other names than these rules ask for."""
+    """Alerts on missing targets, and on servers without the expected series."""
     targets = f'count by ({_GROUP}) (up{{job="{job}"}})'
     before = f'count by ({_GROUP}) (up{{job="{job}"}} offset {levels.time(_HOUR_S)})'
     half = f"{targets} < {levels.missing_ratio:g} * {before}"
@@ -209,14 +213,14 @@ def own_conditions(levels: AlertLevels) -> tuple[AlertCondition, ...]:
 
 
 def turned_away(window: str, keep: str = _BY_INSTANCE) -> str:
-    """The share of requests that the guard refused for want of room."""
+    """PromQL of the share of requests that the guard refused for lack of KV cache."""
     refused = f'sum {keep} (rate(legroom_guard_rejected_total{{reason=~"{NO_ROOM_REASONS}"}}[{window}]))'
     admitted = f"sum {keep} (rate(legroom_guard_admitted_total[{window}]))"
     return f"{refused} / ({refused} + {admitted} > 0)"
 
 
 def fragmentation() -> str:
-    """The share of what PyTorch reserves that it has not handed out."""
+    """PromQL of the share of PyTorch's reserved memory that is not allocated."""
     reserved = "legroom_worker_reserved_bytes"
     return f"({reserved} - legroom_worker_allocated_bytes) / ({reserved} > 0)"
 
@@ -271,12 +275,12 @@ def _sidecar(levels: AlertLevels) -> list[AlertCondition]:
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
-    """`<name>` becomes its slot; a name that is no slot is a mistake in the data."""
+    """Replace each `<name>` of a text by its value."""
     return _SLOT.sub(lambda match: slots[match[1]], text)
 
 
 def level_words(levels: AlertLevels) -> dict[str, str]:
-    """The levels as a sentence says them, in real time."""
+    """The thresholds as texts."""
     detect = levels.detect
     return {
         "pool_full": f"{detect.pool_full_ratio:.0%}",
@@ -305,7 +309,7 @@ def level_words(levels: AlertLevels) -> dict[str, str]:
 
 
 def alert_slots(levels: AlertLevels, plan: PlanDocument | None = None) -> dict[str, str]:
-    """The levels, and what Prometheus looks up when the alert fires."""
+    """The thresholds, and templates that Prometheus evaluates when the alert fires."""
     return {
         **level_words(levels),
         **_planned(plan),
@@ -336,7 +340,7 @@ def _planned(plan: PlanDocument | None) -> dict[str, str]:
 
 
 def _looked_up(name: str, shown: str = "humanize") -> str:
-    """A template that shows the value of another series of the same server; nothing known of it shows as 0."""
+    """A template with the value of another series of the same server, or 0."""
     labels = ("cluster", "namespace", "job", "instance", "model_name", "engine")
     selector = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
@@ -352,3 +356,22 @@ def _target(target_s: float | None, floor_s: float, levels: AlertLevels) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+_JOB = "vllm"
+_SERIES = re.compile(r"vllm:[a-z0-9_]+")
+
+
+def silenced_alerts(old: Release, vanished: Collection[str]) -> tuple[str, ...]:
+    """The alerts of `legroom export prometheus` for one release that read a measure whose every series of that release
+    is among the vanished ones: they raise no error, and never fire again."""
+    measures, levels = Measures(old), AlertLevels()
+    records = recordings(measures, levels, _JOB)
+    broken = {name for name, expr in records.items() if _has_lost_measure(expr, measures, vanished)}
+    conditions = vllm_conditions(measures, levels, _JOB)
+    return tuple(condition.name for condition in conditions if any(name in condition.expr for name in broken))
+
+
+def _has_lost_measure(expr: str, measures: Measures, vanished: Collection[str]) -> bool:
+    roles = {role_of(name) for name in _SERIES.findall(expr)} - {None}
+    return any(role and all(name in vanished for name in measures.series(role)) for role in roles)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.address import Address, address_of
-from legroom.exports.deploy.words import take_apart
+from legroom.exports.deploy.cluster.pod import WATCH_PORT_NAME
+from legroom.exports.deploy.serve_command import Address, address_of, parse_command
+from legroom.exports.deploy.yaml_text import manifest
+from legroom.exports.export_request import MARK, ExportedFile
+from legroom.exports.prometheus.alert_levels import AlertLevels, levels_for
 from legroom.exports.prometheus.alerts import (
     AlertCondition,
     alert_slots,
@@ -16,16 +20,14 @@ from legroom.exports.prometheus.alerts import (
     own_conditions,
     vllm_conditions,
 )
-from legroom.exports.prometheus.levels import AlertLevels, levels_for
-from legroom.exports.prometheus.promql import Measures
-from legroom.exports.prometheus.recording import recordings
-from legroom.exports.request import MARK, ExportedFile
+from legroom.exports.prometheus.measures import Measures
+from legroom.exports.prometheus.recording_rules import recordings
 from legroom.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from legroom.exports.request import ExportRequest
+    from legroom.exports.export_request import ExportRequest
 
 NAME = "prometheus"
 HELP = "recording rules, alerts and scrape config, in the metric names of the release"
@@ -46,7 +48,7 @@ _JOB = re.compile(r"[A-Za-z0-9_./:-]{1,100}")
 
 
 def add_options(parser: Any) -> None:
-    """What the rules need to know beside the release and the plan."""
+    """Add the options of the rules."""
     parser.add_argument("--job", default="vllm", metavar="NAME", help="the scrape job of the servers (default: vllm)")
     parser.add_argument(
         "--target",
@@ -111,7 +113,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     if not _JOB.fullmatch(job):
         raise LegroomError(f"--job {job!r} is not a job name", "letters, digits and _ . / : - only")
     measures = Measures(request.release)
-    records = [{"record": rule.record, "expr": rule.expr} for rule in recordings(measures, levels, job)]
+    records = [{"record": name, "expr": expr} for name, expr in recordings(measures, levels, job).items()]
     batch = checked_matchers(str(options.get("batch") or ""), "--batch")
     alerts = [_rule(condition, levels, request) for condition in vllm_conditions(measures, levels, job, batch)]
     own = [_rule(condition, levels, request) for condition in own_conditions(levels)]
@@ -122,7 +124,7 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     ]
     head = _head(request)
     if options.get("operator"):
-        from legroom.exports.prometheus.operator import operator_objects
+        from legroom.exports.prometheus.rules import operator_objects
 
         return (ExportedFile(OPERATOR_FILE, head + rules_text(*operator_objects(groups, job, _WATCH_JOB, request))),)
     return (
@@ -161,7 +163,7 @@ def _rule(condition: AlertCondition, levels: AlertLevels, request: ExportRequest
 
 def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, Any]:
     options, plan = request.options, request.plan
-    address = address_of(take_apart(plan.command, plan.release)) if plan else Address()
+    address = address_of(parse_command(plan.command, plan.release)) if plan else Address()
     servers = _scrape(job, _targets(options.get("target"), "--target") or [f"localhost:{address.port}"])
     if address.tls:
         # As with every probe that is exported: the certificate is made for the server's name.
@@ -181,7 +183,7 @@ def _config(job: str, request: ExportRequest, levels: AlertLevels) -> dict[str, 
 
 
 def checked_matchers(text: str, option: str) -> str:
-    """Label matchers as PromQL writes them: they go into an expression."""
+    """Validate label matchers of PromQL."""
     if text and not _MATCHERS.fullmatch(text):
         raise LegroomError(f"{option} {text!r} is not a list of label matchers", f"""write {option} 'job="batch"'""")
     return text
@@ -212,3 +214,58 @@ def rules_text(*documents: Any) -> str:
 
     Dumper.add_representer(str, text)
     return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=100_000, allow_unicode=True)
+
+
+_API = "monitoring.coreos.com/v1"
+_NAME = "legroom-vllm"
+_JOB_LABEL = "app.kubernetes.io/name"
+"""Its value becomes the job: `legroom export kubernetes` labels every pod and Service with `vllm`."""
+_MONITORS = {"pod": ("PodMonitor", "podMetricsEndpoints"), "service": ("ServiceMonitor", "endpoints")}
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_SCRAPE_S = 15
+
+
+def operator_objects(
+    groups: Sequence[Mapping[str, Any]], job: str, watch_job: str, request: ExportRequest
+) -> list[dict[str, Any]]:
+    """A PrometheusRule with the groups, and a monitor of the pods or Services with the label that names the job."""
+    about = _metadata(request.options)
+    rules = manifest(_API, "PrometheusRule", about, {"groups": list(groups)})
+    kind, endpoints = _MONITORS[request.options.get("monitor") or "pod"]
+    spec = {
+        "jobLabel": _JOB_LABEL,
+        "selector": {"matchLabels": {_JOB_LABEL: job}},
+        endpoints: [_endpoint(request), *([_sidecar(watch_job)] if kind == "PodMonitor" else [])],
+    }
+    return [rules, manifest(_API, kind, about, spec)]
+
+
+def _endpoint(request: ExportRequest) -> dict[str, Any]:
+    plan = request.plan
+    address = address_of(parse_command(plan.command, plan.release)) if plan else Address()
+    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": f"{_SCRAPE_S}s"}
+    # A worker of a group over several nodes has the label too, and no port: the operator scrapes no pod without it.
+    if address.tls:
+        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return endpoint
+
+
+def _sidecar(job: str) -> dict[str, Any]:
+    """`legroom watch` beside a server, under a job of its own: it is no server that lacks vLLM's series. The operator
+    scrapes no pod that has no such port."""
+    named = {"targetLabel": "job", "replacement": job}
+    return {"port": WATCH_PORT_NAME, "path": "/metrics", "interval": f"{_SCRAPE_S}s", "relabelings": [named]}
+
+
+def _metadata(options: Mapping[str, Any]) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/part-of": "legroom"}
+    for text in options.get("operator_label") or ():
+        if not _LABEL.fullmatch(text):
+            raise LegroomError(
+                f"--operator-label {text!r} is not a label", "write it like --operator-label release=kube-prometheus"
+            )
+        key, _, value = text.partition("=")
+        labels[key] = value
+    namespace = options.get("namespace")
+    where = {"namespace": namespace} if namespace else {}
+    return {"name": _NAME, **where, "labels": labels}

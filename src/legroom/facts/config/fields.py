@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.facts.data_files import read_data
+from legroom.facts import read_data
 
 NESTED_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "text_model_config")
 """Where multimodal checkpoints keep the config of their language model."""

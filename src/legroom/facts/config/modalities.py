@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from legroom.facts import read_data
 from legroom.facts.config.fields import config_defaults, nested_text_config
 from legroom.facts.config.media_items import live_tensors, media_items
-from legroom.facts.data_files import read_data
 from legroom.facts.model import Linear, MediaItem, Modality, Split
 
 Config = Mapping[str, Any]

@@ -25,8 +25,7 @@ from legroom.guard.request.endpoints import METRICS, TOKEN_NAME
 from legroom.guard.serving.admission_app import AdmissionApp, App, Message, Receive, Scope, Send, collect_response
 from legroom.guard.serving.control import Peers, together
 from legroom.guard.weight.engine_limits import limits_of_metrics, limits_of_vllm, read_limits
-from legroom.process_table import is_stopped
-from legroom.vllm.processes import engines_below, shares_engines
+from legroom.process_table import engines_below, is_stopped, shares_engines
 
 _CHECKED_PATHS = (("0.0.0", ("/v1",)), ("0.22.0", ("/v2", "/inference")), ("0.27.0", ("/cohere",)))
 """Paths that vLLM's API-key check covers, each with the first release that covers it."""

@@ -1,13 +1,13 @@
-"""Models that the GPUs a file asks for cannot hold."""
+"""Servers that do not fit the GPU that their file requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from legroom.deployments.subjects import StartedServer
-from legroom.lint.own_plan import own_plan
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.lint.server_plan import plan_of_server
 
 if TYPE_CHECKING:
     from legroom.planning.plan import Plan
@@ -18,27 +18,26 @@ RULE = Rule(
     "A server that does not fit the GPU that its file asks for",
     "The plan of the file's own model, flags and GPU ends without room for a KV cache: vLLM stops at the start.",
 )
-RULES = (RULE,)
-_OF_WEIGHTS = ("weights_too_big", "loading_oom")
+_WEIGHT_FAILURES = ("weights_too_big", "loading_oom")
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Only where the file names the model and the card, and its release is known."""
-    if not isinstance(subject, StartedServer) or len(subject.gpu_names) != 1 or context.hides_release(subject):
+@checks(StartedServer, RULE)
+def does_not_fit(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    if len(server.gpu_names) != 1 or context.has_unknown_release(server):
         return
-    own = own_plan(subject, context.release_of(subject))
-    if own is None or not own.is_card_known or own.plan.verdict != "does_not_fit":
+    own = plan_of_server(server, context.release_of(server))
+    if own is None or not own.is_gpu_known or own.plan.verdict != "does_not_fit":
         return
     failure = own.plan.memory.failure
-    message = f"it does not fit {subject.gpu_names[0]}: {failure.message if failure else own.plan.reason}"
-    severity: Severity | None = None if _is_sure(own.plan) else "warning"
-    yield finding(RULE, subject.place, message, "legroom plan --file FILE shows the flags that do", severity=severity)
+    message = f"it does not fit {server.gpu_names[0]}: {failure.message if failure else own.plan.reason}"
+    severity: Severity | None = None if _fails_in_whole_band(own.plan) else "warning"
+    yield finding(RULE, server.place, message, "legroom plan --file FILE shows the flags that do", severity=severity)
 
 
-def _is_sure(plan: Plan) -> bool:
-    """Whether it does not fit at the kind end of the estimate either; the size of the weights is no estimate."""
+def _fails_in_whole_band(plan: Plan) -> bool:
+    """Whether it does not fit with the largest estimated KV cache either. The size of the weights is exact."""
     failure = plan.memory.failure
-    if failure is None or failure.id in _OF_WEIGHTS:
+    if failure is None or failure.id in _WEIGHT_FAILURES:
         return True
     pool = min(rank.kv_cache.high for rank in plan.memory.ranks)
     return failure is plan.memory.kv.failure and failure.needed_bytes > pool

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import env_history, env_names, flags_of, is_read_by_plugin
-from legroom.facts.releases import Release
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
     "env-unknown",
@@ -17,44 +15,34 @@ RULE = Rule(
     "A variable that this release does not read",
     "vLLM starts as if it were not set: what it was meant to do does not happen (LR907).",
 )
-RULES = (RULE,)
-_SAME_WORD = 0.6
-"""How much of a word is right when it is only badly written: LOG for LOGGING, not PATH for ROOT."""
-FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
+_FLAG_INSTEAD = {"VLLM_ATTENTION_BACKEND": "--attention-backend"}
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """VLLM_* variables of a server: those of another release, and those that are nearly right."""
-    if not isinstance(subject, StartedServer):
-        return
-    release = context.release_of(subject)
-    for name, word in subject.env.items():
+@checks(StartedServer, RULE)
+def env_unknown(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    """VLLM_* variables of another release, and misspelled ones."""
+    release = context.release_of(server)
+    for name, word in server.env.items():
         if not name.startswith("VLLM_") or is_read_by_plugin(name):
             continue
         history = env_history(name)
         if history is None:
             near = difflib.get_close_matches(name, env_names(release), n=1, cutoff=0.88)
-            if near and _is_slip(name, near[0]):
+            if near and _is_typo(name, near[0]):
                 message = f"no vLLM release reads {name}"
-                yield finding(RULE, subject.place_of(word), message, f"write {near[0]}", len(name))
+                yield finding(RULE, server.place_of(word), message, f"write {near[0]}", len(name))
             continue
         if any(not release.before(first) and not release.after(last) for first, last in history):
             continue
-        message = no_longer_read(name, history, release)
-        flag = FLAG_INSTEAD.get(name, "")
+        message = f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
+        flag = _FLAG_INSTEAD.get(name, "")
         suggestion = f"write {flag} {word.text}" if flag in flags_of(release) else "leave it out"
-        yield finding(RULE, subject.place_of(word), message, suggestion, len(name))
+        yield finding(RULE, server.place_of(word), message, suggestion, len(name))
 
 
-def _is_slip(name: str, meant: str) -> bool:
-    """Whether a name has the words of another, badly written: VLLM_CACHE_PATH is no slip for VLLM_CACHE_ROOT."""
-    words, meant_words = name.split("_"), meant.split("_")
-    if len(words) != len(meant_words):
-        return "".join(words) == "".join(meant_words)
-    pairs = zip(words, meant_words, strict=True)
-    return all(difflib.SequenceMatcher(None, *pair).ratio() >= _SAME_WORD for pair in pairs)
-
-
-def no_longer_read(name: str, history: tuple[tuple[str, str], ...], release: Release) -> str:
-    """What to say of a variable of other releases."""
-    return f"vLLM reads {name} from {history[0][0]} to {history[-1][1]}, {release} does not"
+def _is_typo(name: str, candidate: str) -> bool:
+    """Whether every word of a name is at least 60 % right: LOG for LOGGING, but not PATH for ROOT."""
+    words, candidate_words = name.split("_"), candidate.split("_")
+    if len(words) != len(candidate_words):
+        return "".join(words) == "".join(candidate_words)
+    return all(difflib.SequenceMatcher(None, *pair).ratio() >= 0.6 for pair in zip(words, candidate_words, strict=True))

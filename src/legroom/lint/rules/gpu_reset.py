@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from legroom.deployments.subjects import Invoked
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.deployments.subjects import InvokedCommand
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
     "gpu-reset",
@@ -15,17 +14,16 @@ RULE = Rule(
     "It needs every process off the card, fails on cards with a display or NVLink peers in use, and takes neighbours "
     "down. Ending the orphan is enough (LR104).",
 )
-RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """nvidia-smi --gpu-reset or -r."""
-    if not isinstance(subject, Invoked) or context.is_about_mig:
-        return  # a card takes a change of its MIG mode only with a reset
-    texts = [text.rpartition("/")[2] for text in subject.texts()]
+@checks(InvokedCommand, RULE)
+def gpu_reset(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+    if context.configures_mig:
+        return  # a GPU changes its MIG mode only with a reset
+    texts = [text.rpartition("/")[2] for text in command.texts()]
     if "nvidia-smi" not in texts:
         return
-    for word in subject.words:
+    for word in command.words:
         if word.text.partition("=")[0] in ("--gpu-reset", "-r"):
             message = "a reset ends every process on the card and frees no more than ending the orphan does"
-            yield finding(RULE, subject.locate(word.offset), message, "leave it out; legroom recover finds the orphan")
+            yield finding(RULE, command.locate(word.offset), message, "leave it out; legroom recover finds the orphan")

@@ -1,13 +1,12 @@
-"""Ending processes by a pattern."""
+"""Processes killed by a name pattern."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from legroom.deployments.subjects import Invoked
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.deployments.subjects import InvokedCommand
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
     "kill-by-pattern",
@@ -16,29 +15,29 @@ RULE = Rule(
     "The pattern misses the engine's own process title, and hits every other server on the machine. End the one "
     "process that is proven to be an orphan (LR104).",
 )
-RULES = (RULE,)
 _SERVING = re.compile(r"vllm|python|llm|\bray\b|engine|\bserve\b|model|cuda|nvidia|gpu|\$", re.IGNORECASE)
-"""Other programs are nobody's business here: neither `http.server` nor the argocd-server of a port-forward."""
+"""Patterns that can match a vLLM process; `http.server` or a port-forward cannot."""
 _INNER = re.compile(r"\b(pgrep|pidof)\b|\bps\b.*(\bgrep\b|\bawk\s+['\"]?/)")
 _AWK_BODY = re.compile(r"\{[^{}]*\}")
 """`{print $2}` names a column, not a pattern."""
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
+@checks(InvokedCommand, RULE)
+def kill_by_pattern(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
     """pkill -f, killall, kill $(pgrep ...), pgrep ... | xargs kill."""
-    if not isinstance(subject, Invoked) or not subject.words:
+    if not command.words:
         return
-    texts = list(subject.texts())
+    texts = list(command.texts())
     while texts and texts[0].rpartition("/")[2] in ("sudo", "exec", "nohup", "timeout"):
         texts = texts[1:]
     name = texts[0].rpartition("/")[2] if texts else ""
     by_pattern = name in ("pkill", "killall") and "-0" not in texts
     # `kill $(pgrep ...)` is several words once it is split.
     by_pattern = by_pattern or (name == "kill" and any(_INNER.search(text) for text in texts[1:]))
-    by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(subject.line)))
-    looked_for = " ".join(texts[1:]) + (subject.line if name == "xargs" else "")
+    by_pattern = by_pattern or (name == "xargs" and "kill" in texts and bool(_INNER.search(command.line)))
+    looked_for = " ".join(texts[1:]) + (command.line if name == "xargs" else "")
     if by_pattern and _SERVING.search(_AWK_BODY.sub("", looked_for)):
-        shown = " ".join(subject.texts())
+        shown = " ".join(command.texts())
         message = f"`{shown if len(shown) < 60 else shown[:57] + '...'}` ends whatever matches"
         suggestion = "stop the service (systemctl stop, docker stop), or see what is orphaned with legroom recover"
-        yield finding(RULE, subject.locate(subject.words[0].offset), message, suggestion)
+        yield finding(RULE, command.locate(command.words[0].offset), message, suggestion)

@@ -1,13 +1,12 @@
-"""Flags of vLLM that stand where lint does not know what they are given to."""
+"""Flags of vLLM in a place that lint does not understand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.drawing.text import plural
-from legroom.lint.read import UnclaimedFlags
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.linted_parts import UnclaimedFlags
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
     "not-understood",
@@ -16,13 +15,9 @@ RULE = Rule(
     "They stand in a form that lint does not read, so nothing is said of them: neither that they are right nor that "
     "they are wrong.",
 )
-RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Once a file, at the first of them."""
-    if isinstance(subject, UnclaimedFlags):
-        message = (
-            f"{subject.flag} is vLLM's, and what it is given to was not understood ({plural(subject.lines, 'line')})"
-        )
-        yield finding(RULE, subject.place, message, "lint the command itself, or what the tool makes of this file")
+@checks(UnclaimedFlags, RULE)
+def not_understood(flags: UnclaimedFlags, context: Context) -> Iterator[LintFinding]:
+    message = f"{flags.flag} is vLLM's, and what it is given to was not understood ({plural(flags.lines, 'line')})"
+    yield finding(RULE, flags.place, message, "lint the command itself, or what the tool makes of this file")

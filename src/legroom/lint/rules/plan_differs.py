@@ -1,13 +1,12 @@
-"""A server that is not the planned one."""
+"""Flags that differ from the plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.facts.flags import flag_name
-from legroom.lint.rule import Context, LintFinding, Rule, finding, flag_word
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_place
 
 RULE = Rule(
     "plan-differs",
@@ -15,7 +14,6 @@ RULE = Rule(
     "Flags that differ from the plan",
     "The numbers of the plan hold for the planned flags only.",
 )
-RULES = (RULE,)
 _COMPARED = (
     "max_model_len",
     "max_num_seqs",
@@ -27,17 +25,18 @@ _COMPARED = (
 )
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Settings that memory follows from, where both say one."""
-    if not isinstance(subject, StartedServer) or (plan := context.plan_of(subject)) is None:
+@checks(StartedServer, RULE)
+def plan_differs(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    if (plan := context.plan_of(server)) is None:
         return
-    args = context.parsed(subject).args
+    args = context.parsed(server).args
     for dest in _COMPARED:
         given, planned = getattr(args, dest), plan.args.get(dest)
         if given is None or planned is None or given in (planned, -1):
             continue
         flag = flag_name(dest)
-        word = flag_word(subject, flag, "-tp", "-pp") if dest.endswith("parallel_size") else flag_word(subject, flag)
-        place = subject.place_of(word) if word else subject.place
+        short = ("-tp", "-pp") if dest.endswith("parallel_size") else ()
         message = f"{flag} is {given:g} here and {planned:g} in the plan"
-        yield finding(RULE, place, message, f"write {flag} {planned:g}, or plan again", len(flag))
+        yield finding(
+            RULE, flag_place(server, flag, *short), message, f"write {flag} {planned:g}, or plan again", len(flag)
+        )

@@ -1,14 +1,13 @@
-"""PromQL over series that exist, which does not mean what it is written for."""
+"""PromQL over existing series whose result means nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.facts.metrics import type_of
 from legroom.lint.expressions import NAMES_ONLY, Expression
-from legroom.lint.promql import Token, series_names, skip, tokens
-from legroom.lint.rule import Context, LintFinding, Rule, Severity, finding
+from legroom.lint.promql_reader import Token, series_names, skip, tokens
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
 
 RATE_OF_GAUGE = Rule(
     "promql-rate-of-gauge",
@@ -23,40 +22,37 @@ NO_LE = Rule(
     "A quantile without its buckets",
     "histogram_quantile() reads the label le. An aggregation that drops it leaves nothing to compute a quantile from.",
 )
-RULES = (RATE_OF_GAUGE, NO_LE)
 _RATES = ("rate", "irate", "increase")
 _AGGREGATIONS = ("sum", "avg", "max", "min", "count", "stddev", "stdvar", "group")
-_NOT_A_LEVEL = frozenset({"count", "count_over_time", "changes", "resets", "present_over_time", "timestamp"})
-"""Functions whose answer may well grow like a counter, whatever they are given."""
+_COUNTING = frozenset({"count", "count_over_time", "changes", "resets", "present_over_time", "timestamp"})
+"""Functions whose result may grow like a counter."""
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """Every query, whoever asks."""
-    if not isinstance(subject, Expression) or subject.owner in (*NAMES_ONLY, "variable"):
-        return
-    yield from _rates_of_gauges(subject)
-    yield from _quantiles(subject)
+def _is_query(expression: Expression) -> bool:
+    return expression.owner not in (*NAMES_ONLY, "variable")
 
 
-def _rates_of_gauges(subject: Expression) -> Iterator[LintFinding]:
-    stream = tokens(subject.text)
+@checks(Expression, RATE_OF_GAUGE)
+def rate_of_gauge(expression: Expression, context: Context) -> Iterator[LintFinding]:
+    stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream[:-2]):
         if token.text not in _RATES or stream[i + 1].text != "(":
             continue
         inner = stream[i + 2 : skip(stream, i + 1, "(", ")") - 1]
-        if not inner or any(function.text in _NOT_A_LEVEL for function in inner):
+        if not inner or any(function.text in _COUNTING for function in inner):
             continue
-        series = tuple(series_names(subject.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
-        if series and all(type_of(each.name) == "gauge" for each in series):
-            name = series[0].name
+        series = tuple(series_names(expression.text[inner[0].offset : inner[-1].offset + len(inner[-1].text)]))
+        if series and all(type_of(each.text) == "gauge" for each in series):
+            name = series[0].text
             message = f"{token.text}() of {name}, which is a gauge"
             suggestion = f"write deriv({name}[...]), avg_over_time({name}[...]) or the gauge itself"
-            place = subject.locate(inner[0].offset + series[0].offset)
+            place = expression.locate(inner[0].offset + series[0].offset)
             yield finding(RATE_OF_GAUGE, place, message, suggestion, len(name))
 
 
-def _quantiles(subject: Expression) -> Iterator[LintFinding]:
-    stream = tokens(subject.text)
+@checks(Expression, NO_LE)
+def quantile_without_le(expression: Expression, context: Context) -> Iterator[LintFinding]:
+    stream = tokens(expression.text) if _is_query(expression) else ()
     for i, token in enumerate(stream):
         if token.text != "histogram_quantile" or i + 1 >= len(stream) or stream[i + 1].text != "(":
             continue
@@ -64,13 +60,13 @@ def _quantiles(subject: Expression) -> Iterator[LintFinding]:
         series = next((name for name in inner if name.text.startswith("vllm:")), None)
         if series is None:
             continue
-        place, length = subject.locate(series.offset), len(series.text)
+        place, length = expression.locate(series.offset), len(series.text)
         if (dropped := _drops_le(inner)) is not None:
             suggestion = f"write {dropped.text} by (le) (...)"
             message = f"{dropped.text} drops the label le of {series.text}, and the quantile is empty"
-            # Prometheus can be told to turn histograms into native ones, which have no buckets and no le.
+            # Prometheus can convert histograms to native ones, which have no buckets and no le.
             severity: Severity | None = None if series.text.endswith("_bucket") else "warning"
-            yield finding(NO_LE, subject.locate(dropped.offset), message, suggestion, len(dropped.text), severity)
+            yield finding(NO_LE, expression.locate(dropped.offset), message, suggestion, len(dropped.text), severity)
         elif type_of(series.text) and not series.text.endswith("_bucket"):
             family = series.text.removesuffix("_sum").removesuffix("_count")
             has_buckets = type_of(f"{family}_bucket") == "histogram"
@@ -82,7 +78,7 @@ def _quantiles(subject: Expression) -> Iterator[LintFinding]:
 
 
 def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int) -> bool:
-    """Whether the buckets are what is aggregated, and not something beside them."""
+    """Whether the aggregation is over buckets."""
     first = aggregation + 1
     if stream[first].text != "(":  # `sum by (job) (...)`
         first = skip(stream, after + 1, "(", ")") if after + 1 < len(stream) else after
@@ -92,7 +88,7 @@ def _aggregates_buckets(stream: tuple[Token, ...], aggregation: int, after: int)
 
 
 def _drops_le(stream: tuple[Token, ...]) -> Token | None:
-    """The aggregation inside a quantile that leaves no le."""
+    """The aggregation inside a quantile that drops the label le."""
     for i, token in enumerate(stream):
         if token.text not in _AGGREGATIONS or i + 1 >= len(stream):
             continue

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 from legroom.units import MIB, human_bytes, parse_bytes
 
 RULE = Rule(
@@ -17,30 +16,26 @@ RULE = Rule(
     "Ranks communicate through /dev/shm, which has only 64 MiB in a container by default; NCCL and vLLM's queues need "
     "more (LR503).",
 )
-RULES = (RULE,)
-_LEAST_BYTES = 512 * MIB
-_HOW = {
+_SUGGESTIONS = {
     "docker": "add --ipc=host or --shm-size 4g",
     "compose": "add shm_size: 4gb (or ipc: host)",
     "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
 }
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """More than one GPU, and nothing or too little said about /dev/shm."""
-    if not isinstance(subject, StartedServer) or not subject.in_container:
+@checks(StartedServer, RULE)
+def shm_missing(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    ranks = context.parsed(server).args.engine_ranks
+    if not server.in_container or ranks < 2:
         return
-    ranks = context.parsed(subject).args.engine_ranks
-    if ranks < 2:
-        return
-    how = _HOW.get(subject.runs, "")
-    if subject.shm is None:
-        yield finding(RULE, subject.place, f"{ranks} ranks share 64 MiB of /dev/shm", how)
+    suggestion = _SUGGESTIONS.get(server.runs, "")
+    if server.shm is None:
+        yield finding(RULE, server.place, f"{ranks} ranks share 64 MiB of /dev/shm", suggestion)
         return
     try:
-        size = parse_bytes(subject.shm)
+        size = parse_bytes(server.shm)
     except LegroomError:
         return
-    if size < _LEAST_BYTES:
+    if size < 512 * MIB:
         message = f"{ranks} ranks share {human_bytes(size)} of /dev/shm: message queues alone are larger"
-        yield finding(RULE, subject.place, message, how)
+        yield finding(RULE, server.place, message, suggestion)

@@ -1,12 +1,11 @@
-"""Units that leave workers behind."""
+"""systemd units that leave workers running."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legroom.deployments.subjects import Unit
-from legroom.lint.rule import Context, LintFinding, Rule, finding
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding
 
 RULE = Rule(
     "unit-orphans",
@@ -15,18 +14,17 @@ RULE = Rule(
     "vLLM's engine and workers are processes of their own. If systemd ends only the first one, they keep the GPU's "
     "memory.",
 )
-RULES = (RULE,)
 
 
-def check(subject: Any, context: Context) -> Iterator[LintFinding]:
-    """KillMode=process or none, and SIGKILL as the first signal."""
-    if not isinstance(subject, Unit) or "vllm" not in subject.settings["ExecStart"].text.lower():
+@checks(Unit, RULE)
+def unit_orphans(unit: Unit, context: Context) -> Iterator[LintFinding]:
+    if "vllm" not in unit.settings["ExecStart"].text.lower():
         return
-    mode = subject.settings.get("KillMode")
+    mode = unit.settings.get("KillMode")
     if mode is not None and mode.text in ("process", "none"):
         message = f"KillMode={mode.text} leaves the engine and its workers running"
-        yield finding(RULE, subject.locate(mode.offset), message, "write KillMode=mixed")
-    signal = subject.settings.get("KillSignal")
+        yield finding(RULE, unit.locate(mode.offset), message, "write KillMode=mixed")
+    signal = unit.settings.get("KillSignal")
     if signal is not None and signal.text in ("SIGKILL", "9", "KILL"):
         message = "KillSignal=SIGKILL ends requests at once and gives workers no time to let go of the GPU"
-        yield finding(RULE, subject.locate(signal.offset), message, "write KillSignal=SIGTERM")
+        yield finding(RULE, unit.locate(signal.offset), message, "write KillSignal=SIGTERM")

@@ -19,7 +19,7 @@ from legroom.live.detectors.queue_backlog import QueueBacklog
 from legroom.live.detectors.several_servers import SeveralServers
 from legroom.live.detectors.stuck_engine import StuckEngine
 from legroom.live.detectors.unreachable import Unreachable
-from legroom.live.metrics.sample import Look
+from legroom.live.metrics.sample import ScrapeResult
 from legroom.live.metrics.window import WINDOW_S, Window
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument
@@ -47,7 +47,7 @@ DETECTORS: tuple[type[Detector], ...] = (
 """The gravest first: the first finding is what a server's state is named after."""
 
 
-def watch_all(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
+def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
     """One detector of each kind, for one server."""
     return tuple(kind(levels, plan) for kind in DETECTORS)
 
@@ -57,11 +57,11 @@ class Watcher:
 
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
-        self.detectors = watch_all(levels, plan)
+        self.detectors = make_detectors(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 
-    def take(self, look: Look, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
-        """Add a look; what is wrong now, the gravest first. Time is the look's own unless given."""
+    def take(self, look: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
+        """Add a scrape; what is wrong now, the gravest first. Time is the scrape's own unless given."""
         self.window.add(look)
         time_s = look.time_s if now_s is None else now_s
         updates = (detector.update(self.window, time_s) for detector in self.detectors)

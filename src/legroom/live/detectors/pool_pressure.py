@@ -1,8 +1,8 @@
-"""The pool is full and requests suffer from it: they wait, or are preempted. A full pool alone is healthy."""
+"""The KV pool is full, and requests wait or are preempted. A full pool alone is healthy."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, named, of_all_engines
+from legroom.live.detectors.base import Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 
 
@@ -12,23 +12,22 @@ class PoolPressure(Detector):
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "fewer or shorter requests at once, or a larger pool; a restart empties the queue onto its clients"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The worst engine of the last step."""
+        """The first engine with a full pool in the last step."""
         if not window.is_answering or not window.steps:
             return None
         conditions = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
-        return of_all_engines(conditions)
+        return worst_condition(conditions)
 
     def _engine(self, engine: EngineStep, window: Window) -> Condition:
-        use = engine.most_kv_use
+        use = engine.peak_kv_use
         preempted = engine.preemptions or 0.0
         suffers = engine.queued > 0 or preempted > 0
         has_no_room = engine.has_no_room(self.levels.pool_full_ratio)
         if not has_no_room or not suffers:
-            return Condition(False, use < self.levels.pool_calm_ratio or not suffers)
-        which = named(engine.key, window)
+            return Condition(False, is_calm=use < self.levels.pool_calm_ratio or not suffers)
+        which = engine_label(engine.key, window)
         of = f" of {which}" if which else ""
         blocks = f" ({use * engine.num_blocks:,.0f} of {engine.num_blocks:,} blocks)" if engine.num_blocks else ""
         pains = [f"{counted(engine.queued, 'request')} wait"] if engine.queued else []
@@ -40,4 +39,4 @@ class PoolPressure(Detector):
             f"{' and '.join(pains)}"
         )
         numbers = {"kv_use": use, "running": engine.running or 0.0, "waiting": engine.queued, "preempted": preempted}
-        return Condition(True, False, reason, numbers, which)
+        return Condition(True, reason, numbers, which)

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom.home import store_path
-from legroom.live.journal.columns import JournalPoint
-from legroom.live.journal.records import (
+from legroom.live.journal.journal_records import (
     DONE,
     FAILED,
     OUTCOMES,
@@ -35,7 +34,7 @@ from legroom.live.journal.records import (
     bring_up_to_date,
     version_of,
 )
-from legroom.live.journal.samples import Retention, SampleStore, values_of
+from legroom.live.journal.sample_store import JournalPoint, Retention, SampleStore, values_of
 from legroom.live.metrics.sample import Sample
 from legroom.masking import masked
 
@@ -59,7 +58,6 @@ __all__ = [
 ]
 
 _BUSY_S = 5.0
-_PACKED_AT_ONCE = 20  # hours of samples in one transaction: a writer of incidents never waits long for it
 _CHECKPOINT_PAGES = 1000
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
 _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
@@ -282,35 +280,35 @@ class Journal:
         """Keeps what matters of each. One transaction for all of them."""
         self.add_rows((sample.server, sample.time_s, values_of(sample)) for sample in samples)
 
-    def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
-        """The same from server, time and the values of `journal_columns.FIELDS`."""
+    def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
+        """Stores rows of server, time and the values of `samples.FIELDS`."""
         with self._writing():
             self._samples.add(rows)
-        self._samples.remember_ids()
+        self._samples.cache_ids()
 
     def samples(
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
     ) -> tuple[JournalPoint, ...]:
         """What one server did between two times: every sample, or minutes or ten minutes where that is too many."""
         with self._reading():
+            if version_of(self._db) < VERSION:  # an old journal on a disk that cannot be written
+                return ()
             return self._samples.points(server, since_s, self._now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
         """Every server that ever had a sample."""
         with self._reading():
-            return self._samples.servers()
+            return tuple(self._samples.servers())
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
         """Packs hours that are over, and forgets what is older than it is kept. Cheap when there is nothing to do."""
         now_s, retention = self._now(now_s), retention or Retention()
-        for pack in (self._samples.pack, self._samples.pack_days):
-            packed = _PACKED_AT_ONCE
-            while packed == _PACKED_AT_ONCE:
-                with self._writing():
-                    packed = pack(now_s, _PACKED_AT_ONCE)
+        for server_id in self._samples.servers().values():
+            with self._writing():  # one transaction a server: a writer of incidents never waits long
+                self._samples.roll_up(server_id, now_s)
+                self._samples.delete_old(server_id, now_s, retention)
         with self._writing() as db:
-            self._samples.forget(now_s, retention)
-            _forget_incidents(db, now_s - retention.incidents_s)
+            _delete_incidents(db, now_s - retention.incidents_s)
         with _explained(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
@@ -381,7 +379,7 @@ def _sentence(path: Path, error: sqlite3.Error) -> tuple[str, str]:
     return f"the journal {path} failed: {error}", ""
 
 
-def _forget_incidents(db: sqlite3.Connection, before_s: float) -> None:
+def _delete_incidents(db: sqlite3.Connection, before_s: float) -> None:
     old = "(SELECT id FROM incidents WHERE closed_s < ?)"
     db.execute(f"DELETE FROM notes WHERE incident_id IN {old}", (before_s,))
     db.execute("DELETE FROM stages WHERE action_id IN (SELECT id FROM actions WHERE finished_s < ?)", (before_s,))

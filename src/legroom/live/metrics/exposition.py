@@ -18,8 +18,8 @@ from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.metrics.names import HISTOGRAMS, WORKER, Slot, slots_by_name
 from legroom.live.metrics.sample import EngineSample, Histogram, Sample
 
-MOST_NOTES = 8
-_MOST_LABEL_TEXTS = 100_000
+MAX_NOTES = 8
+_MAX_LABEL_TEXTS = 100_000
 """Of label texts remembered: a thousand servers with a model each. More are parsed anew every time."""
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -52,7 +52,7 @@ def _labels(text: bytes) -> _Labels | None:
         return _label_texts[text]
     except KeyError:
         pass
-    if len(_label_texts) >= _MOST_LABEL_TEXTS:
+    if len(_label_texts) >= _MAX_LABEL_TEXTS:
         _label_texts.pop(next(iter(_label_texts)))
     parsed = _label_texts[text] = _parsed_labels(text)
     return parsed
@@ -128,7 +128,7 @@ class _Reading:
         self.series = 0
 
     def note(self, text: str) -> None:
-        if len(self.notes) < MOST_NOTES and text not in self.notes:
+        if len(self.notes) < MAX_NOTES and text not in self.notes:
             self.notes.append(text)
 
     def engine(self, key: tuple[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.address import Endpoint
+from legroom.live.metrics.endpoint import Endpoint
 from legroom.records import dataclass, field
 
 DEFAULT_PORT = 8000

@@ -1,9 +1,8 @@
-"""All vLLM servers of a Prometheus that already scrapes them, by a few queries.
+"""Samples of all vLLM servers that a Prometheus scrapes, by a few queries.
 
-Every name that a role ever had is asked for at once (`{__name__=~"a|b"}`), so servers of any release answer. Times are
-those of Prometheus' own scrapes: a server it has not scraped again gives no second look, however often it is asked.
-Of a large fleet the times come first, and then the figures of the servers whose turn it is: a look's wait is what
-Prometheus takes to find and write series.
+One query asks for every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
+are those of Prometheus' own scrapes. Of a large fleet the scrape times are queried first, then the figures of the
+servers whose turn it is.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from legroom.facts import metrics
-from legroom.live.metrics.address import Endpoint, endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.exposition import sample_of_series
 from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES, WORKER
-from legroom.live.metrics.sample import Look, ScrapeFailure
+from legroom.live.metrics.sample import ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
 if TYPE_CHECKING:
@@ -50,25 +49,26 @@ _VALUES = (
 )
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
 _TIMED_BY = "running"
-"""Every release shows it, one series an engine: its times stand for the server's."""
-_MOST_SERVERS = 10_000
-_FORGET_AFTER_LOOKS = 120
-"""A server that Prometheus neither scrapes nor has figures of is gone for good after ten minutes of looks. Not before:
-a Prometheus that starts over knows nobody for a while."""
+"""Every release has it, one series per engine: its scrape times are the server's."""
+_MAX_SERVERS = 10_000
+"""Bounds memory, at five times the largest fleet of bench/watch_fleet.py."""
+_FORGET_AFTER_POLLS = 120
+"""Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
 _USUAL_SCRAPE_S = 60.0
-"""Prometheus' own default, until two scrapes of any server have been seen."""
+"""Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
 _JITTER = 0.9
+"""Tolerates scrapes that come a tenth of the interval early."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
-"""Of more servers than this, only one scrape in fifteen seconds is taken, however often Prometheus scrapes: the last
-ten minutes of each server are kept, which for thousands at five seconds would be half a gigabyte."""
+"""Above this many servers one sample in fifteen seconds is taken: ten minutes of thousands of servers at five seconds
+would be half a gigabyte."""
 _TURNS = 3
-"""The servers of a large fleet are taken in so many turns within that time, or every third look would be a long one."""
+"""A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
 _SERVERS_A_QUERY = 250
-"""Prometheus looks a list of label values up in its index, in some releases only one of up to 256 values."""
+"""Prometheus scrapes a list of label values up in its index, in some releases only one of up to 256 values."""
 _QUERIES_AT_ONCE = 4
-"""It answers 20 at once by default, and others ask too."""
+"""Prometheus runs 20 queries at once by default (--query.max-concurrency)."""
 _META = re.compile(r"([\\.+*?()|\[\]{}^$])")
-"""What Go's regular expressions escape. If more is escaped, as Python does, Prometheus sees no list of values."""
+"""Characters to escape for Go's regexp. With more escaped, as re.escape does, Prometheus skips its index."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
 
 
@@ -78,17 +78,16 @@ _SeriesByServer = dict[str, list[tuple[str, dict[str, str], float]]]
 
 
 class _Answer(NamedTuple):
-    """What Prometheus says to one query."""
+    """The result of one query."""
 
     rows: _Rows
     time_s: float | None
-    """What it took for now; None in an empty answer."""
+    """The evaluation time; None in an empty result."""
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """An answer of thousands of servers is a hundred thousand objects that all live until it is read: the garbage
-    collector would walk through them, and through everything that is known of the servers, again and again."""
+def _gc_paused() -> Iterator[None]:
+    """Parsing thousands of servers makes 100,000 live objects, which every garbage collection would walk."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -99,7 +98,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class PrometheusSource:
-    """Reads every vLLM server of one Prometheus. Remembers which there were, so that one that vanishes is seen."""
+    """Polls one Prometheus and remembers its servers, so that a missing one is reported."""
 
     def __init__(
         self,
@@ -115,36 +114,36 @@ class PrometheusSource:
         root = base.url.removesuffix("/metrics").removesuffix("/api")
         self._query = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
         self.server = root
-        """Prometheus' own address, without credentials."""
+        """The address of Prometheus, without credentials."""
         self._matchers = _checked(matchers)
         self._buckets = buckets
-        """Whether to ask for latency buckets too: a hundred series more a server."""
+        """Whether to query latency buckets too: a hundred more series per server."""
         self._last_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
-        self._looked_s = 0.0
-        """Scrapes before this are not taken."""
+        self._polled_s = 0.0
+        """The time of the last poll."""
         self._scraped_s: dict[str, float] = {}
         self._scrape_s: dict[str, float] = {}
-        """Between the last two scrapes of a server."""
+        """Seconds between the last two scrapes of each server."""
         self._missing: dict[str, int] = {}
         self._failed_s: dict[str, float] = {}
         self._targets: set[str] = set()
-        """Servers that `up` has shown."""
+        """Servers that appeared in `up`."""
 
     @property
     def servers(self) -> frozenset[str]:
-        """Those it has seen, or was told of, and not forgotten yet."""
+        """Known servers, including missing ones that are not forgotten yet."""
         return frozenset(self._last_s)
 
     def expect(self, servers: Iterable[str]) -> None:
-        """Servers that were there before this was made: if Prometheus scrapes them in vain, they are down."""
+        """Adds servers of an earlier process, which are reported as failed if Prometheus cannot scrape them."""
         for server in servers:
             if server not in self._last_s:
                 self._last_s[server] = 0.0
                 self._targets.add(server)
 
     def queries(self) -> tuple[str, str, str]:
-        """What is asked: values, scrape times, and which targets are up."""
+        """The queries for values, scrape times and `up`."""
         return (
             self._values_of(self._matchers),
             f"timestamp({_selector(_timed(), self._matchers)})",
@@ -156,41 +155,42 @@ class PrometheusSource:
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
         names += [*WORKER, STOPPED_ENGINES]
-        # Every process that Prometheus scrapes has this one; those that show vLLM's figures beside it are wanted.
+        # Every scraped process has this metric; the join keeps those that have vLLM's too.
         process = f"{_selector(API_SERVER_RSS, matchers)} and on (job, instance) {_selector(_timed(), matchers)}"
         return f"{_selector('|'.join(names), matchers)} or {process}"
 
-    async def looks(
+    async def poll(
         self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
-    ) -> list[Look]:
-        """One look at every server that has been scraped since the last call; a failure for each that has vanished.
+    ) -> list[ScrapeResult]:
+        """A sample of every server scraped since the last call, and a failure for each missing server.
 
-        With `is_past` it is what Prometheus would have answered at `time_s`. Ask for the past before the present.
+        With `is_past` the queries are evaluated at `time_s`; past times must be polled before the present.
         """
         asked = {"time": f"{time_s:.3f}"} if is_past else {}
         if len(self._scraped_s) > _LARGE_FLEET:
-            return await self._looks_in_turns(session, asked, time_s, timeout_s)
+            return await self._poll_in_turns(session, asked, time_s, timeout_s)
         values, times, up = await self._answers(session, asked, self.queries(), timeout_s)
-        with _uncollected():
+        with _gc_paused():
             return self._read(values.rows, times.rows, up.rows, time_s)
 
-    async def _looks_in_turns(
+    async def _poll_in_turns(
         self, session: aiohttp.ClientSession, asked: dict[str, str], time_s: float, timeout_s: float
-    ) -> list[Look]:
+    ) -> list[ScrapeResult]:
         times, up = await self._answers(session, asked, self.queries()[1:], timeout_s)
         scraped = _scraped(times.rows)
         turn = self._turn(scraped, time_s)
         if times.time_s is not None:
-            # Of the same moment: the figures of a scrape in between would get the time of the one before.
+            # At the same evaluation time, or a scrape in between would get the earlier scrape's time.
             asked = {"time": f"{times.time_s:.3f}"}
         series = await self._series_of(turn, times.rows, session, asked, timeout_s)
-        with _uncollected():
-            return self._looks_at(turn, series, len(scraped)) + self._vanished(scraped, _is_up(up.rows), time_s)
+        with _gc_paused():
+            return self._samples_of(turn, series, len(scraped)) + self._missing_servers(
+                scraped, _is_up(up.rows), time_s
+            )
 
     async def _answers(
         self, session: aiohttp.ClientSession, asked: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
-        # Prometheus works on one while another is read here.
         return await _all_of(*(self._ask(session, asked | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
@@ -201,14 +201,14 @@ class PrometheusSource:
         asked: dict[str, str],
         timeout_s: float,
     ) -> _SeriesByServer:
-        """The figures of some servers, whose labels are known from other series."""
+        """The series of these servers, matched by the labels of `rows`."""
         gate = asyncio.Semaphore(_QUERIES_AT_ONCE)
 
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
                 answer = await self._ask(session, asked | {"query": self._values_of(matchers)}, timeout_s)
-            with _uncollected():
+            with _gc_paused():
                 return _by_server(answer.rows)
 
         series: _SeriesByServer = {}
@@ -216,13 +216,13 @@ class PrometheusSource:
             series |= answered
         return series
 
-    def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[Look]:
+    def _read(self, values: _Rows, times: _Rows, up: _Rows, time_s: float) -> list[ScrapeResult]:
         series, scraped = _by_server(values), _scraped(times)
         turn = self._turn({server: scraped.get(server, time_s) for server in series}, time_s)
-        return self._looks_at(turn, series, len(series)) + self._vanished(series, _is_up(up), time_s)
+        return self._samples_of(turn, series, len(series)) + self._missing_servers(series, _is_up(up), time_s)
 
     def _turn(self, scraped: Mapping[str, float], time_s: float) -> dict[str, float]:
-        """The servers that are taken now, with the times of their scrapes."""
+        """The servers to sample now, with their scrape times."""
         due: list[tuple[float, str, float]] = []
         for server, at_s in scraped.items():
             was_missing = self._missing.pop(server, None)
@@ -233,11 +233,11 @@ class PrometheusSource:
             self._scraped_s[server] = at_s
             if at_s > before_s and at_s >= self._due_s.get(server, 0.0):
                 due.append((self._due_s.get(server, 0.0), server, at_s))
-        taken = self._taken_now(due, len(scraped), _apart_s(len(scraped)), time_s)
+        taken = self._due_now(due, len(scraped), _apart_s(len(scraped)), time_s)
         return {server: at_s for _, server, at_s in taken}
 
-    def _looks_at(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[Look]:
-        looks: list[Look] = []
+    def _samples_of(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
+        looks: list[ScrapeResult] = []
         apart_s = _apart_s(servers)
         for server, at_s in turn.items():
             sample = sample_of_series(series.get(server, ()), at_s, server)
@@ -249,29 +249,28 @@ class PrometheusSource:
                 looks.append(sample)
         return looks
 
-    def _taken_now(
+    def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
     ) -> list[tuple[float, str, float]]:
-        """Those of a large fleet whose turn it is: no more than the time since the last look has room for, the longest
-        due first. After a pause all are due at once, and would be from then on."""
-        passed_s, self._looked_s = max(time_s - self._looked_s, 0.0), time_s
+        """The part of a large fleet that is polled now, longest due first. The cap spreads servers again after a pause,
+        when all are due at once."""
+        passed_s, self._polled_s = max(time_s - self._polled_s, 0.0), time_s
         if not apart_s or passed_s >= apart_s:
             return due
         new = [each for each in due if not each[0]]
         waiting = sorted(each for each in due if each[0])
         return new + waiting[: math.ceil(servers * passed_s / apart_s)]
 
-    def _vanished(self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float) -> list[Look]:
-        """One failure a scrape that failed, not one a question: a single lost scrape is a single lost look.
-
-        A target that Prometheus has dropped was taken away, by a rolling update perhaps: it has not failed.
-        """
+    def _missing_servers(
+        self, present: Mapping[str, Any], is_up: Mapping[str, bool], time_s: float
+    ) -> list[ScrapeResult]:
+        """One failure per failed scrape. A target that Prometheus no longer lists was removed and has not failed."""
         self._targets |= is_up.keys() & present.keys()
-        failures: list[Look] = []
+        failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
             looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
-            if looks > _FORGET_AFTER_LOOKS:
+            if looks > _FORGET_AFTER_POLLS:
                 self._forget(server)
                 continue
             if server in self._targets and server not in is_up:
@@ -290,18 +289,18 @@ class PrometheusSource:
             kept.pop(server, None)
 
     async def ask(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
-        """The answer to one question of somebody else's: label sets and values."""
+        """The label sets and values of any instant query."""
         return (await self._ask(session, {"query": query}, timeout_s)).rows
 
     async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
         body = await fetch(session, self._query, timeout_s, form=form)
         try:
-            with _uncollected():
+            with _gc_paused():
                 answer = json.loads(body)
             if answer["status"] != "success":
                 raise ScrapeFailed("http_error", f"{self.server}: {answer.get('error', 'the query failed')}")
             entries = answer["data"]["result"]
-            with _uncollected():
+            with _gc_paused():
                 rows = [(entry["metric"], float(entry["value"][1])) for entry in entries]
             return _Answer(rows, float(entries[0]["value"][0]) if entries else None)
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -311,7 +310,7 @@ class PrometheusSource:
 
 
 async def _all_of(*answers: Coroutine[Any, Any, _T]) -> list[_T]:
-    """All of them side by side; the first failure ends the others."""
+    """asyncio.gather that cancels the rest on the first failure."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
         return await asyncio.gather(*tasks)
@@ -331,7 +330,7 @@ def _by_server(values: _Rows) -> _SeriesByServer:
         series = by_server.get(server)
         if series is not None:
             series.append((labels["__name__"], labels, value))
-        elif len(by_server) < _MOST_SERVERS:
+        elif len(by_server) < _MAX_SERVERS:
             by_server[server] = [(labels["__name__"], labels, value)]
     return by_server
 
@@ -340,7 +339,7 @@ def _scraped(times: _Rows) -> dict[str, float]:
     scraped: dict[str, float] = {}
     for labels, value in times:
         server = server_of_labels(labels)
-        if server in scraped or len(scraped) < _MOST_SERVERS:
+        if server in scraped or len(scraped) < _MAX_SERVERS:
             scraped[server] = max(value, scraped.get(server, 0.0))
     return scraped
 
@@ -363,7 +362,7 @@ def _selector(names: str, matchers: str) -> str:
 
 
 def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
-    """Label matchers that pick all series of these servers, a few hundred servers each."""
+    """Label matchers for all series of these servers, a few hundred servers per matcher."""
     values_by_label: dict[str, dict[str, None]] = {}
     for labels, _ in rows:
         if server_of_labels(labels) in servers:
@@ -377,7 +376,7 @@ def _matchers_of(servers: Mapping[str, float], rows: _Rows) -> Iterator[str]:
 
 
 def _checked(matchers: str) -> str:
-    """Label matchers as PromQL writes them, or what is wrong: they go into a query."""
+    """Validated PromQL label matchers, without braces."""
     from legroom.errors import LegroomError  # only for the mistake
 
     text = matchers.strip().removeprefix("{").removesuffix("}").replace(", ", ",").rstrip(",")
@@ -389,12 +388,11 @@ def _checked(matchers: str) -> str:
 
 
 _NAMED_BY = ("pod", "kubernetes_pod_name", "instance", "job")
-"""The label that names a server: the first that it has."""
+"""Labels that name a server, in order of preference."""
 
 
 def server_of_labels(labels: Mapping[str, str]) -> str:
-    """The name of the server that a series is of: its pod where there is one, else what Prometheus scraped. The pods of
-    a LeaderWorkerSet have the same names in every cluster, so one that the labels tell comes first."""
+    """`namespace/pod`, else the scraped instance, prefixed with the cluster label where there is one."""
     cluster = f"{labels['cluster']}/" if labels.get("cluster") else ""
     pod = labels.get("pod") or labels.get("kubernetes_pod_name")
     if pod:

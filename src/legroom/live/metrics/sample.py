@@ -1,4 +1,4 @@
-"""One look at a serving vLLM: gauges as they stand, counters as running totals, per engine and summed."""
+"""One scrape at a serving vLLM: gauges as they stand, counters as running totals, per engine and summed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FailureKind = Literal[
     "dns",
     "unreachable",
 ]
-"""Why a look brought nothing."""
+"""Why a scrape brought nothing."""
 
 COUNTERS = (
     "preemptions",
@@ -181,50 +181,51 @@ class Sample:
     notes: tuple[str, ...] = ()
     """What was wrong with the answer, where it could still be read."""
 
-    def _total(self, field: str) -> float | None:
+    def total(self, field: str) -> float | None:
+        """The sum of an engine field over all engines; None where no engine shows it."""
         return _sum([getattr(engine, field) for engine in self.engines])
 
     @property
     def running(self) -> float | None:
         """Requests in the batch."""
-        return self._total("running")
+        return self.total("running")
 
     @property
     def waiting(self) -> float | None:
         """Requests in the queue."""
-        return self._total("waiting")
+        return self.total("waiting")
 
     @property
     def preemptions(self) -> float | None:
-        return self._total("preemptions")
+        return self.total("preemptions")
 
     @property
     def prefix_queries(self) -> float | None:
         """Tokens looked up in the prefix cache so far."""
-        return self._total("prefix_queries")
+        return self.total("prefix_queries")
 
     @property
     def prefix_hits(self) -> float | None:
         """Tokens found there so far."""
-        return self._total("prefix_hits")
+        return self.total("prefix_hits")
 
     @property
     def prompt_tokens(self) -> float | None:
-        return self._total("prompt_tokens")
+        return self.total("prompt_tokens")
 
     @property
     def generation_tokens(self) -> float | None:
-        return self._total("generation_tokens")
+        return self.total("generation_tokens")
 
     @property
     def finished(self) -> float | None:
         """Requests ended so far, whatever the reason."""
-        return self._total("finished")
+        return self.total("finished")
 
     @property
     def num_blocks(self) -> int | None:
         """Blocks of all pools."""
-        total = self._total("num_blocks")
+        total = self.total("num_blocks")
         return None if total is None else int(total)
 
     @property
@@ -246,7 +247,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFailure:
-    """A look that brought nothing, and why."""
+    """A scrape that brought nothing, and why."""
 
     time_s: float
     server: str
@@ -254,4 +255,4 @@ class ScrapeFailure:
     message: str
 
 
-Look = Sample | ScrapeFailure
+ScrapeResult = Sample | ScrapeFailure

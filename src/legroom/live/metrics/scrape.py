@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.metrics.address import Endpoint, endpoint
+from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.sample import FailureKind, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import FailureKind, Sample, ScrapeFailure, ScrapeResult
 from legroom.memo import Memo
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 TIMEOUT_S = 4.0
-"""Below the usual interval. At a shorter one a slow server is looked at less often: slow is not gone."""
-MOST_BYTES = 16 * 1024 * 1024
+"""Below the usual interval. At a shorter one a slow server is scraped less often: slow is not gone."""
+MAX_BYTES = 16 * 1024 * 1024
 """A vLLM answers with 60 kB; sixteen MiB is hundreds of engines, and more is no vLLM."""
-MOST_QUERY_BYTES = 512 * 1024 * 1024
+MAX_QUERY_BYTES = 512 * 1024 * 1024
 """Of one query: a thousand servers with every latency bucket are a tenth of it."""
-MOST_AT_ONCE = 64
+MAX_CONCURRENT_SCRAPES = 64
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 
 
@@ -50,7 +50,7 @@ class ScrapeFailed(LegroomError):
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session that keeps connections open between looks. To be closed by the caller."""
+    """A session that keeps connections open between scrapes. To be closed by the caller."""
     import aiohttp  # slow to import
 
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60)
@@ -63,7 +63,7 @@ def open_session() -> aiohttp.ClientSession:
 async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
-    """One look at a server; raises ScrapeFailed with the reason where there is none."""
+    """One scrape at a server; raises ScrapeFailed with the reason where there is none."""
     body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
@@ -73,7 +73,7 @@ async def scrape(
 
 async def look(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
-) -> Look:
+) -> ScrapeResult:
     """A sample, or the failure as a value: what a watcher puts into its window either way."""
     try:
         return await scrape(session, target, timeout_s, time_s)
@@ -100,7 +100,7 @@ async def fetch(
             allow_redirects=False,
         ) as response:
             _check_status(server, response.status, response.headers.get("Location"))
-            return await _bounded_body(server, response, MOST_BYTES if form is None else MOST_QUERY_BYTES)
+            return await _bounded_body(server, response, MAX_BYTES if form is None else MAX_QUERY_BYTES)
     except TimeoutError as error:
         raise ScrapeFailed("timeout", f"{server} did not answer within {timeout_s:g} s") from error
     except aiohttp.ClientConnectorDNSError as error:
@@ -127,7 +127,7 @@ def _check_status(server: str, status: int, location: str | None) -> None:
     if status == 404:
         raise ScrapeFailed("not_found", f"{server} has no /metrics (HTTP 404)", "is it vLLM's API server?")
     if 300 <= status < 400:
-        from legroom.live.metrics.address import masked_url  # only here
+        from legroom.live.metrics.endpoint import masked_url  # only here
 
         where = f" to {masked_url(location)}" if location else ""
         raise ScrapeFailed("redirect", f"{server} redirects{where} (HTTP {status})", "give the final address")
@@ -135,13 +135,13 @@ def _check_status(server: str, status: int, location: str | None) -> None:
         raise ScrapeFailed("http_error", f"{server} answered HTTP {status}")
 
 
-async def _bounded_body(server: str, response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+async def _bounded_body(server: str, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in response.content.iter_any():
         size += len(chunk)
-        if size > most_bytes:
-            raise ScrapeFailed("too_big", f"{server} answered with more than {most_bytes >> 20} MiB")
+        if size > max_bytes:
+            raise ScrapeFailed("too_big", f"{server} answered with more than {max_bytes >> 20} MiB")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -173,7 +173,7 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 
 def scrape_once(address: str | Endpoint, timeout_s: float = TIMEOUT_S) -> Sample:
-    """One look from code that has no event loop."""
+    """One scrape from code that has no event loop."""
     target = endpoint(address) if isinstance(address, str) else address
 
     async def once() -> Sample:
@@ -186,20 +186,20 @@ def scrape_once(address: str | Endpoint, timeout_s: float = TIMEOUT_S) -> Sample
 async def scrape_fleet(
     targets: Sequence[Endpoint],
     interval_s: float,
-    take: Callable[[Look], Awaitable[None] | None],
+    take: Callable[[ScrapeResult], Awaitable[None] | None],
     *,
     rounds: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    most_at_once: int = MOST_AT_ONCE,
+    max_concurrent: int = MAX_CONCURRENT_SCRAPES,
 ) -> None:
-    """Look at every server once an interval, for ever or `rounds` times, and hand each look to `take`.
+    """Look at every server once an interval, for ever or `rounds` times, and hand each scrape to `take`.
 
     The servers' turns are spread evenly over the interval, each at the same place in every round, so that work and
     network are level. A server that has not answered when its turn comes again is passed over, never asked twice.
     """
     if not targets:
         return
-    gate = asyncio.Semaphore(most_at_once)
+    gate = asyncio.Semaphore(max_concurrent)
     async with open_session() as session:
 
         async def one(target: Endpoint) -> None:

@@ -1,7 +1,7 @@
-"""The last minutes of one server: its looks turned into steps, so that detectors compare rates and never raw totals.
+"""The last minutes of one server: its scrapes turned into steps, so that detectors compare rates and never raw totals.
 
 A step is what happened between two samples that follow each other: how much each counter grew, and where the gauges
-stood at its end. There is no step across a gap, a clock that jumped or the first look; a counter that fell means the
+stood at its end. There is no step across a gap, a clock that jumped or the first scrape; a counter that fell means the
 engine started anew, and what it shows by then was all done since.
 """
 
@@ -14,28 +14,36 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from legroom.live.metrics.sample import COUNTERS, HISTOGRAMS, EngineSample, Histogram, Look, Sample, ScrapeFailure
+from legroom.live.metrics.sample import (
+    COUNTERS,
+    HISTOGRAMS,
+    EngineSample,
+    Histogram,
+    Sample,
+    ScrapeFailure,
+    ScrapeResult,
+)
 from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
-MOST_STEPS = 120
+MAX_STEPS = 120
 """Ten minutes at five seconds, about a quarter of a megabyte. What needs days keeps a thinned line of its own."""
 WINDOW_S = 600.0
 """The longest that anyone looks back: at a Prometheus' 15 s that is 40 steps. A fleet's memory is these steps."""
-_LEAST_STEPS = 16
+_MIN_STEPS = 16
 """However far apart: a trend and the time before it need that many (`forecast_least_steps`, and a few)."""
 SHORTEST_STEP_S = 1e-3
 """Samples closer together than this are one: over next to no time any growth is an endless rate. Clocks that are put
-right a little do that, and so does a source that tells the same sample twice; no watcher looks this often."""
+right a little do that, and so does a source that tells the same sample twice; no watcher scrapes this often."""
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
 """A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
 _FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S
-"""A Prometheus may scrape every few minutes, and a look may be late."""
+"""A Prometheus may scrape every few minutes, and a scrape may be late."""
 _CLOCK_SKEW_S = 60.0
 """A server's clock and ours may differ by this much: a process that started later than that is a new one."""
 _THIN_S = 300.0
-_MOST_THINNED = 2048
+_MAX_MEMORY_POINTS = 2048
 """One point in five minutes for a week."""
 _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefix_queries")
 """Counters of one series each: where one fell, the engine is a new one."""
@@ -88,7 +96,7 @@ class EngineStep:
         return before if before is not None else self.waiting_before or 0.0
 
     @property
-    def most_kv_use(self) -> float:
+    def peak_kv_use(self) -> float:
         """Of the pool, at the step's beginning or end: what a request or a victim of preemption held is free until the
         next one is computed, so the use may have just dipped."""
         return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
@@ -98,7 +106,7 @@ class EngineStep:
 
         Where requests are large to the pool, it is as full as it gets well below 1.
         """
-        use = self.most_kv_use
+        use = self.peak_kv_use
         if use >= full_ratio:
             return True
         return bool(self.queued and self.running and use > 0.5 and use * (1 + 1 / self.running) > 1)
@@ -134,7 +142,7 @@ class WindowStep:
 
     def total(self, field: str) -> float | None:
         """The sum over the engines; None where none shows it."""
-        if len(self.engines) == 1:  # nearly always, and asked hundreds of times a look
+        if len(self.engines) == 1:  # nearly always, and asked hundreds of times a scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
         return sum(known) if known else None
@@ -192,41 +200,41 @@ def _engine_step(
 
 
 class Window:
-    """What is remembered of one server. Feed it looks in the order they were made."""
+    """What is remembered of one server. Feed it scrapes in the order they were made."""
 
-    def __init__(self, server: str, most_steps: int = MOST_STEPS, window_s: float = WINDOW_S) -> None:
+    def __init__(self, server: str, max_steps: int = MAX_STEPS, window_s: float = WINDOW_S) -> None:
         self.server = server
         self._window_s = window_s
         self.latest: Sample | None = None
-        """The last sample; older than the last look where the server does not answer."""
-        self.steps: deque[WindowStep] = deque(maxlen=most_steps)
+        """The last sample; older than the last scrape where the server does not answer."""
+        self.steps: deque[WindowStep] = deque(maxlen=max_steps)
         self.failures: deque[ScrapeFailure] = deque(maxlen=64)
-        """Failed looks since the last sample."""
+        """Failed scrapes since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
         """When the server was seen to have started anew."""
         self.switches: deque[float] = deque(maxlen=64)
         """When another server than the last time answered, one that had been there already."""
-        self.points: deque[MemoryPoint] = deque(maxlen=_MOST_THINNED)
-        self.last_look_s: float | None = None
+        self.points: deque[MemoryPoint] = deque(maxlen=_MAX_MEMORY_POINTS)
+        self.last_scrape_s: float | None = None
         self.jumps = 0
         """How often the clock went backwards."""
 
     def snapshot(self) -> Window:
-        """The window as it is now, for a thread to read while the next look comes in."""
+        """The window as it is now, for a thread to read while the next scrape comes in."""
         snapshot = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, deque):
                 setattr(snapshot, name, value.copy())
         return snapshot
 
-    def add(self, look: Look) -> None:
-        if self._repeats_latest(look):
-            self.last_look_s = look.time_s
+    def add(self, look: ScrapeResult) -> None:
+        if self._is_repeated_sample(look):
+            self.last_scrape_s = look.time_s
             self.failures.clear()
             return
-        if self.last_look_s is not None and look.time_s <= self.last_look_s:
-            self._clock_went_back(look)
-        self.last_look_s = look.time_s
+        if self.last_scrape_s is not None and look.time_s <= self.last_scrape_s:
+            self._reset_after_clock_jump(look)
+        self.last_scrape_s = look.time_s
         if isinstance(look, ScrapeFailure):
             self.failures.append(look)
             return
@@ -236,9 +244,9 @@ class Window:
         else:
             self.steps.append(step)
             self._drop_old()
-        if self._has_started_anew(look, step):
+        if self._has_restarted(look, step):
             self.restarts.append(look.time_s)
-        if self._is_another(look):
+        if self._is_other_replica(look):
             self.switches.append(look.time_s)
         self.failures.clear()
         self.latest = look
@@ -246,16 +254,16 @@ class Window:
 
     def _drop_old(self) -> None:
         steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
-        while len(steps) > _LEAST_STEPS and steps[0].time_s <= from_s:
+        while len(steps) > _MIN_STEPS and steps[0].time_s <= from_s:
             steps.popleft()
 
-    def _repeats_latest(self, look: Look) -> bool:
+    def _is_repeated_sample(self, look: ScrapeResult) -> bool:
         """What it grew by then counts for the step that ends with the next sample."""
         if self.latest is None or isinstance(look, ScrapeFailure):
             return False
         return 0 <= look.time_s - self.latest.time_s < SHORTEST_STEP_S
 
-    def _clock_went_back(self, look: Look) -> None:
+    def _reset_after_clock_jump(self, look: ScrapeResult) -> None:
         """Nothing seen before can be put in time with what comes now."""
         self.jumps += 1
         self.steps.clear()
@@ -268,7 +276,7 @@ class Window:
 
     def _step(self, sample: Sample) -> WindowStep | None:
         before = self.latest
-        if before is None or self._is_another(sample):
+        if before is None or self._is_other_replica(sample):
             return None
         seconds = sample.time_s - before.time_s
         if not SHORTEST_STEP_S <= seconds <= self._longest_s:
@@ -288,13 +296,13 @@ class Window:
 
     @property
     def _longest_s(self) -> float:
-        """How long an interval may be. The first after a look that stood alone sets the pace, unless looks failed."""
+        """The longest gap between samples that still makes a step."""
         usual = self.interval_s
         if usual is None:
             return _GAP_S if self.failures else _FIRST_GAP_S
         return max(_GAP_S, _GAP_INTERVALS * usual)
 
-    def _is_another(self, sample: Sample) -> bool:
+    def _is_other_replica(self, sample: Sample) -> bool:
         """Whether this answer is of another process that ran all along: several servers behind one address."""
         before = self.latest
         if before is None or not sample.process_start_s or not before.process_start_s:
@@ -302,9 +310,9 @@ class Window:
         differs = abs(sample.process_start_s - before.process_start_s) > 1
         return differs and sample.process_start_s < before.time_s - _CLOCK_SKEW_S
 
-    def _has_started_anew(self, sample: Sample, step: WindowStep | None) -> bool:
+    def _has_restarted(self, sample: Sample, step: WindowStep | None) -> bool:
         before = self.latest
-        if before is None or self._is_another(sample):
+        if before is None or self._is_other_replica(sample):
             return False
         if sample.process_start_s and before.process_start_s:
             return sample.process_start_s > before.process_start_s + 1
@@ -331,17 +339,17 @@ class Window:
 
     @property
     def interval_s(self) -> float | None:
-        """The usual time between looks; None before there were two."""
+        """The usual time between scrapes; None before there were two."""
         recent = [step.seconds for step in list(self.steps)[-20:]]
         return statistics.median(recent) if recent else None
 
     @property
     def is_answering(self) -> bool:
-        """Whether the last look brought a sample."""
+        """Whether the last scrape brought a sample."""
         return self.latest is not None and not self.failures
 
     def recent(self, seconds: float) -> list[WindowStep]:
-        """The steps that ended in the last `seconds` before the last look, the newest last."""
+        """The steps that ended in the last `seconds` before the last scrape, the newest last."""
         if not self.steps:
             return []
         from_s = self.steps[-1].time_s - seconds
@@ -352,7 +360,7 @@ class Window:
             kept.append(step)
         return kept[::-1]
 
-    def backwards(self) -> Iterator[WindowStep]:
+    def newest_first(self) -> Iterator[WindowStep]:
         """The steps, the newest first."""
         return reversed(self.steps)
 

@@ -1,17 +1,15 @@
-"""Layers sorted into groups that share block tables, as each release does it.
+"""KV cache groups: layers that share a block table, as each release forms them.
 
-A pool hands out blocks of one size; every group draws from it. What differs between releases is how layers are split
-into groups, and what happens when their pages differ in size.
+All groups allocate from one pool of equal blocks. Releases differ in how layers are split into groups, and in what
+they do with pages of different sizes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from legroom.facts.releases import Release
-from legroom.memory.kv.messages import check_text
 from legroom.memory.kv.specs import (
     AttentionSpec,
     CacheSpec,
@@ -22,6 +20,7 @@ from legroom.memory.kv.specs import (
     SlidingWindowSpec,
     StateSpec,
 )
+from legroom.memory.layout import check_text
 from legroom.records import dataclass
 from legroom.units import cdiv
 
@@ -29,37 +28,36 @@ Specs = Mapping[str, CacheSpec]
 
 
 class UnsupportedCache(Exception):
-    """The release has no plan for this mix of caches; `args[0]` is the sentence it ends with."""
+    """The release does not support this mix of caches; `args[0]` is its error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers with one block table. `specs` keeps each layer's own page where they differ."""
+    """Layers with one block table. `specs` holds one spec per layer."""
 
     layers: tuple[str, ...]
     specs: tuple[CacheSpec, ...]
 
     @property
     def spec(self) -> CacheSpec:
-        """The spec that stands for the group."""
+        """The representative spec of the group."""
         return self.specs[0]
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
         return self.specs[0].block_size
 
     @property
     def bytes_per_block(self) -> int:
-        """All layers' pages of one block."""
+        """The pages of all layers for one block id."""
         return sum(spec.page_bytes for spec in self.specs)
 
     def blocks(self, length: int) -> int:
-        """Blocks one request of this length takes from the pool for this group."""
+        """Blocks of this group for one request of `length` tokens."""
         return max(spec.blocks(length) for spec in set(self.specs))
 
     def on_stage(self, stage: Specs) -> CacheGroup:
-        """The layers of this group that a pipeline stage holds; the spec stays even where there are none."""
+        """The layers of this group on a pipeline stage; a group without layers keeps its spec."""
         kept = [(name, spec) for name, spec in zip(self.layers, self.specs, strict=True) if name in stage]
         if not kept:
             return CacheGroup((), (self.spec,))
@@ -91,48 +89,31 @@ def cache_groups(
 
 
 def _is_one_type(specs: Specs, release: Release) -> bool:
-    """One cache for all layers, or (0.11+) caches that hold the same tokens in pages of several sizes."""
+    """Whether all layers have one cache, or (0.11+) hold the same tokens in pages of several sizes."""
     if len({spec.merge_key for spec in specs.values()}) == 1:
         return True
     return release.at_least("0.11.0") and len({spec.type_key for spec in specs.values()}) == 1
 
 
 def promoted(specs: Specs) -> dict[str, CacheSpec]:
-    """Sliding and chunked layers kept whole beside full attention (hybrid manager off, or before 0.9.1)."""
+    """Sliding and chunked layers as full attention (hybrid KV cache manager off, or before 0.9.1)."""
     full = [spec for spec in specs.values() if isinstance(spec, FullAttentionSpec)]
     if not full:
         return dict(specs)
     block_sizes = {spec.block_size for spec in full}
     block_size = block_sizes.pop() if len(block_sizes) == 1 else None
-    return {name: _whole(spec, block_size or spec.block_size) for name, spec in specs.items()}
+    return {name: _as_full_attention(spec, block_size or spec.block_size) for name, spec in specs.items()}
 
 
-def _whole(spec: CacheSpec, block_size: int) -> CacheSpec:
+def _as_full_attention(spec: CacheSpec, block_size: int) -> CacheSpec:
     if not isinstance(spec, SlidingWindowSpec | ChunkedLocalSpec):
         return spec
-    kept = FullAttentionSpec(
-        block_size,
-        spec.kv_heads,
-        spec.head_dim,
-        spec.v_head_dim,
-        spec.token_bytes,
-        spec.padded_bytes,
-        spec.tokens_per_state,
-    )
+    heads = (spec.kv_heads, spec.head_dim, spec.v_head_dim)
+    page = (block_size, *heads, spec.token_bytes, spec.padded_bytes, spec.tokens_per_state)
     if isinstance(spec, ChunkedLocalSpec):
-        return replace(kept, chunk=spec.chunk)
-    if isinstance(spec, LatentWindowSpec):
-        return LatentSpec(
-            block_size,
-            spec.kv_heads,
-            spec.head_dim,
-            spec.v_head_dim,
-            spec.token_bytes,
-            spec.padded_bytes,
-            spec.tokens_per_state,
-            window=spec.window,
-        )
-    return replace(kept, window=spec.window)
+        return FullAttentionSpec(*page, chunk=spec.chunk)
+    full = LatentSpec if isinstance(spec, LatentWindowSpec) else FullAttentionSpec
+    return full(*page, window=spec.window)
 
 
 def _group(specs: Specs, names: Sequence[str]) -> CacheGroup:
@@ -145,7 +126,7 @@ def _latent_beside_window(specs: Specs) -> bool:
 
 
 def _one_page_size(specs: Specs, release: Release) -> dict[str, CacheSpec]:
-    """0.12+: smaller pages get larger blocks; what does not divide is padded in later releases, an error before."""
+    """Make all pages equal: smaller pages get larger blocks (0.12+), or padding in later releases."""
     largest = max(spec.page_bytes for spec in specs.values())
     return {name: _paged(name, spec, largest, release) for name, spec in specs.items()}
 
@@ -167,13 +148,13 @@ def _paged(name: str, spec: CacheSpec, largest: int, release: Release) -> CacheS
 
 
 def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
-    """Groups of equally many layers: the smallest type sets the size unless the types are nearly equal."""
+    """Groups with the same number of layers: that of the rarest type, unless the counts are nearly equal."""
     buckets: dict[CacheSpec, list[str]] = defaultdict(list)
     for name, spec in specs.items():
         buckets[spec.merge_key if release.at_least("0.27.0") else spec].append(name)
     counts = [len(names) for names in buckets.values()]
     size = min(counts)
-    # 0.18 widened the band in which padding beats splitting, for drafters that add a layer or two to one type.
+    # 0.18 pads up to a ratio of 1.5 instead of 1.25, for drafters that add a layer or two to one type.
     band = 1.5 if release.at_least("0.18.0") else 1.25 if release.at_least("0.12.0") else 0.0
     if max(counts) < size * band:
         size = max(counts)
@@ -181,14 +162,14 @@ def _equal_groups(specs: Specs, release: Release) -> tuple[CacheGroup, ...]:
     for names in buckets.values():
         number = cdiv(len(names), size)
         for index in range(number):
-            # 0.11+ deals layers out in turn so that pipeline stages hold some of every group.
+            # 0.11+ assigns layers round-robin so that every pipeline stage holds some of each group.
             dealt = names[index::number] if release.at_least("0.11.0") else names[index * size : (index + 1) * size]
             groups.append(_group(specs, dealt))
     return tuple(groups)
 
 
 def _packed_groups(specs: Specs) -> tuple[CacheGroup, ...]:
-    """Block-outermost layouts: pages of several sizes lie side by side within one block."""
+    """Groups for block-outermost layouts, where one block holds pages of several sizes."""
     buckets = _type_buckets(specs)
     pages = [_by_page(specs, names) for names in buckets]
     balanced = [len({len(names) for names in by_page.values()}) == 1 for by_page in pages]
@@ -243,7 +224,7 @@ def _by_page(specs: Specs, names: Sequence[str]) -> dict[int, list[str]]:
 
 
 def _least_padding(counts: Sequence[int], floor: int) -> int:
-    """The group size that wastes the fewest layers when every count is rounded up to a multiple of it."""
+    """The group size with the least padding when every count is rounded up to a multiple of it."""
     best, best_waste = floor, None
     for size in range(max(1, floor), max(counts) + 1):
         waste = sum(-count % size for count in counts)

@@ -1,28 +1,24 @@
-"""Everything about the KV cache that does not depend on how many bytes there are: groups, pages, blocks a request."""
+"""The KV cache without its size in bytes: groups, pages, and the blocks of a request."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
 from legroom.facts.releases import Release
 from legroom.facts.releases import release as known_release
 from legroom.memo import Memo
-from legroom.memory.cache import BUDGET, GRAPHS, Inputs, cached
-from legroom.memory.kv.block_size import attention_backend
+from legroom.memory.figure_cache import BUDGET, GRAPHS, Inputs, cached
+from legroom.memory.kv.attention_backend import attention_backend
 from legroom.memory.kv.groups import CacheGroup, UnsupportedCache, cache_groups
-from legroom.memory.kv.layers import DRAFT, block_size, context_shards, kv_specs
+from legroom.memory.kv.layer_specs import DRAFT, block_size, context_shards, kv_specs
 from legroom.memory.kv.specs import CacheSpec, FullAttentionSpec, StateSpec
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
-
+from legroom.vllm.args import EngineSettings
 
 LengthCheck = Literal["slots", "layers", "first group of the model", "first group", "all groups"]
 TokensLine = Literal["slots", "slots over groups", "full-length requests"]
@@ -30,28 +26,29 @@ TokensLine = Literal["slots", "slots over groups", "full-length requests"]
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """The planner's habits in one release."""
+    """How one release computes and prints the KV cache size."""
 
     length_check: LengthCheck
     """What the bytes of one full-length request are summed over."""
     null_block_held_back: bool
-    """The check leaves out the block that the pool never hands out."""
+    """The check excludes the null block."""
     override_replaces_memory: bool
-    """num_gpu_blocks_override also decides the memory that the checks see."""
+    """num_gpu_blocks_override also replaces the memory that the checks use."""
     override_forgotten: bool
+    """num_gpu_blocks_override is not applied."""
     tokens_line: TokensLine
     concurrency_by_slots: bool
     concurrency_by_blocks: bool
-    """Blocks over blocks a request; before, bytes over bytes, which rounds otherwise."""
+    """Concurrency is blocks over blocks per request; before 0.27 bytes over bytes, which rounds differently."""
     first_stage_printed: bool
-    """Every stage printed its own line before the smallest count was taken."""
+    """The log shows the first stage's count, not the smallest."""
     smallest_stage_alone: bool
-    """One check of the whole model against the smallest stage."""
+    """The whole model is checked against the smallest stage."""
 
 
 @cache
 def era(version: str, engine: str) -> Era:
-    """The era of a release; V0 never left the first one."""
+    """The KV cache computation of a release and engine."""
     now = known_release(version)
     v0 = engine == "V0"
     check: LengthCheck = "slots"
@@ -83,15 +80,15 @@ def era(version: str, engine: str) -> Era:
 
 
 LONGEST_LEN = 1 << 27
-"""Where a search for the longest length stops."""
+"""The upper end of the search for the longest length: 134 million tokens, above every model's limit."""
 
 
 Demand = tuple[tuple[int, tuple[CacheSpec, ...]], ...]
-"""Terms of a sum: so many (bytes or groups) times the blocks of the greediest of these caches."""
+"""Terms of a sum: a weight (bytes or groups) times the most blocks of any of these specs."""
 
 
 def demanded(demand: Demand, length: int) -> int:
-    """The sum for a request of some length."""
+    """The sum for a request of `length` tokens."""
     total = 0
     for weight, specs in demand:
         total += weight * (specs[0].blocks(length) if len(specs) == 1 else max(spec.blocks(length) for spec in specs))
@@ -103,47 +100,47 @@ class StageCaches:
     """The caches of one pipeline stage."""
 
     specs: dict[str, CacheSpec]
-    """As the layers ask for them, before grouping."""
+    """The layers' specs before grouping."""
     groups: tuple[CacheGroup, ...]
     bytes_per_block: int
-    """What one block id costs on this stage: the widest group."""
+    """Bytes of one block id on this stage: those of the widest group."""
     blocks: Demand
-    """Block ids of one request."""
+    """Blocks of one request."""
     needed: Demand
-    """Bytes the release's own check wants for one request."""
+    """Bytes of one request in the release's length check."""
 
 
 @dataclass(frozen=True)
 class KvShape:
-    """The plan of the KV cache before any bytes are divided by it."""
+    """The KV cache of a deployment, apart from the number of blocks."""
 
     release: Release
     era: Era
     engine: str
     block_size: int
-    """As the release reports it: tokens a block of the primary attention layers."""
+    """Tokens per block of the attention layers, as the release reports it."""
     groups: tuple[CacheGroup, ...]
     stages: tuple[StageCaches, ...]
     printed: Demand = ()
-    """What the concurrency line divides by: blocks of a request, or its bytes before 0.27."""
+    """The divisor of the concurrency line: blocks of a request, or its bytes before 0.27."""
     context_shards: int = 1
     unsupported: str | None = None
-    """The release has no plan for this mix of caches; its words, if it has any."""
+    """The release's error message where it does not support this mix of caches; may be empty."""
     is_empty: bool = False
-    """No layer keeps a cache: embedding models that attend both ways."""
+    """No layer has a KV cache: bidirectional embedding models."""
     has_states: bool = False
-    """Some layer keeps a recurrent state."""
+    """Some layer has a recurrent state."""
 
     def blocks(self, length: int, stage: int = 0) -> int:
-        """Block ids one request of this length takes, over all groups."""
+        """Blocks of one request of `length` tokens, over all groups."""
         return demanded(self.stages[stage].blocks, length)
 
     def needed_bytes(self, length: int, stage: int = 0) -> int:
-        """Bytes the release's own check wants for one request of this length."""
+        """Bytes of one request of `length` tokens in the release's length check."""
         return demanded(self.stages[stage].needed, length)
 
     def longest_len(self, available_bytes: int, stage: int = 0, limit: int = LONGEST_LEN) -> int:
-        """The longest request that the release's check lets through, up to `limit`; 0 where one token is too many."""
+        """The longest request that passes the release's length check, up to `limit`; 0 where none does."""
         demand = self.stages[stage].needed
 
         def longest() -> int:
@@ -152,7 +149,7 @@ class KvShape:
         return _lengths.get((self,), (available_bytes, stage, limit), longest)
 
     def checked_bytes(self, available_bytes: int, stage: int = 0) -> int:
-        """What the length check plans with: 0.29+ holds the null block back."""
+        """The bytes that the length check uses: without the null block from 0.29 on."""
         return available_bytes - self.stages[stage].bytes_per_block * self.era.null_block_held_back
 
 
@@ -175,12 +172,9 @@ _lengths: Memo[int] = Memo()
 _SHAPE_INPUTS = Inputs(*BUDGET, *GRAPHS, "max_model_len", "auto_fit_len", "max_num_seqs", "enforce_eager")
 
 
-def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu) -> KvShape:
-    """The shape for these settings; the same object for settings that differ in lengths or memory alone."""
-    return cached(_shape, model, settings, gpu, inputs=_SHAPE_INPUTS)
-
-
-def _shape(model: Model, settings: EngineSettings, gpu: Gpu, _: int) -> KvShape:
+@cached(_SHAPE_INPUTS)
+def kv_shape(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> KvShape:
+    """The shape for these settings; one object for settings that differ in max_model_len or memory alone."""
     release = known_release(settings.release)
     specs = [kv_specs(model, settings, gpu, rank) for rank in range(settings.pipeline_parallel_size)]
     size = block_size(model, settings, gpu)
@@ -205,7 +199,7 @@ def shape_of_specs(
     hybrid_off: bool = False,
     packed: bool = False,
 ) -> KvShape:
-    """The V1 planner on the caches of every stage."""
+    """The V1 engine's KV cache for the specs of every pipeline stage."""
     now = era(release.version, "V1")
     empty = not any(specs)
     states = any(isinstance(spec, StateSpec) for stage_specs in specs for spec in stage_specs.values())
@@ -216,7 +210,7 @@ def shape_of_specs(
         return KvShape(release, now, "V1", size, (), stages, (), shards, str(problem), empty, states)
     widths = [_bytes_per_block(own) for own in stage_groups]
     if release.within("0.7.3", "0.8.1"):
-        # These releases sized every stage's blocks by the stage with the most layers.
+        # These releases size the blocks of every stage by the stage with the most layers.
         widths = [max(widths)] * len(widths)
     stages = tuple(
         StageCaches(stage_specs, own, width, _block_demand(own), _needed_demand(now, stage_specs, own, groups, release))
@@ -239,10 +233,10 @@ def _needed_demand(
         width = _bytes_per_block(own)
         return tuple((width * count, caches) for count, caches in _block_demand(own))
     if now.length_check == "layers":
-        # Up to 0.9.0 sliding layers were kept whole before the check.
+        # Up to 0.9.0 sliding layers count as full attention.
         layers = [spec for group in own for spec in group.specs] if release.before("0.9.1") else specs.values()
         return tuple((spec.page_bytes * count, (spec,)) for spec, count in Counter(layers).items())
-    # Only the first group was counted, which makes hybrids look cheaper than they are.
+    # Only the first group counts, which understates hybrid models.
     counted = whole if now.length_check == "first group of the model" else own
     return ((_bytes_per_block(counted), _distinct(counted[0])),)
 
@@ -274,7 +268,7 @@ def _bytes_per_block(groups: Sequence[CacheGroup]) -> int:
 
 
 def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int) -> KvShape:
-    """V0: one page a layer, every layer whole, recurrent states kept outside the pool."""
+    """The V0 engine's KV cache: one page per layer, all as full attention, recurrent states outside the pool."""
     slots = FullAttentionSpec(size, 1, 1, 1, 1)
     stages = []
     for stage_specs in specs:
@@ -292,5 +286,5 @@ def _v0_shape(specs: Sequence[dict[str, CacheSpec]], release: Release, size: int
 
 
 def _packs_pages(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
-    """DeepSeek-V4's backend lays pages of several sizes side by side (0.20+)."""
+    """Whether one block holds pages of several sizes (DeepSeek-V4's backend, 0.20+)."""
     return attention_backend(model, settings, gpu).name == "DEEPSEEK_SPARSE_SWA"

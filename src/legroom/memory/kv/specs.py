@@ -1,8 +1,7 @@
-"""One frozen dataclass a kind of KV cache: how large a page is, and how many blocks a request of some length holds.
+"""KV cache specs: one frozen dataclass per kind of layer, with its page size and the blocks of a request.
 
-A spec is of one layer on one rank: tensor parallelism and the cache precision are already in `token_bytes`. Numbers
-that a release adds to the count (tokens in flight, speculative states) are fields, so that `blocks` needs the length
-alone.
+A spec describes one layer on one rank: `token_bytes` includes tensor parallelism and the cache dtype. Tokens in flight
+and speculative states are fields, so that `blocks` depends on the length alone.
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ class CacheSpec:
 
     kind: ClassVar[str] = ""
     title: ClassVar[str] = ""
-    """The kind of layer, for people to read."""
+    """The kind of layer as users read it."""
     block_size: int
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block of this layer."""
+        """page_size_bytes of vLLM's KVCacheSpec: one block of this layer."""
         raise NotImplementedError
 
     def blocks(self, length: int) -> int:
-        """Blocks that one request of `length` tokens holds at its fullest."""
+        """The most blocks that one request of `length` tokens holds."""
         raise NotImplementedError
 
     @property
     def bytes_of_token(self) -> int:
-        """What one more token costs in this layer while it is kept; 0 where the length costs nothing."""
+        """Bytes per cached token; 0 where the size does not depend on the length."""
         return 0
 
     @property
     def working(self) -> str:
-        """How `bytes_of_token` comes about, in words."""
+        """The terms of `bytes_of_token` in words."""
         raise NotImplementedError
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Layers with equal keys always need the same number of token slots, whatever their page size."""
+        """Layers with equal keys need the same number of token slots, whatever their page size."""
         raise NotImplementedError
 
     @property
     def merge_key(self) -> CacheSpec:
-        """Layers with equal keys have one and the same cache as far as the planner is concerned."""
+        """Layers with equal keys are merged into one spec."""
         return self
 
     def with_block_size(self, block_size: int) -> CacheSpec:
@@ -67,17 +66,16 @@ class AttentionSpec(CacheSpec):
     token_bytes: int
     """Keys, values and scales of one token on this rank."""
     padded_bytes: int | None = None
-    """A page made larger to match another layer's."""
+    """The page size after padding to another layer's page."""
     tokens_per_state: int = 1
 
     @property
     def unpadded_bytes(self) -> int:
-        """The page before any padding."""
+        """The page size without padding."""
         return self.token_bytes * (self.block_size // self.tokens_per_state)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block of this layer."""
         return self.unpadded_bytes if self.padded_bytes is None else self.padded_bytes
 
     @property
@@ -90,7 +88,7 @@ class AttentionSpec(CacheSpec):
 
     @property
     def token_working(self) -> str:
-        """The working of one token that is kept."""
+        """The terms of `token_bytes` in words."""
         heads = f"{self.kv_heads} KV head{'s' if self.kv_heads > 1 else ''}"
         values = self.kv_heads * (self.head_dim + self.v_head_dim)
         size, rest = divmod(self.token_bytes, values) if values else (0, 1)
@@ -109,7 +107,7 @@ class AttentionSpec(CacheSpec):
 
 @dataclass(frozen=True, slots=True)
 class FullAttentionSpec(AttentionSpec):
-    """Every token stays. `window` is remembered where a sliding layer is kept whole (hybrid manager off)."""
+    """Keeps every token. `window` and `chunk` are those of a layer that is promoted to full attention."""
 
     kind: ClassVar[str] = "full"
     title: ClassVar[str] = "full-attention"
@@ -118,30 +116,27 @@ class FullAttentionSpec(AttentionSpec):
     chunk: int | None = None
 
     def blocks(self, length: int) -> int:
-        """Blocks for all tokens; context parallelism splits the sequence, not the heads."""
         return cdiv(cdiv(length, self.context_shards), self.block_size)
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """All full-attention layers hold the same tokens."""
         return ("full", self.block_size)
 
     @property
     def merge_key(self) -> CacheSpec:
-        """A remembered window does not make another cache."""
         return replace(self, window=None, chunk=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec(FullAttentionSpec):
-    """Multi-head latent attention: one vector a token (or one for `tokens_per_state` tokens), not split by heads."""
+    """Multi-head latent attention: one vector per `tokens_per_state` tokens, shared by all heads."""
 
     kind: ClassVar[str] = "mla"
     title: ClassVar[str] = "latent-attention (MLA)"
     role: str = "sparse"
     """`indexer` for the key cache of a sparse-attention indexer."""
     leads: bool = False
-    """Owns an indexer (0.31+ keeps such layers apart from those that borrow one)."""
+    """The layer has an indexer of its own (0.31+ separates them from layers that share one)."""
 
     @property
     def working(self) -> str:
@@ -150,13 +145,12 @@ class LatentSpec(FullAttentionSpec):
 
     @property
     def merge_key(self) -> CacheSpec:
-        """Latent caches merge only with their equals."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindowSpec(AttentionSpec):
-    """Tokens outside the window are dropped, except those of batches still in flight."""
+    """Keeps the tokens of the window and of batches in flight."""
 
     kind: ClassVar[str] = "sliding"
     title: ClassVar[str] = "sliding-window"
@@ -166,7 +160,7 @@ class SlidingWindowSpec(AttentionSpec):
     """Kept below the window for multi-module speculation (0.28+)."""
 
     def blocks(self, length: int) -> int:
-        """One block more than the tokens fill: the window need not start at a block's edge."""
+        # One block more than the tokens fill: the window may start inside a block.
         kept_tokens = self.window - 1 + self.retained_tokens + self.in_flight_tokens
         return cdiv(min(kept_tokens, length), self.block_size) + 1
 
@@ -176,7 +170,6 @@ class SlidingWindowSpec(AttentionSpec):
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Windows of one size hold the same tokens."""
         return ("sliding", self.window, self.block_size)
 
 
@@ -189,7 +182,6 @@ class LatentWindowSpec(SlidingWindowSpec):
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Windows of one size hold the same tokens."""
         return ("sliding_mla", self.window, self.block_size)
 
 
@@ -203,7 +195,6 @@ class ChunkedLocalSpec(AttentionSpec):
     in_flight_tokens: int = 0
 
     def blocks(self, length: int) -> int:
-        """One chunk and what is in flight."""
         return cdiv(min(self.chunk + self.in_flight_tokens, length), self.block_size)
 
     @property
@@ -212,7 +203,6 @@ class ChunkedLocalSpec(AttentionSpec):
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Chunks of one size hold the same tokens."""
         return ("chunked", self.chunk, self.block_size)
 
 
@@ -225,36 +215,31 @@ class CrossAttentionSpec(AttentionSpec):
     encoder_tokens: int = 0
 
     def blocks(self, length: int) -> int:
-        """The longest encoder input, whatever the decoder's length."""
-        del length
         return cdiv(self.encoder_tokens, self.block_size)
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """Cross attention is a type of its own."""
         return ("cross", self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSpec(CacheSpec):
-    """The state of a recurrent layer: one size whatever the length."""
+    """The state of a recurrent layer, whose size does not depend on the length."""
 
     kind: ClassVar[str] = "state"
     title: ClassVar[str] = "recurrent-state"
     state_bytes: int
     request_blocks: int = 1
-    """States one request holds; with `per_length` these come on top of one a block of tokens."""
+    """States per request; with `per_length` in addition to one per block of tokens."""
     per_length: bool = False
     padded_bytes: int | None = None
     state_kind: str = ""
 
     @property
     def page_bytes(self) -> int:
-        """The state, padded to the attention page it shares the pool with."""
         return self.state_bytes if self.padded_bytes is None else self.padded_bytes
 
     def blocks(self, length: int) -> int:
-        """States of one request."""
         return self.request_blocks + (cdiv(length, self.block_size) if self.per_length else 0)
 
     @property
@@ -263,7 +248,6 @@ class StateSpec(CacheSpec):
 
     @property
     def type_key(self) -> tuple[object, ...]:
-        """States of one size are held alike."""
         return ("state", self.page_bytes, self.request_blocks, self.per_length, self.block_size)
 
     def padded_to(self, page_bytes: int) -> StateSpec:
@@ -272,7 +256,7 @@ class StateSpec(CacheSpec):
 
 
 def align_page(token_bytes: int, states: int, alignment: int) -> int | None:
-    """The padded page of a cache whose kernel wants pages in multiples of `alignment`; None where none is needed."""
+    """The page size rounded up to the kernel's alignment; None where it is a multiple already."""
     page = token_bytes * states
     padded = round_up(page, alignment)
     return padded if padded != page else None

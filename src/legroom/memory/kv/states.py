@@ -1,28 +1,23 @@
-"""Bytes of a recurrent layer's state on one rank."""
+"""The state size of recurrent layers on one rank."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from legroom.errors import LegroomError
-from legroom.facts.attention import StateSpace
+from legroom.facts.model import Model, StateSpace
 from legroom.facts.releases import release as known_release
 from legroom.memory.dtypes import dtype_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 
 def state_bytes(mixer: StateSpace, model: Model, settings: EngineSettings) -> int:
-    """Convolution and recurrent state of one layer, split over the tensor-parallel ranks."""
+    """Bytes of the convolution and recurrent state of one layer on one tensor-parallel rank."""
     conv_elements, recurrent_elements = _SHAPES[mixer.kind](mixer, settings)
     conv_dtype, recurrent_dtype = state_dtypes(mixer, model, settings)
     return conv_elements * dtype_bytes(conv_dtype) + recurrent_elements * dtype_bytes(recurrent_dtype)
 
 
 def state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> tuple[str, str]:
-    """Precision of the two states: the flags, else what the checkpoint asks for, else the model's own."""
+    """The dtypes of convolution and recurrent state: from flags, the checkpoint's config, or the model's dtype."""
     given_conv = settings.given.mamba_cache_dtype or "auto"
     conv = settings.dtype if given_conv == "auto" else given_conv
     given = settings.given.mamba_ssm_cache_dtype or "auto"
@@ -51,7 +46,7 @@ def _share(total: int, settings: EngineSettings, what: str) -> int:
 
 
 def _conv_tail(mixer: StateSpace, settings: EngineSettings) -> int:
-    """Tokens the convolution remembers; speculative tokens are kept until they are accepted."""
+    """Tokens in the convolution state, with speculative tokens until they are accepted."""
     return mixer.width("conv_kernel") - 1 + settings.num_speculative_tokens
 
 
@@ -63,7 +58,7 @@ def _mamba1(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
 def _mamba2(mixer: StateSpace, settings: EngineSettings) -> tuple[int, int]:
     groups = mixer.width("n_groups")
     if groups % settings.tensor_parallel_size:
-        groups = settings.tensor_parallel_size  # groups are replicated so that each rank has those its heads need
+        groups = settings.tensor_parallel_size  # groups are replicated to every rank
     conv = _share(
         mixer.width("intermediate_size") + 2 * groups * mixer.width("state_size"), settings, "the Mamba width"
     )

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import with_kv_heads
-from legroom.facts.model import Dense, Experts, Layer
+from legroom.facts.model import Dense, Experts, Layer, Model, with_kv_heads
 from legroom.facts.releases import release as known_release
+from legroom.memory.weights.layer_modules import feedforward_modules, mixer_modules, norm
 from legroom.memory.weights.module import Module, Ranks
-from legroom.memory.weights.modules import feedforward_modules, mixer_modules, norm
 from legroom.units import cdiv
-from legroom.vllm.speculation import HEADS, draft_method, predicts_itself
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 
 _EAGLE_VOCABULARY = 32000
 EAGLE3_STATES = 3

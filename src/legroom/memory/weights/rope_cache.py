@@ -1,28 +1,27 @@
-"""The cosine and sine tables of rotary embeddings: buffers that vLLM counts with the weights.
+"""The cos_sin_cache of rotary embeddings: buffers that vLLM counts with the weights.
 
-One table serves every layer with the same parameters. It is computed in float32 and then cast, so building it also
-leaves free blocks behind in the allocator that later weights are put into.
+One table serves every layer with the same parameters. It is computed in float32 and then cast, so building it leaves
+free blocks in the allocator that later weights use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.anatomy import Anatomy
+from legroom.facts.model import Model
 from legroom.facts.releases import release as known_release
+from legroom.memory.weights.storage import Step
 from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
-    from legroom.vllm.args import EngineSettings
+from legroom.vllm.args import EngineSettings
 
 _SCALED_FROM_ORIGINAL = {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeCache:
-    """One table of `positions` x `dim`, built in the layer `layer`. `scaled`: the halves are multiplied by a factor."""
+    """One table of `positions` x `dim`, built in layer `layer`. `scaled`: cos and sin are multiplied by a factor."""
 
     layer: int
     positions: int
@@ -30,16 +29,15 @@ class RopeCache:
     element_bytes: int
     scaled: bool = False
     tables: tuple[int, ...] = ()
-    """LongRoPE: the lengths of the tables that are joined into one."""
+    """LongRoPE: the lengths of the concatenated tables."""
 
     @property
     def bytes(self) -> int:
-        """What stays."""
         return self.positions * self.dim * self.element_bytes
 
 
 def rope_caches(model: Model, anatomy: Anatomy, settings: EngineSettings, dtype_bytes: int) -> list[RopeCache]:
-    """Every table of the model, at the first layer that needs it."""
+    """Every table of the model, at the first layer that uses it."""
     if anatomy.rope == "none":
         return []
     first: dict[tuple[str, int], int] = {}
@@ -114,7 +112,7 @@ def _is_mrope(anatomy: Anatomy, rope: Mapping[str, Any]) -> bool:
 
 
 def _mrope_factor(model: Model, settings: EngineSettings) -> int:
-    """0.7.3+ stretches multimodal tables four times for long videos; 0.28+ not for Qwen3-VL and Qwen3.5."""
+    """The factor on the length of M-RoPE tables: 4 from 0.7.3 on, and 1 for Qwen3-VL and Qwen3.5 from 0.28 on."""
     release = known_release(settings.release)
     if release.before("0.7.3") or (release.at_least("0.28.0") and model.model_type.startswith("qwen3")):
         return 1
@@ -127,47 +125,37 @@ def _element_bytes(
     kind, rope_type, dim = what
     if anatomy.rope_dtype == "float32":
         return 4
-    # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which only runs where nothing is compiled.
+    # DeepSeek's scaled tables stay in float32 for FlashInfer's kernel, which runs in eager mode only.
     flashinfer = kind == "latent" and rope_type in _SCALED_FROM_ORIGINAL and dim in (64, 128, 256, 512)
     if flashinfer and settings.enforce_eager and known_release(settings.release).at_least("0.10.2"):
         return 4
     return dtype_bytes
 
 
-def construction(cache: RopeCache) -> Iterator[tuple[str, int]]:
-    """The allocations and frees of building a table, in order: ("+", bytes) or ("-", index of an allocation)."""
+def construction(cache: RopeCache) -> Iterator[Step]:
+    """The allocations and frees of building a table, in order."""
     tables = cache.tables or (cache.positions,)
     count = 0
-    joined: list[int] = []
+    built: list[int] = []
     for positions in tables:
         half = positions * cache.dim // 2 * 4
-        yield "+", 4 * positions
-        yield "+", half
+        yield from (4 * positions, half)  # positions, frequencies
         start, parts = count, [count, count + 1]
         count += 2
-        for _ in range(2):
-            yield "+", half
+        for _ in range(2):  # cos, sin
+            yield half
             count += 1
             if cache.scaled:
-                yield "+", half
-                yield "-", count - 1
+                yield from (half, ~(count - 1))
                 count += 1
             parts.append(count - 1)
-        yield "+", 2 * half
-        for part in (parts[1], parts[2], parts[3], start):
-            yield "-", part
+        yield 2 * half
+        yield from (~part for part in (parts[1], parts[2], parts[3], start))
         if cache.tables:
-            yield "+", positions * cache.dim * cache.element_bytes
-            yield "-", count
-            joined.append(count + 1)
-            count += 2
-        else:
-            joined.append(count)
+            yield from (positions * cache.dim * cache.element_bytes, ~count)
             count += 1
-    if cache.tables:
-        yield "+", cache.bytes
-        for part in joined:
-            yield "-", part
-    elif cache.element_bytes != 4:
-        yield "+", cache.bytes
-        yield "-", joined[0]
+        built.append(count)
+        count += 1
+    if cache.tables or cache.element_bytes != 4:
+        yield cache.bytes
+        yield from (~part for part in built)

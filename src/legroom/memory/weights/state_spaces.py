@@ -1,28 +1,25 @@
-"""The modules of recurrent mixers as one rank holds them: Mamba, gated delta nets, linear attention, convolutions."""
+"""The modules of recurrent mixers on one rank: Mamba, gated delta nets, linear attention, convolutions."""
 
 from __future__ import annotations
 
 from legroom.facts.anatomy import Anatomy
-from legroom.facts.attention import StateSpace
-from legroom.memory.weights.module import Module, share
+from legroom.facts.model import StateSpace
+from legroom.memory.weights.module import Module, projection, share
 from legroom.units import cdiv
 
 
 def _mamba2(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    inner, heads = (
-        share(mixer.width("intermediate_size"), tp, "mamba width"),
-        share(mixer.width("num_heads"), tp, "mamba heads"),
-    )
-    groups = mixer.width("n_groups")
-    # Groups that do not divide over the ranks are repeated until they do.
-    conv = inner + 2 * cdiv(groups, tp) * mixer.width("state_size")
+    inner = share(mixer.width("intermediate_size"), tp, "mamba width")
+    heads = share(mixer.width("num_heads"), tp, "mamba heads")
+    # Groups that do not divide over the ranks are replicated.
+    conv = inner + 2 * cdiv(mixer.width("n_groups"), tp) * mixer.width("state_size")
     return [
         Module("attention", "mixer.A", heads, dtype="float32"),
         Module("attention", "mixer.D", heads),
         Module("attention", "mixer.dt_bias", heads),
         Module("attention", "mixer.conv1d", conv, mixer.width("conv_kernel"), bias=True),
-        Module("attention", "mixer.in_proj", inner + conv + heads, hidden, quantizable=True),
-        Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
+        projection("mixer.in_proj", inner + conv + heads, hidden),
+        projection("mixer.out_proj", hidden, inner),
         *([Module("norms", "mixer.norm", inner)] if anatomy.mamba_norm else ()),
     ]
 
@@ -33,12 +30,12 @@ def _mamba1(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[M
     norms = (rank, state, state) if anatomy.mamba_input_norms else ()
     return [
         Module("attention", "mixer.conv1d", inner, mixer.width("conv_kernel"), bias=True),
-        Module("attention", "mixer.in_proj", 2 * inner, hidden, quantizable=True),
-        Module("attention", "mixer.x_proj", rank + 2 * state, inner, quantizable=True),
+        projection("mixer.in_proj", 2 * inner, hidden),
+        projection("mixer.x_proj", rank + 2 * state, inner),
         Module("attention", "mixer.dt_proj", inner, rank, bias=True),
         Module("attention", "mixer.A", inner, state, dtype="float32"),
         Module("attention", "mixer.D", inner),
-        Module("attention", "mixer.out_proj", hidden, inner, quantizable=True),
+        projection("mixer.out_proj", hidden, inner),
         *(Module("norms", f"mixer.norm{n}", size) for n, size in enumerate(norms)),
     ]
 
@@ -51,49 +48,24 @@ def _gdn(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
         Module("attention", "linear_attn.dt_bias", value_heads),
         Module("attention", "linear_attn.A_log", value_heads, dtype="float32"),
         Module("attention", "linear_attn.conv1d", 2 * keys + values, mixer.width("conv_kernel")),
-        Module(
-            "attention",
-            "linear_attn.in_proj_qkvz",
-            2 * keys + 2 * values,
-            hidden,
-            quantizable=True,
-            shards=("in_proj_qkv", "in_proj_z"),
-        ),
-        Module(
-            "attention",
-            "linear_attn.in_proj_ba",
-            2 * value_heads,
-            hidden,
-            shards=("in_proj_b", "in_proj_a"),
-            quantizable=True,
-        ),
+        projection("linear_attn.in_proj_qkvz", 2 * (keys + values), hidden, shards=("in_proj_qkv", "in_proj_z")),
+        projection("linear_attn.in_proj_ba", 2 * value_heads, hidden, shards=("in_proj_b", "in_proj_a")),
         Module("norms", "linear_attn.norm", mixer.width("head_v_dim")),
-        Module("attention", "linear_attn.out_proj", hidden, values, quantizable=True),
+        projection("linear_attn.out_proj", hidden, values),
     ]
 
 
 def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Module]:
-    heads, dim, kernel = (
-        share(mixer.width("num_heads"), tp, "KDA heads"),
-        mixer.width("head_dim"),
-        mixer.width("conv_kernel"),
-    )
-    width = heads * dim
+    heads, dim = share(mixer.width("num_heads"), tp, "KDA heads"), mixer.width("head_dim")
+    kernel, width = mixer.width("conv_kernel"), heads * dim
     gate = [
         Module("attention", "self_attn.g_a_proj", dim, hidden),
         Module("attention", "self_attn.g_b_proj", width, dim),
     ]
     if mixer.width("full_rank_gate"):
-        gate = [Module("attention", "self_attn.g_proj", width, hidden, quantizable=True)]
+        gate = [projection("self_attn.g_proj", width, hidden)]
     return [
-        Module(
-            "attention",
-            "self_attn.qkv_proj",
-            3 * width,
-            hidden,
-            quantizable=True,
-            shards=("q_proj", "k_proj", "v_proj"),
-        ),
+        projection("self_attn.qkv_proj", 3 * width, hidden, shards=("q_proj", "k_proj", "v_proj")),
         Module("attention", "self_attn.f_a_proj", dim, hidden),
         Module("attention", "self_attn.f_b_proj", width, dim),
         Module("attention", "self_attn.dt_bias", width, dtype="float32"),
@@ -102,7 +74,7 @@ def _kda(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> list[Modu
         Module("attention", "self_attn.A_log", heads, dtype="float32"),
         *gate,
         Module("norms", "self_attn.o_norm", dim),
-        Module("attention", "self_attn.o_proj", hidden, width, quantizable=True),
+        projection("self_attn.o_proj", hidden, width),
     ]
 
 
@@ -110,9 +82,9 @@ def _lightning(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> lis
     heads, dim = share(mixer.width("num_heads"), tp, "linear-attention heads"), mixer.width("head_dim")
     width = heads * dim
     return [
-        Module("attention", "self_attn.qkv_proj", 3 * width, hidden, quantizable=True),
-        Module("attention", "self_attn.output_gate", width, hidden, quantizable=True),
-        Module("attention", "self_attn.out_proj", hidden, width, quantizable=True),
+        projection("self_attn.qkv_proj", 3 * width, hidden),
+        projection("self_attn.output_gate", width, hidden),
+        projection("self_attn.out_proj", hidden, width),
         Module("norms", "self_attn.norm", width),
     ]
 
@@ -121,8 +93,8 @@ def _short_conv(mixer: StateSpace, hidden: int, tp: int, anatomy: Anatomy) -> li
     width = share(mixer.width("intermediate_size"), tp, "convolution width")
     return [
         Module("attention", "conv.conv", width, mixer.width("conv_kernel")),
-        Module("attention", "conv.in_proj", 3 * width, hidden, quantizable=True),
-        Module("attention", "conv.out_proj", hidden, width, quantizable=True),
+        projection("conv.in_proj", 3 * width, hidden),
+        projection("conv.out_proj", hidden, width),
     ]
 
 

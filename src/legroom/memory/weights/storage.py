@@ -1,4 +1,4 @@
-"""How a module is stored: the tensors that loading creates, and what is left of them when vLLM is done with it."""
+"""How a module is stored: the tensors that loading creates, and those that remain after it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from legroom.memory.weights.module import Module
 from legroom.records import dataclass
 from legroom.units import cdiv, round_up
 
-Step = tuple[str, int]
-"""("+", bytes): a tensor is created. ("-", n): the n-th tensor, counted from the first loaded one, is freed."""
+Step = int
+"""A positive number allocates a tensor of that many bytes; ~n frees the n-th tensor, counted from the first loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,42 +21,42 @@ class Storage:
     """The sizes of a module's tensors."""
 
     loaded: tuple[int, ...]
-    """Created when the module is built, the weight first."""
+    """Created with the module, the weight first."""
     after: tuple[Step, ...] = ()
-    """What happens to them after loading: repacking, quantizing, with the temporaries that it takes."""
+    """Repacking or quantizing after loading, with its temporary tensors."""
     layer_by_layer: bool = False
-    """Created only when its turn to load comes, and treated at once: the model never stands there unquantized."""
+    """Created when its layer loads and quantized at once: the model is never on the GPU unquantized."""
     freed_last: bool = False
-    """What is replaced is freed only when all of the model is loaded: until then the loader holds on to it."""
+    """Replaced tensors are freed after the whole model has loaded, because the loader references them."""
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """What stays on the GPU."""
+        """Bytes of the tensors that remain."""
         if not self.after:
             return self.loaded
         sizes = list(self.loaded)
-        for action, value in self.after:
-            if action == "+":
-                sizes.append(value)
+        for step in self.after:
+            if step >= 0:
+                sizes.append(step)
             else:
-                sizes[value] = 0
+                sizes[~step] = 0
         return tuple(size for size in sizes if size)
 
 
-def replaced(*changes: int | None, start: int = 0) -> tuple[Step, ...]:
-    """Steps that swap the loaded tensors one by one: None keeps one, 0 drops it."""
+def replaced(*changes: int | None) -> tuple[Step, ...]:
+    """Steps that replace the loaded tensors one by one by tensors of these sizes; None keeps one, 0 drops it."""
     steps: list[Step] = []
     for index, size in enumerate(changes):
         if size:
-            steps.append(("+", size))
+            steps.append(size)
         if size is not None:
-            steps.append(("-", start + index))
+            steps.append(~index)
     return tuple(steps)
 
 
 @dataclass(frozen=True, slots=True)
 class StorageContext:
-    """What storage depends on besides the module: precision, release and GPU."""
+    """Precision, release and GPU, which decide how modules are stored."""
 
     dtype: str
     release: str = "0.32.0"
@@ -65,31 +65,29 @@ class StorageContext:
     wants_marlin: bool = False
     """VLLM_MXFP4_USE_MARLIN=1."""
     asked: str | None = None
-    """--quantization as the user gave it: `awq` and `gptq` forbid to repack for faster kernels."""
+    """--quantization as given: `awq` and `gptq` disable repacking for faster kernels."""
 
     @property
     def dtype_bytes(self) -> int:
-        """Of one unquantized weight."""
         return dtype_bytes(self.dtype)
 
     @property
     def ampere(self) -> bool:
-        """Whether Marlin kernels run: NVIDIA from compute capability 8.0 (unknown cards count as new)."""
+        """Whether Marlin kernels run: NVIDIA from compute capability 8.0 (unknown cards count as newer)."""
         return self.vendor == "nvidia" and (self.capability >= (8, 0) or self.capability == (0, 0))
 
     @property
     def fp8_kernels(self) -> bool:
-        """Whether the card multiplies in FP8; older ones store FP8 and compute in 16 bits with Marlin."""
+        """Whether the card computes in FP8; older ones store FP8 and compute in 16 bits with Marlin."""
         return self.vendor != "nvidia" or self.capability >= (8, 9) or self.capability == (0, 0)
 
     def at_least(self, version: str) -> bool:
-        """Whether the release is this one or later."""
         return known_release(self.release).at_least(version)
 
 
 def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | None:
-    """The kind of weights whose sizes after loading are read from source, and were never compared with a start: FP8 on
-    a card without FP8 kernels goes through Marlin, and how 4-bit floats lie in memory is each kernel's own affair."""
+    """The kernel family whose weight layout was read from source and never measured: NVFP4, and FP8 through Marlin on
+    cards without FP8 kernels."""
     schemes = (scheme, *(other for _, other in scheme.rules))
     if any(each.is_nvfp4 for each in schemes):
         return "nvfp4"
@@ -99,7 +97,7 @@ def kernels_unmeasured(scheme: Quantization, context: StorageContext) -> str | N
 
 
 def storage(module: Module, scheme: Quantization | None, context: StorageContext) -> Storage:
-    """The tensors of one module under a scheme; None: stored in its own precision."""
+    """The tensors of one module; scheme None: unquantized."""
     bias = _bias(module, context)
     if scheme is None or not module.quantizable or not module.inputs:
         size = dtype_bytes(module.dtype or context.dtype)
@@ -107,13 +105,13 @@ def storage(module: Module, scheme: Quantization | None, context: StorageContext
     stored = _METHODS[_family(scheme)](module, scheme, context)
     if scheme.method == "mxfp4" and module.copies > 1:
         return stored  # its biases are padded and widened with the rest
-    return _beside(stored, bias) if bias else stored
+    return _with_bias(stored, bias) if bias else stored
 
 
-def _beside(stored: Storage, bias: tuple[int, ...]) -> Storage:
-    """A bias that no repacking touches, counted after the other loaded tensors."""
+def _with_bias(stored: Storage, bias: tuple[int, ...]) -> Storage:
+    """Append a bias, which repacking does not change, to the loaded tensors."""
     count, more = len(stored.loaded), len(bias)
-    steps = tuple((act, value + more if act == "-" and value >= count else value) for act, value in stored.after)
+    steps = tuple(step - more if step < 0 and ~step >= count else step for step in stored.after)
     return Storage(stored.loaded + bias, steps, stored.layer_by_layer, stored.freed_last)
 
 
@@ -123,7 +121,7 @@ def _bias(module: Module, context: StorageContext) -> tuple[int, ...]:
 
 
 def _family(scheme: Quantization) -> str:
-    """Which storage a scheme uses; several methods share one."""
+    """The storage layout of a scheme, a key of `_METHODS`."""
     if scheme.method in ("awq", "gptq", "bitsandbytes", "mxfp4", "gguf", "experts_int8"):
         return scheme.method
     if scheme.weight_bits == 4:
@@ -134,7 +132,7 @@ def _family(scheme: Quantization) -> str:
 
 
 def _shards(module: Module) -> int:
-    """How many of the checkpoint's matrices are fused here: per-tensor scales are kept one each until loaded."""
+    """The number of checkpoint matrices fused here; each has its own per-tensor scale until loaded."""
     return max(len(module.shards), 1) if module.copies == 1 or ".w13" in module.name else 1
 
 
@@ -159,70 +157,23 @@ def _awq(module: Module, scheme: Quantization, context: StorageContext) -> Stora
 def _awq_to_standard(weight: int, zeros: int) -> tuple[Step, ...]:
     """0.19+ unpacks weights (0) and zeros (1) to 32 bits a value, reorders and packs them again, as 7 and 13."""
     wide, wide_zeros = 8 * weight, 8 * zeros
-    return (
-        ("+", wide),
-        ("+", wide),
-        ("-", 3),
-        ("+", wide),
-        ("-", 4),
-        ("+", wide),
-        ("+", weight),
-        ("-", 6),
-        ("+", wide_zeros),
-        ("+", wide_zeros),
-        ("-", 8),
-        ("+", wide_zeros),
-        ("-", 9),
-        ("+", wide_zeros),
-        ("-", 10),
-        ("+", wide_zeros),
-        ("+", zeros),
-        ("-", 12),
-        ("-", 0),
-        ("-", 5),
-        ("-", 1),
-        ("-", 11),
-    )
+    weights = (wide, wide, ~3, wide, ~4, wide, weight, ~6)
+    points = (wide_zeros, wide_zeros, ~8, wide_zeros, ~9, wide_zeros, ~10, wide_zeros, zeros, ~12)
+    return (*weights, *points, ~0, ~5, ~1, ~11)
 
 
 def _to_marlin(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
     wide_zeros = 8 * zeros
-    return (
-        ("+", wide_zeros),
-        ("+", wide_zeros),
-        ("-", 14),
-        ("+", wide_zeros),
-        ("-", 15),
-        ("+", zeros),
-        ("-", 16),
-        ("-", 13),
-        ("+", weight),
-        ("-", 7),
-        ("+", scales),
-        ("-", 2),
-    )
+    return (wide_zeros, wide_zeros, ~14, wide_zeros, ~15, zeros, ~16, ~13, weight, ~7, scales, ~2)
 
 
 def _to_machete(weight: int, zeros: int, scales: int) -> tuple[Step, ...]:
-    """Machete keeps zero points as 16-bit numbers, already multiplied by the scales."""
-    return (
-        ("+", weight),
-        ("+", weight),
-        ("-", 14),
-        ("-", 7),
-        ("+", 8 * zeros),
-        ("+", scales),
-        ("+", scales),
-        ("+", scales),
-        ("-", 18),
-        ("-", 17),
-        ("-", 16),
-        ("-", 13),
-    )
+    """Machete keeps zero points as 16-bit numbers, multiplied by the scales."""
+    return (weight, weight, ~14, ~7, 8 * zeros, scales, scales, scales, ~18, ~17, ~16, ~13)
 
 
 def _machete(module: Module, scheme: Quantization, context: StorageContext) -> bool:
-    """Hopper's own kernel is preferred for linear layers where the shape suits it."""
+    """Whether Hopper's Machete kernel serves this linear layer."""
     suits = module.inputs % 64 == 0 and module.outputs % 128 == 0 and scheme.group_size in (None, 64, 128)
     return context.vendor == "nvidia" and context.capability == (9, 0) and module.copies == 1 and suits
 
@@ -240,10 +191,10 @@ def _gptq(module: Module, scheme: Quantization, context: StorageContext) -> Stor
     if not marlin or context.asked == "gptq":
         return Storage(loaded)
     if _machete(module, scheme, context) and context.at_least("0.6.3") and not (scheme.act_order or scheme.zero_point):
-        # Machete repacks weights and scales, and never looks at the zero points and groups that loading left there.
+        # Machete repacks weights and scales; the loaded zero points and g_idx stay allocated.
         return Storage(loaded, replaced(weight, 0 if context.at_least("0.29.0") else None, None, loaded[3]))
     steps = replaced(weight, index if scheme.act_order else 0, zeros if scheme.zero_point else 0, loaded[3])
-    return Storage(loaded, (*steps, ("+", index)) if scheme.act_order else steps)
+    return Storage(loaded, (*steps, index) if scheme.act_order else steps)
 
 
 def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
@@ -258,29 +209,29 @@ def _packed_int(module: Module, scheme: Quantization, context: StorageContext) -
 
 
 def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """FP8 or INT8 weights with a scale a tensor, a channel or a block."""
+    """FP8 or INT8 weights with one scale per tensor, channel or block."""
     weight, copies, shards = module.elements, module.copies, _shards(module)
     if scheme.block:
-        # Experts keep the scales of gate and up apart; fused linears share the block that both reach into.
+        # Experts keep separate scales for gate and up; fused linears share a block that spans both.
         parts = shards if copies > 1 else 1
         high, wide = _block(module, scheme.block, parts)
         rows, columns = parts * cdiv(module.outputs // parts, high), cdiv(module.inputs, wide)
         loaded = (weight, copies * rows * columns * FLOAT32_BYTES)
         if context.fp8_kernels:
             return Storage(loaded)
-        # Marlin wants a 16-bit scale for every output and 128 inputs.
+        # Marlin needs a 16-bit scale for every output and 128 inputs.
         return Storage(loaded, replaced(weight, copies * module.outputs * columns * context.dtype_bytes))
     if scheme.strategy == "channel":
         scales = copies * module.outputs * FLOAT32_BYTES
         return Storage((weight, scales))
     activation = (copies * shards * FLOAT32_BYTES,) if scheme.static_activations else ()
     if scheme.online:
-        steps = (("+", weight), ("+", copies * FLOAT32_BYTES), ("-", 0))
-        # 0.16+ leaves the weights on the meta device until the checkpoint has them all for a layer. 0.13 to 0.15 round
-        # each layer as it comes, but the loader's own list of parameters keeps the 16-bit ones of every layer.
+        steps = (weight, copies * FLOAT32_BYTES, ~0)
+        # 0.16+ keeps the weights of a layer on the meta device until all are read. 0.13 to 0.15 quantize a layer when
+        # it is read, but the loader's list of parameters references the 16-bit ones of every layer.
         streams = context.at_least("0.16.0")
-        held_on_to = context.at_least("0.13.0") and not streams
-        return Storage((weight * context.dtype_bytes,), steps, streams, held_on_to)
+        freed_last = context.at_least("0.13.0") and not streams
+        return Storage((weight * context.dtype_bytes,), steps, streams, freed_last)
     loaded = (weight, copies * shards * FLOAT32_BYTES, *activation)
     if context.fp8_kernels or scheme.number == "int":
         return Storage(loaded)
@@ -289,7 +240,7 @@ def _eight_bits(module: Module, scheme: Quantization, context: StorageContext) -
 
 
 def _block(module: Module, block: tuple[int, int], parts: int) -> tuple[int, int]:
-    """Experts whose slice does not divide into blocks get smaller ones."""
+    """The scale block; smaller for experts whose slice is not a multiple of it."""
     if module.copies == 1:
         return block
     width = module.outputs // parts if ".w13" in module.name else module.inputs
@@ -301,7 +252,7 @@ def _mxfp8(module: Module, scheme: Quantization, context: StorageContext) -> Sto
 
 
 def _nvfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """Two weights a byte, an FP8 scale a group of 16, a float a tensor, and one for its activations."""
+    """Two weights per byte, an FP8 scale per group of 16, a float per tensor and one for its activations."""
     groups = module.inputs // (scheme.group_size or 16)
     weight, scales = module.elements // 2, module.copies * module.outputs * groups
     scalar = module.copies * _shards(module) * FLOAT32_BYTES
@@ -317,13 +268,13 @@ def _mxfp4_linear(module: Module, scheme: Quantization, context: StorageContext)
 
 
 def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """gpt-oss experts: sizes are rounded up to what the kernel of this GPU and release wants."""
+    """gpt-oss experts, padded for the kernel of this GPU and release."""
     up = ".w13" in module.name
     rows, columns = _mxfp4_sizes(module, up, context)
     copies = module.copies
     weight, scales = copies * rows * columns // 2, copies * rows * columns // 32
     bias = (copies * rows * context.dtype_bytes,) if module.bias else ()
-    # Marlin reads biases as they are; the Triton and FlashInfer kernels want them in 32 bits.
+    # Marlin reads 16-bit biases; the Triton and FlashInfer kernels need 32 bits.
     wide = tuple(size if _mxfp4_marlin(context) else copies * rows * FLOAT32_BYTES for size in bias)
     loaded = (weight, scales, *bias)
     if not _hopper_triton(context):
@@ -331,18 +282,18 @@ def _mxfp4(module: Module, scheme: Quantization, context: StorageContext) -> Sto
     packed = columns // 2
     tile = copies * round_up(rows, 256)
     if context.at_least("0.21.0"):
-        # Triton kernels 3.5.1: the weight keeps its size, scales are padded to 256 rows by 4 groups.
+        # Triton kernels 3.5.1 pad the scales to 256 rows by 4 groups.
         return Storage(loaded, replaced(weight, tile * round_up(columns // 32, 4), *wide))
     groups = round_up(columns // 32, 2)
     if context.at_least("0.19.0"):
-        # Triton kernels 3.6.0 pad the packed inputs to 64, and the loaded scales stay beside the swizzled ones.
+        # Triton kernels 3.6.0 pad the packed inputs to 64 and keep the loaded scales.
         swizzled = copies * rows * round_up(packed, 64)
-        return Storage(loaded, (*replaced(swizzled, None, *wide), ("+", tile * groups)))
-    return Storage(loaded, (*replaced(weight, None, *wide), ("+", tile * groups)))
+        return Storage(loaded, (*replaced(swizzled, None, *wide), tile * groups))
+    return Storage(loaded, (*replaced(weight, None, *wide), tile * groups))
 
 
 def _mxfp4_marlin(context: StorageContext) -> bool:
-    """Cards before Hopper and after data-centre Blackwell; Hopper until 0.12 brought the Triton kernels along."""
+    """Whether Marlin serves MXFP4: cards before Hopper and after data-centre Blackwell; Hopper before 0.12."""
     if context.vendor != "nvidia" or context.wants_marlin:
         return context.vendor == "nvidia"
     major = context.capability[0]
@@ -354,7 +305,7 @@ def _hopper_triton(context: StorageContext) -> bool:
 
 
 def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int, int]:
-    """Rows and columns after rounding: one is the hidden size, the other the expert width (of gate and up, twice)."""
+    """Padded rows and columns: the hidden size and the expert width (doubled for gate and up)."""
     if _hopper_triton(context):
         hidden_step, width_step = 1, 64
     elif context.vendor == "amd":
@@ -369,8 +320,7 @@ def _mxfp4_sizes(module: Module, up: bool, context: StorageContext) -> tuple[int
 
 
 def _bitsandbytes(module: Module, scheme: Quantization, context: StorageContext) -> Storage:
-    """4 bits and a scale for 64 of them. Until 0.9.1 the scales stayed quantized, as the checkpoint has them or as
-    loading makes them (compress_statistics=True)."""
+    """4 bits and a scale per 64 weights; up to 0.9.1 the scales stay quantized (compress_statistics=True)."""
     if scheme.weight_bits == 8:
         return Storage((module.elements, module.copies * module.outputs * FLOAT32_BYTES))
     blocks = module.elements // 64

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.planning.packing.needs import OtherProgram, ServerNeeds
 
+
 _MOST_TRIED = 200_000
 
 
@@ -98,11 +99,11 @@ class _Search:
         """Sets of cards, the emptiest first; cards that are alike and equally full are tried once."""
         rooms = {card.number: self._room(card.number) for card in self.problem.cards}
         order = sorted(rooms, key=lambda number: (-rooms[number], number))
-        alike: set[tuple[tuple[int, int], ...]] = set()
+        equivalent: set[tuple[tuple[int, int], ...]] = set()
         for cards in combinations(order, needs.server.gpus):
             key = tuple(sorted((rooms[card], self.problem.cards[card].gpu.total_bytes) for card in cards))
-            if key not in alike:
-                alike.add(key)
+            if key not in equivalent:
+                equivalent.add(key)
                 yield tuple(sorted(cards))
 
     def _room(self, number: int) -> int:
@@ -121,3 +122,79 @@ def place(problem: PackingProblem, needs: Sequence[ServerNeeds]) -> Placement | 
 def servers_on(card: Card, placement: Placement, needs: Sequence[ServerNeeds]) -> list[ServerNeeds]:
     """The servers of one card, in the order in which they were asked for."""
     return [each for each in needs if card.number in placement[each.server.name]]
+
+
+_HALVINGS = 60
+_HUGE = float(1 << 50)
+
+
+def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement) -> dict[str, int]:
+    """The pool of every server in bytes of each of its cards, in whole blocks."""
+    pools = {each.server.name: float(each.least_pool_bytes) for each in needs}
+    growing = {each.server.name for each in needs if each.block_bytes and each.most_pool_bytes > each.least_pool_bytes}
+    while growing:
+        low, high = 0.0, _HUGE
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if _pools_fit(problem, needs, placement, _grow_pools(needs, pools, growing, middle)):
+                low = middle
+            else:
+                high = middle
+        pools = _grow_pools(needs, pools, growing, low)
+        full = {each.server.name for each in needs if pools[each.server.name] >= each.most_pool_bytes}
+        blocked = _cannot_grow(problem, needs, placement, pools, growing - full)
+        if not (growing & (full | blocked)):
+            break
+        growing -= full | blocked
+    return {each.server.name: _whole_blocks(each, pools[each.server.name]) for each in needs}
+
+
+def _grow_pools(
+    needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
+) -> dict[str, float]:
+    grown = dict(pools)
+    for each in needs:
+        if each.server.name in growing:
+            more = pools[each.server.name] + level * each.server.weight
+            grown[each.server.name] = min(more, float(each.most_pool_bytes))
+    return grown
+
+
+def _pools_fit(
+    problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, float]
+) -> bool:
+    for card in problem.cards:
+        here = servers_on(card, placement, needs)
+        for shift in problem.shifts:
+            more = sum(
+                each.footprint_bytes(int(pools[each.server.name])) - each.least_bytes
+                for each in here
+                if each.server.name in shift.awake
+            )
+            if more > problem.room_bytes(card, shift, here):
+                return False
+    return True
+
+
+def _cannot_grow(
+    problem: PackingProblem,
+    needs: Sequence[ServerNeeds],
+    placement: Placement,
+    pools: Mapping[str, float],
+    growing: set[str],
+) -> set[str]:
+    """Those that cannot have a block more."""
+    blocked = set()
+    for each in needs:
+        name = each.server.name
+        if name in growing and not _pools_fit(
+            problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}
+        ):
+            blocked.add(name)
+    return blocked
+
+
+def _whole_blocks(needs: ServerNeeds, pool: float) -> int:
+    if not needs.block_bytes:
+        return 0
+    return max(int(pool) // needs.block_bytes * needs.block_bytes, needs.least_pool_bytes)

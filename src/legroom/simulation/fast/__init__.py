@@ -1,5 +1,5 @@
-"""The replay that jumps from event to event, over flat columns that Numba can compile.
+"""The fast replay: the scheduler over flat columns that Numba can compile.
 
-Between an arrival, a finish and a block that the pool can no longer give, every step of the scheduler is the same: each
-running request computes one token. All such steps are taken at once. `replay.Reference` is what this must equal.
+Between an arrival, a finish and a full pool every step is the same: each running request decodes one token. Such steps
+are taken in bulk. The result equals that of `trace_replay.StepByStepReplay`.
 """

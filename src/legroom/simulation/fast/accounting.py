@@ -1,24 +1,24 @@
-"""What is written down at the end of a step, how long steps take, and how many come before the next event."""
+"""Totals and samples of a step, the seconds that steps take, and the number of steps until the next event."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
 from legroom.simulation.fast.jit import compilable
-from legroom.simulation.fast.rows import MOST_SAMPLES, NONE
+from legroom.simulation.fast.rows import MAX_SAMPLES, NONE
 
 
 @compilable
-def double_stretches(sim):
-    """Make room for more steps: every point stands for twice as many."""
+def double_sample_width(sim):
+    """Halve the number of samples: each covers twice as many steps."""
     state, samples = sim.state[0], sim.samples
-    half = MOST_SAMPLES // 2
+    half = MAX_SAMPLES // 2
     for i in range(half):
         left, right = samples[2 * i], samples[2 * i + 1]
         used, running = max(left.used, right.used), max(left.running, right.running)
         waiting = max(left.waiting, right.waiting)
         samples[i].used, samples[i].running, samples[i].waiting = used, running, waiting
         samples[i].preempted = max(left.preempted, right.preempted)
-    for i in range(half, MOST_SAMPLES):
+    for i in range(half, MAX_SAMPLES):
         samples[i].used = samples[i].running = samples[i].waiting = NONE
         samples[i].preempted = 0
     state.sample_width *= 2
@@ -26,11 +26,11 @@ def double_stretches(sim):
 
 @compilable
 def sample(sim, first_step, steps, used):
-    """The worst of each stretch of steps; when the points run out, stretches double."""
+    """Update the maxima of the samples that cover these steps."""
     state, samples = sim.state[0], sim.samples
     last = first_step + steps - 1
-    while last // state.sample_width >= MOST_SAMPLES:
-        double_stretches(sim)
+    while last // state.sample_width >= MAX_SAMPLES:
+        double_sample_width(sim)
     for stretch in range(first_step // state.sample_width, last // state.sample_width + 1):
         point = samples[stretch]
         point.used = max(point.used, used)
@@ -40,10 +40,10 @@ def sample(sim, first_step, steps, used):
 
 
 @compilable
-def close_step(sim, rules):
-    """Book the end of the current step."""
+def record_step(sim, rules):
+    """Add the current step to the totals."""
     state = sim.state[0]
-    used = rules.usable_blocks - state.blank - state.cached
+    used = rules.usable_blocks - state.free_uncached - state.free_cached
     state.steps += 1
     state.peak_blocks = max(state.peak_blocks, used)
     state.peak_running = max(state.peak_running, state.num_running)
@@ -54,35 +54,35 @@ def close_step(sim, rules):
 
 
 @compilable
-def close_quiet_steps(sim, rules, quiet):
-    """Book the ends of `quiet` steps to come: tokens grow by one a request, blocks by those whose turn it is."""
-    state, seats, bs = sim.state[0], sim.seats, rules.block_size
+def record_decode_steps(sim, rules, steps):
+    """Add the next `steps` decode-only steps to the totals: a token per request, and the blocks that they need."""
+    state, bs = sim.state[0], rules.block_size
     decodes = state.num_running
-    held_steps = state.held_blocks * quiet
+    held_steps = state.held_blocks * steps
     blocks = 0
-    for offset in range(min(bs, quiet)):
-        here = seats[(state.step + offset) % bs].decodes
-        turns = (quiet - offset + bs - 1) // bs
-        held_steps += here * (turns * (quiet - offset) - bs * turns * (turns - 1) // 2)
+    for offset in range(min(bs, steps)):
+        here = sim.decodes_by_phase[(state.step + offset) % bs]
+        turns = (steps - offset + bs - 1) // bs
+        held_steps += here * (turns * (steps - offset) - bs * turns * (turns - 1) // 2)
         blocks += here * turns
     state.held_slot_steps += held_steps * bs
-    state.stored_token_steps += state.stored * quiet + decodes * (quiet * (quiet + 1) // 2)
-    state.steps += quiet
-    used = rules.usable_blocks - state.blank - state.cached + blocks
+    state.stored_token_steps += state.stored * steps + decodes * (steps * (steps + 1) // 2)
+    state.steps += steps
+    used = rules.usable_blocks - state.free_uncached - state.free_cached + blocks
     state.peak_blocks = max(state.peak_blocks, used)
     state.peak_running = max(state.peak_running, decodes)
-    sample(sim, state.step, quiet, used)
+    sample(sim, state.step, steps, used)
 
 
 @compilable
-def weights_seconds(cost, tokens):
-    """Seconds to read the weights: of the experts, those that any of the tokens chooses."""
+def weight_read_seconds(cost, tokens):
+    """Seconds to read the weights; of the experts, those that any of the tokens chooses."""
     return cost.weights + cost.experts * (1.0 - cost.idle**tokens)
 
 
 @compilable
-def least_seconds(cost, tokens, running):
-    """Seconds that the host needs for a step, however little the GPU has to do."""
+def min_host_seconds(cost, tokens, running):
+    """Seconds that the host needs to launch a step, however little the GPU has to do."""
     if tokens <= running:
         return cost.host + cost.host_request * running
     return cost.launch_captured if tokens <= cost.captured else cost.launch
@@ -93,21 +93,21 @@ def step_seconds(cost, tokens, stored, running):
     """Seconds of one step: the slower of computing and reading memory."""
     compute = cost.token * tokens
     if tokens > running > 0:
-        # Tokens of prompts attend to what is before them: on average what a request holds, less half of its new ones.
+        # A prompt token attends on average to the tokens its request holds, less half of the new ones.
         compute += cost.pair * (tokens - running) * (stored - 0.5 * tokens) / running
-    read = weights_seconds(cost, tokens) + cost.kv_token * stored
+    read = weight_read_seconds(cost, tokens) + cost.kv_token * stored
     busy = cost.overhead + cost.request * running + cost.exchange * tokens + max(compute, read)
-    return max(busy, least_seconds(cost, tokens, running))
+    return max(busy, min_host_seconds(cost, tokens, running))
 
 
 @compilable
-def span_seconds(cost, running, stored, steps):
+def decode_steps_seconds(cost, running, stored, steps):
     """Seconds of `steps` steps in which `running` requests decode a token each; the first reads `stored` tokens."""
     overhead = cost.overhead + (cost.request + cost.exchange) * running
-    # What does not grow with the cache: computing, or the host where it is slower than that.
-    even = max(cost.token * running, least_seconds(cost, running, running) - overhead)
-    weights = weights_seconds(cost, running)
-    # Reading the cache grows by `running` tokens a step; after step `turn` it takes longer than the rest.
+    # What does not allocate_blocks with the cache: computing, or the host where it is slower than that.
+    even = max(cost.token * running, min_host_seconds(cost, running, running) - overhead)
+    weights = weight_read_seconds(cost, running)
+    # Reading the cache grows by `running` tokens a step; from step `turn` on it dominates.
     turn = -1.0
     if even > weights:
         turn = float(steps)
@@ -121,36 +121,36 @@ def span_seconds(cost, running, stored, steps):
 
 
 @compilable
-def steps_until_dry(sim, rules, most):
-    """How many steps the decoding requests can take before the pool cannot give a block; at most `most`."""
-    state, seats, bs = sim.state[0], sim.seats, rules.block_size
-    free = state.blank + state.cached
+def steps_until_pool_full(sim, rules, max_steps):
+    """Steps that the decoding requests can take until the pool has no free block; at most `max_steps`."""
+    state, bs = sim.state[0], rules.block_size
+    free = state.free_uncached + state.free_cached
     cycles = free // state.num_running
     steps = cycles * bs
-    if steps >= most:
-        return most
+    if steps >= max_steps:
+        return max_steps
     free -= cycles * state.num_running
     for offset in range(bs):
-        free -= seats[(state.step + offset) % bs].decodes
+        free -= sim.decodes_by_phase[(state.step + offset) % bs]
         if free < 0:
             break
         steps += 1
-    return min(steps, most)
+    return min(steps, max_steps)
 
 
 @compilable
-def steps_until_arrival(sim, rules, cost, most):
-    """How many steps begin before the next request arrives; at most `most`."""
+def steps_until_arrival(sim, rules, cost, max_steps):
+    """Steps that begin before the next request arrives; at most `max_steps`."""
     state = sim.state[0]
     if state.next_arrival >= rules.num_requests:
-        return most
+        return max_steps
     arrival = sim.requests[state.next_arrival].arrival
     if not rules.in_seconds:
-        return min(most, int(arrival) - state.step)
-    low, high = 0, most
+        return min(max_steps, int(arrival) - state.step)
+    low, high = 0, max_steps
     while low < high:
         middle = (low + high) // 2
-        begins = state.now + span_seconds(cost, state.num_running, state.stored + state.num_running, middle)
+        begins = state.now + decode_steps_seconds(cost, state.num_running, state.stored + state.num_running, middle)
         if begins >= arrival:
             high = middle
         else:

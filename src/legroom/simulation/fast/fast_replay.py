@@ -1,4 +1,11 @@
-"""Sets the rows up, runs the kernel, and reads the outcome back."""
+"""The fast replay of a trace: sets up the rows, runs the kernel, and reads the result back.
+
+Which blocks hold equal tokens is found out without generating tokens where possible. Blocks of a shared prefix are
+equal for all requests that share it. The rest of a prompt is its own, with two exceptions: a prompt that ends with its
+prefix (or a token or two after it) continues with sampled tokens like others of that prefix, and the block where the
+prefix ends may hold only one or two own tokens, which can be equal by chance. Tokens (see `trace.stream`) are generated
+in those cases only: from three tokens on the chance is 1 in 8 billion.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +19,15 @@ from legroom.simulation.fast import step_kernel
 from legroom.simulation.fast.jit import compiled
 from legroom.simulation.fast.rows import (
     ALL_BLOCKS,
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     NONE,
     REJECTED,
     WAITING,
     BlockRow,
-    PlaceRow,
+    HashSlotRow,
     RequestRow,
     Rules,
     SampleRow,
-    SeatRow,
     Sim,
     StateRow,
     StepCost,
@@ -40,22 +46,17 @@ _FEW = 2
 
 @dataclass
 class Contents:
-    """Per request: see the fields of the same names in `columns.RequestRow`."""
+    """Per request: the fields of the same names in `rows.RequestRow`."""
 
     prefix: list[int]
     prefix_blocks: list[int]
-    straddle: list[int]
-    tail: list[int]
+    boundary: list[int]
+    suffix: list[int]
     shared_blocks: list[int]
     num_streams: int
 
-    @property
-    def own_stream(self) -> int:
-        """The first of the streams that belong to one request each."""
-        return self.num_streams
 
-
-class _Sorter:
+class _ContentStreams:
     def __init__(self, trace: Trace, block_size: int) -> None:
         self.trace = trace
         self.block_size = block_size
@@ -73,8 +74,8 @@ class _Sorter:
             self.prefix_tokens[group] = known
         return known[place]
 
-    def sort(self, r: int) -> tuple[int, int, int, int]:
-        """(prefix, prefix blocks, straddle, tail) of one request."""
+    def of_request(self, r: int) -> tuple[int, int, int, int]:
+        """(prefix, prefix blocks, boundary, suffix) of one request."""
         group, prefix_len = self.trace.prefix_groups[r], self.trace.prefix_lens[r]
         own = self.trace.prompt_lens[r] - prefix_len
         few: tuple[int, ...] = ()
@@ -85,69 +86,69 @@ class _Sorter:
             return group, prefix_len // self.block_size, NONE, self.stream_number((group, prefix_len, ()))
         if own <= _FEW:
             prefix_len, few = self.trim(group, prefix_len, self.own_tokens(r, own))
-        tail = self.stream_number((group, prefix_len, few)) if own <= _FEW else NONE
+        suffix = self.stream_number((group, prefix_len, few)) if own <= _FEW else NONE
         left = self.block_size - prefix_len % self.block_size
-        straddle = NONE
+        boundary = NONE
         if group != NO_PREFIX and left <= _FEW and left < own:
             meeting = few[:left] if few else self.own_tokens(r, left)
             place, meeting = self.trim(group, prefix_len, meeting)
             if meeting:
-                straddle = self.stream_number((group, place, meeting, "block"))
+                boundary = self.stream_number((group, place, meeting, "block"))
             else:
                 prefix_len = place
-        return group, prefix_len // self.block_size, straddle, tail
+        return group, prefix_len // self.block_size, boundary, suffix
 
     def own_tokens(self, r: int, count: int) -> tuple[int, ...]:
         return tuple(stream("U" + self.trace.id_of(r), count))
 
     def trim(self, group: int, prefix_len: int, own: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Own tokens that happen to go on like the prefix are as good as more prefix."""
+        """Own tokens that happen to continue the prefix count as prefix."""
         while own and group != NO_PREFIX and own[0] == self.prefix_token(group, prefix_len):
             prefix_len, own = prefix_len + 1, own[1:]
         return prefix_len, own
 
 
-def sort_contents(trace: Trace, block_size: int) -> Contents:
-    """Sort all requests of a trace by content."""
+def shared_contents(trace: Trace, block_size: int) -> Contents:
+    """Which contents the requests of a trace share."""
     count = len(trace)
     prefix, prefix_blocks = [NONE] * count, [0] * count
-    straddle, tail, shared = [NONE] * count, [NONE] * count, [0] * count
-    sorter = _Sorter(trace, block_size)
+    boundary, suffix, shared = [NONE] * count, [NONE] * count, [0] * count
+    streams = _ContentStreams(trace, block_size)
     for r, (group, prompt_len) in enumerate(zip(trace.prefix_groups, trace.prompt_lens, strict=True)):
         if group == NO_PREFIX and prompt_len > _FEW:
             continue
-        prefix[r], prefix_blocks[r], straddle[r], tail[r] = sorter.sort(r)
-    _leave_out_loners(trace, prefix, prefix_blocks, straddle, tail)
+        prefix[r], prefix_blocks[r], boundary[r], suffix[r] = streams.of_request(r)
+    _drop_unshared(trace, prefix, prefix_blocks, boundary, suffix)
     for r in range(count):
-        shared[r] = ALL_BLOCKS if tail[r] != NONE else prefix_blocks[r] + (straddle[r] != NONE)
-    return Contents(prefix, prefix_blocks, straddle, tail, shared, len(trace.prefix_names) + len(sorter.streams))
+        shared[r] = ALL_BLOCKS if suffix[r] != NONE else prefix_blocks[r] + (boundary[r] != NONE)
+    return Contents(prefix, prefix_blocks, boundary, suffix, shared, len(trace.prefix_names) + len(streams.streams))
 
 
-def _leave_out_loners(
-    trace: Trace, prefix: list[int], prefix_blocks: list[int], straddle: list[int], tail: list[int]
+def _drop_unshared(
+    trace: Trace, prefix: list[int], prefix_blocks: list[int], boundary: list[int], suffix: list[int]
 ) -> None:
-    """Content that only one request has need not be told apart."""
-    readers, twins = Counter(prefix), Counter(tail)
+    """Content that only one request has needs no block ids."""
+    readers, twins = Counter(prefix), Counter(suffix)
     # A prefix that begins another one is read by the readers of both.
     readers.update(parent for parent, _ in trace.prefix_parents for _ in range(2))
     readers.update(group for group, (parent, _) in enumerate(trace.prefix_parents) if parent != NO_PREFIX)
     for r, group in enumerate(prefix):
-        if tail[r] != NONE and twins[tail[r]] == 1:
-            tail[r] = NONE
-        if group != NONE and readers[group] == 1 and tail[r] == NONE:
-            prefix[r], prefix_blocks[r], straddle[r] = NONE, 0, NONE
+        if suffix[r] != NONE and twins[suffix[r]] == 1:
+            suffix[r] = NONE
+        if group != NONE and readers[group] == 1 and suffix[r] == NONE:
+            prefix[r], prefix_blocks[r], boundary[r] = NONE, 0, NONE
 
 
 Progress = Callable[[float], None]
-"""Called now and then with the share of requests that are finished."""
+"""Called from time to time with the share of finished requests."""
 
 _TURNS_PLAIN, _TURNS_COMPILED = 2_000, 200_000
 _FEWEST_TOKENS_A_BLOCK = 4
-_FREE_OF_CHARGE = StepCost(0.0, 0.0, 0.0, 0.0)
+_NO_COST = StepCost(0.0, 0.0, 0.0, 0.0)
 
 
 def can_replay(settings: SchedulerSettings) -> bool:
-    """Whether the kernel knows these rules; the reference knows all."""
+    """Whether the kernel implements these settings; the step-by-step replay implements all."""
     return (
         settings.engine == "V1"
         and not settings.async_scheduling
@@ -157,18 +158,18 @@ def can_replay(settings: SchedulerSettings) -> bool:
     )
 
 
-class Outgrown(Exception):
-    """The replay reached a state that only the reference can tell apart."""
+class NeedsStepByStepReplay(Exception):
+    """The replay reached a state that only the step-by-step replay can represent."""
 
 
 class FastReplay:
-    """One replay over rows. `use_numba` picks the compiled twin."""
+    """One replay over rows; `use_numba` selects the compiled kernel."""
 
     def __init__(
         self, trace: Trace, settings: SchedulerSettings, cost: StepCost | None = None, use_numba: bool = False
     ) -> None:
         self.trace, self.settings, self.use_numba = trace, settings, use_numba
-        self.cost = cost or _FREE_OF_CHARGE
+        self.cost = cost or _NO_COST
         accepted, self.rejections = admissible(trace, settings)
         contents = _contents(trace, settings)
         self.rules = _rules(trace, settings, contents)
@@ -179,16 +180,25 @@ class FastReplay:
 
     def _sim(self, contents: Contents) -> Sim:
         rules, numba = self.rules, self.use_numba
+        seqs = rules.max_num_seqs + 1
+        spare_slots = numbers(seqs, numba)
+        for slot in range(rules.max_num_seqs):
+            spare_slots[slot] = slot
         return Sim(
             state=self._state(),
             requests=self._requests(contents),
             blocks=self._blocks(),
-            places=rows(PlaceRow, rules.hash_mask + 1, numba),
-            seats=self._seats(),
-            running=numbers(rules.max_num_seqs + 1, numba),
-            due=numbers(rules.max_num_seqs + 1, numba),
-            table=numbers((rules.max_num_seqs + 1) * rules.row_width, numba),
-            samples=rows(SampleRow, MOST_SAMPLES, numba),
+            hash_slots=rows(HashSlotRow, rules.hash_mask + 1, numba),
+            samples=rows(SampleRow, MAX_SAMPLES, numba),
+            running=numbers(seqs, numba),
+            finish_order=numbers(seqs, numba),
+            prefills=numbers(seqs, numba),
+            chunks=numbers(seqs, numba),
+            finishing=numbers(seqs, numba),
+            decodes_by_phase=numbers(rules.block_size, numba),
+            shared_decodes_by_phase=numbers(rules.block_size, numba),
+            spare_slots=spare_slots,
+            table=numbers(seqs * rules.row_width, numba),
             streams=self._streams(),
         )
 
@@ -202,10 +212,10 @@ class FastReplay:
     def _state(self) -> Any:
         rules, state = self.rules, rows(StateRow, 1, self.use_numba)
         for name, value in (
-            ("blank", rules.usable_blocks),
-            ("spare_ids", rules.num_ids),
-            ("spare_runs", rules.num_ids),
-            ("spare_slots", rules.max_num_seqs),
+            ("free_uncached", rules.usable_blocks),
+            ("num_spare_ids", rules.num_ids),
+            ("num_spare_runs", rules.num_ids),
+            ("num_spare_slots", rules.max_num_seqs),
             ("sample_width", 1),
         ):
             fill(state, name, [value], self.use_numba)
@@ -214,22 +224,22 @@ class FastReplay:
     def _requests(self, contents: Contents) -> Any:
         trace, numba = self.trace, self.use_numba
         requests = rows(RequestRow, len(trace), numba)
-        urgencies = _urgencies(trace)
-        by_urgency = numbers(len(trace), False)
-        for r, urgency in enumerate(urgencies):
-            by_urgency[urgency] = r
+        priority_ranks = _priority_ranks(trace)
+        by_priority_rank = numbers(len(trace), False)
+        for r, priority_rank in enumerate(priority_ranks):
+            by_priority_rank[priority_rank] = r
         totals = [p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True)]
         for name, values in (
             ("arrival", trace.arrivals),
             ("prompt", trace.prompt_lens),
             ("tokens", trace.prompt_lens),
             ("total", totals),
-            ("urgency", urgencies),
-            ("by_urgency", by_urgency),
+            ("priority_rank", priority_ranks),
+            ("by_priority_rank", by_priority_rank),
             ("prefix", contents.prefix),
             ("prefix_blocks", contents.prefix_blocks),
-            ("straddle", contents.straddle),
-            ("tail", contents.tail),
+            ("boundary", contents.boundary),
+            ("suffix", contents.suffix),
             ("shared_blocks", contents.shared_blocks),
         ):
             fill(requests, name, values, numba)
@@ -245,11 +255,6 @@ class FastReplay:
         fill(blocks, "after", [*[NONE] * end, end], numba)
         return blocks
 
-    def _seats(self) -> Any:
-        seats = rows(SeatRow, max(self.rules.max_num_seqs + 1, self.rules.block_size), self.use_numba)
-        fill(seats, "spare_slot", range(self.rules.max_num_seqs), self.use_numba)
-        return seats
-
     def run(self, progress: Progress | None = None) -> Timeline:
         """Replay to the end, or until the user interrupts."""
         replay: Any = compiled("replay") if self.use_numba else step_kernel.replay
@@ -262,7 +267,7 @@ class FastReplay:
         except KeyboardInterrupt:
             interrupted = True
         if self._total("failed"):
-            raise Outgrown
+            raise NeedsStepByStepReplay
         return self._timeline(interrupted)
 
     def _total(self, name: str) -> int:
@@ -301,7 +306,7 @@ class FastReplay:
                 yield PoolSample(i * width, int(used), int(running), int(waiting), int(preempted))
 
 
-def _most_ids(trace: Trace, settings: SchedulerSettings, contents: Contents) -> int:
+def _max_block_ids(trace: Trace, settings: SchedulerSettings, contents: Contents) -> int:
     """How many blocks can come to be told apart, or runs of counted blocks to lie in the free queue.
 
     In a pool that holds all that the trace could ever take, nothing is evicted or preempted: every request takes the
@@ -320,9 +325,9 @@ def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rul
     if settings.enable_prefix_caching:
         longest = max(p + o for p, o in zip(trace.prompt_lens, trace.output_lens, strict=True))
         most = cdiv(min(longest, settings.max_model_len), settings.block_size)
-        # Any request may come to be told apart when the least urgent are thrown out.
+        # With priorities any request may be preempted, and then needs block ids.
         width = most if settings.scheduling_policy == "priority" else min(most, max(contents.shared_blocks))
-        ids = _most_ids(trace, settings, contents)
+        ids = _max_block_ids(trace, settings, contents)
         while hash_size < 2 * ids:
             hash_size *= 2
     return Rules(
@@ -341,19 +346,19 @@ def _rules(trace: Trace, settings: SchedulerSettings, contents: Contents) -> Rul
         row_width=width,
         num_ids=ids,
         hash_mask=hash_size - 1,
-        own_streams=contents.num_streams,
+        first_own_stream=contents.num_streams,
     )
 
 
 def _contents(trace: Trace, settings: SchedulerSettings) -> Contents:
     if settings.enable_prefix_caching:
-        return sort_contents(trace, settings.block_size)
+        return shared_contents(trace, settings.block_size)
     none, zero = [NONE] * len(trace), [0] * len(trace)
     return Contents(none, zero, none, none, zero, 0)
 
 
-def _urgencies(trace: Trace) -> Any:
-    """Places in the order of (priority, arrival)."""
+def _priority_ranks(trace: Trace) -> Any:
+    """The rank of each request by (priority, arrival)."""
     if not any(trace.priorities):
         return range(len(trace))
     order = sorted(range(len(trace)), key=trace.priorities.__getitem__)

@@ -1,4 +1,5 @@
-"""The same functions twice: as plain Python, and compiled by Numba where it is there and the work is long enough."""
+"""The kernel functions twice: as plain Python, and compiled by Numba where it is installed and the trace is long
+enough."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ _compiled: dict[str, Any] = {}
 
 
 def compilable(function: _Function) -> _Function:
-    """Mark a function for `compiled`; the function itself stays plain Python."""
+    """Register a function for `compiled`; the function itself stays plain Python."""
     assert isinstance(function, types.FunctionType)
     _compilable.append(function)
     return function
 
 
 def numba_is_installed() -> bool:
-    """Whether `compiled` can work, without paying for the import."""
+    """Whether Numba can be imported, without importing it."""
     return importlib.util.find_spec("numba") is not None
 
 
 def is_compiled_before() -> bool:
-    """Whether compiled code of this very source lies on disk: then it loads in a fraction of a second."""
+    """Whether compiled code of this source is cached on disk; it then loads in a fraction of a second."""
     return any(cache_folder().glob("**/*.nbc"))
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: a folder for each state of the source, so that no old code is ever loaded.
+    """Folder of compiled code for this state and place of the source.
 
-    And for each place of it, because Numba finds by its path what it compiled: elsewhere (on a node of a Ray cluster)
-    the same source would be compiled again.
+    Numba finds compiled code by the path of its source, so the same source in another place (on a Ray node) is compiled
+    again.
     """
     here = Path(__file__).resolve().parent
     source = b"".join((str(here).encode(), *(path.read_bytes() for path in sorted(here.glob("*.py")))))
@@ -45,25 +46,25 @@ def cache_folder() -> Path:
 
 
 def compiled(name: str) -> Callable[..., Any]:
-    """The compiled twin of a marked function. Its calls to other marked functions go to their twins."""
+    """The compiled version of a registered function; its calls to other registered functions are compiled too."""
     if not _compiled:
-        _make_twins()
+        _compile_all()
     return _compiled[name]  # type: ignore[no-any-return]
 
 
-def _make_twins() -> None:
+def _compile_all() -> None:
     import numba
 
-    keeps = _use_cache_folder(numba)
-    # Numba looks names up in the globals of a function: the twins share globals in which all of them are compiled.
+    can_cache = _use_cache_folder(numba)
+    # Numba looks names up in a function's globals: the copies share globals in which all of them are compiled.
     names: dict[str, Any] = {}
     for function in _compilable:
         names.update(function.__globals__)
     for function in _compilable:
-        twin = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-        twin.__module__ = function.__module__
-        twin.__qualname__ = function.__qualname__
-        _compiled[function.__name__] = numba.njit(cache=keeps)(twin)
+        copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+        copy.__module__ = function.__module__
+        copy.__qualname__ = function.__qualname__
+        _compiled[function.__name__] = numba.njit(cache=can_cache)(copy)
     names.update(_compiled)
 
 

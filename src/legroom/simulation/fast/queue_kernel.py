@@ -1,4 +1,4 @@
-"""Who arrives, who waits, who runs, who finishes when: lists over rows."""
+"""The waiting queue, the running list and the order of finishing, as lists over rows."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -8,39 +8,40 @@ from legroom.simulation.fast.rows import ALL_BLOCKS, DECODING, REJECTED
 
 
 @compilable
-def wait(sim, rules, r, comes_back):
-    """Queue a request: at the back, at the front if it comes back, or by urgency."""
+def enqueue(sim, rules, r, is_preempted):
+    """Queue a request: last, first if it was preempted, or by priority."""
     state, requests = sim.state[0], sim.requests
     if not rules.by_priority:
-        # A ring.
-        if comes_back:
+        # A ring buffer.
+        if is_preempted:
             state.queue_head = (state.queue_head - 1) % rules.num_requests
             requests[state.queue_head].queued = r
         else:
             requests[(state.queue_head + state.num_waiting) % rules.num_requests].queued = r
         state.num_waiting += 1
         return
-    # A heap.
+    # A heap of priority ranks.
     place = state.num_waiting
     state.num_waiting += 1
-    urgency = requests[r].urgency
-    while place > 0 and requests[(place - 1) // 2].queued > urgency:
+    priority_rank = requests[r].priority_rank
+    while place > 0 and requests[(place - 1) // 2].queued > priority_rank:
         requests[place].queued = requests[(place - 1) // 2].queued
         place = (place - 1) // 2
-    requests[place].queued = urgency
+    requests[place].queued = priority_rank
 
 
 @compilable
-def first_waiting(sim, rules):
+def peek_waiting(sim, rules):
     """The request to be admitted next."""
     state, requests = sim.state[0], sim.requests
     if rules.by_priority:
-        return requests[requests[0].queued].by_urgency
+        return requests[requests[0].queued].by_priority_rank
     return requests[state.queue_head].queued
 
 
 @compilable
-def leave_queue(sim, rules):
+def pop_waiting(sim, rules):
+    """Remove the request that `peek_waiting` returns."""
     state, requests = sim.state[0], sim.requests
     state.num_waiting -= 1
     if not rules.by_priority:
@@ -61,8 +62,8 @@ def leave_queue(sim, rules):
 
 
 @compilable
-def leave_running(sim, r):
-    """Take a request out of the running list, which is ordered by rank."""
+def remove_running(sim, r):
+    """Remove a request from the running list, which is ordered by rank."""
     state, requests, running = sim.state[0], sim.requests, sim.running
     size, rank = state.num_running, requests[r].rank
     low, high = 0, size
@@ -77,22 +78,22 @@ def leave_running(sim, r):
 
 
 @compilable
-def due_step(sim, r):
+def last_step(sim, r):
     """The step in which a decoding request samples its last token."""
     request = sim.requests[r]
-    return request.total - 2 - request.base
+    return request.total - 2 - request.step_offset
 
 
 @compilable
-def due_place(sim, r, decodes):
-    """Where `r` stands, or would stand, among those that finish: latest first, of equals the last in line first."""
-    requests, due = sim.requests, sim.due
-    step, rank = requests[r].total - 2 - requests[r].base, requests[r].rank
+def finish_index(sim, r, decodes):
+    """Index of `r` in `finish_order`: the latest finish first, of equals the last in running order first."""
+    requests, finish_order = sim.requests, sim.finish_order
+    step, rank = requests[r].total - 2 - requests[r].step_offset, requests[r].rank
     low, high = 0, decodes
     while low < high:
         middle = (low + high) // 2
-        other = due[middle]
-        when = requests[other].total - 2 - requests[other].base
+        other = finish_order[middle]
+        when = requests[other].total - 2 - requests[other].step_offset
         if when > step or (when == step and requests[other].rank > rank):
             low = middle + 1
         else:
@@ -102,74 +103,74 @@ def due_place(sim, r, decodes):
 
 @compilable
 def start_decoding(sim, rules, r, base, decodes):
-    """From the next step on, one token a step, beside the `decodes` requests that do so already."""
-    state, request, seats, due = sim.state[0], sim.requests[r], sim.seats, sim.due
-    request.base = base
+    """Add `r` to the `decodes` requests that decode, from the next step on."""
+    state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
+    request.step_offset = base
     request.state = DECODING
-    place = due_place(sim, r, decodes)
-    due[place + 1 : decodes + 1] = due[place:decodes].copy()
-    due[place] = r
+    place = finish_index(sim, r, decodes)
+    finish_order[place + 1 : decodes + 1] = finish_order[place:decodes].copy()
+    finish_order[place] = r
     phase = -base % rules.block_size
-    seats[phase].decodes += 1
+    sim.decodes_by_phase[phase] += 1
     if request.shared_blocks == ALL_BLOCKS:
-        seats[phase].shared_decodes += 1
+        sim.shared_decodes_by_phase[phase] += 1
         state.shared_decodes += 1
 
 
 @compilable
 def stop_decoding(sim, rules, r, decodes):
-    """Take `r` out of the `decodes` requests that decode."""
-    state, request, seats, due = sim.state[0], sim.requests[r], sim.seats, sim.due
-    place = due_place(sim, r, decodes)
-    due[place : decodes - 1] = due[place + 1 : decodes].copy()
-    phase = -request.base % rules.block_size
-    seats[phase].decodes -= 1
+    """Remove `r` from the `decodes` requests that decode."""
+    state, request, finish_order = sim.state[0], sim.requests[r], sim.finish_order
+    place = finish_index(sim, r, decodes)
+    finish_order[place : decodes - 1] = finish_order[place + 1 : decodes].copy()
+    phase = -request.step_offset % rules.block_size
+    sim.decodes_by_phase[phase] -= 1
     if request.shared_blocks == ALL_BLOCKS:
-        seats[phase].shared_decodes -= 1
+        sim.shared_decodes_by_phase[phase] -= 1
         state.shared_decodes -= 1
 
 
 @compilable
-def drop_prefill(sim, r):
-    """Take `r` out of the requests that prefill."""
-    state, seats = sim.state[0], sim.seats
+def remove_prefill(sim, r):
+    """Remove `r` from the prefilling requests."""
+    state = sim.state[0]
     place = 0
-    while seats[place].prefill != r:
+    while sim.prefills[place] != r:
         place += 1
     for i in range(place, state.num_prefills - 1):
-        seats[i].prefill = seats[i + 1].prefill
+        sim.prefills[i] = sim.prefills[i + 1]
     state.num_prefills -= 1
 
 
 @compilable
 def sort_finishing(sim):
-    """Those that finish, in running order; there are few."""
-    state, requests, seats = sim.state[0], sim.requests, sim.seats
+    """Sort the finishing requests by running order; there are few."""
+    state, requests = sim.state[0], sim.requests
     for i in range(1, state.num_finishing):
-        r = seats[i].finishing
+        r = sim.finishing[i]
         place = i
-        while place and requests[seats[place - 1].finishing].rank > requests[r].rank:
-            seats[place].finishing = seats[place - 1].finishing
+        while place and requests[sim.finishing[place - 1]].rank > requests[r].rank:
+            sim.finishing[place] = sim.finishing[place - 1]
             place -= 1
-        seats[place].finishing = r
+        sim.finishing[place] = r
 
 
 @compilable
-def arrive(sim, rules):
-    """Queue everybody who has arrived by the current step."""
+def enqueue_arrivals(sim, rules):
+    """Queue every request that has arrived by the current step."""
     state, requests = sim.state[0], sim.requests
     now = state.now if rules.in_seconds else float(state.step)
     while state.next_arrival < rules.num_requests and requests[state.next_arrival].arrival <= now:
         if requests[state.next_arrival].state != REJECTED:
-            wait(sim, rules, state.next_arrival, False)
+            enqueue(sim, rules, state.next_arrival, False)
             if rules.by_priority:
                 state.blocked = 0
         state.next_arrival += 1
 
 
 @compilable
-def skip_idle(sim, rules):
-    """Nothing runs and nobody waits: go to the next arrival. False if there is none."""
+def skip_to_next_arrival(sim, rules):
+    """Move the clock of an idle server to the next arrival. False if there is none."""
     state, requests = sim.state[0], sim.requests
     while state.next_arrival < rules.num_requests and requests[state.next_arrival].state == REJECTED:
         state.next_arrival += 1

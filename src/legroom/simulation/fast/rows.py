@@ -1,4 +1,4 @@
-"""The state of a replay as rows of numbers: small objects in plain Python, NumPy records when compiled."""
+"""The state of a fast replay as rows of numbers: small objects in plain Python, NumPy records when compiled."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 WAITING, DECODING, PREFILLING, PREEMPTED, DONE, REJECTED = range(6)
 
 KEY_SPAN = 1 << 24
-"""Blocks that one stream of content can have: a key is `stream * KEY_SPAN + block`."""
+"""Blocks that one stream of content can have: a block's key is `stream * KEY_SPAN + block`."""
 ALL_BLOCKS = 1 << 40
+"""As `shared_blocks`: every block of the request has an id."""
 NONE = -1
-MOST_SAMPLES = 2048
+MAX_SAMPLES = 2048
+"""Points of a timeline: more than a picture has pixels."""
 
 
 class Rules(NamedTuple):
-    """The settings as numbers."""
+    """`SchedulerSettings` as numbers."""
 
     usable_blocks: int
     block_size: int
@@ -30,11 +32,11 @@ class Rules(NamedTuple):
     in_seconds: int
     num_requests: int
     row_width: int
-    """Blocks in a row of the table."""
+    """Blocks in a row of the block table."""
     num_ids: int
-    """Blocks that can be told apart: as many as the trace can take, or none without a prefix cache."""
+    """Block ids: as many as the trace can need, or none without a prefix cache."""
     hash_mask: int
-    own_streams: int
+    first_own_stream: int
     """The first of the streams that belong to one request each."""
 
 
@@ -56,35 +58,46 @@ class StepCost(NamedTuple):
     request: float = 0.0
     """Overhead for every running request."""
     host: float = 0.0
-    """The least of a step in which every request decodes, and `host_request` more for each of them."""
+    """Minimum of a step in which every request decodes, and `host_request` more for each of them."""
     host_request: float = 0.0
     launch: float = 0.0
-    """The least of a step with tokens of prompts; `launch_captured` where its tokens are no more than `captured`."""
+    """Minimum of a step with prefill tokens; `launch_captured` where its tokens are no more than `captured`."""
     launch_captured: float = 0.0
     captured: float = 0.0
     """Tokens of the largest CUDA graph."""
     exchange: float = 0.0
-    """For every token: what the cards of one server send each other."""
+    """Communication between the GPUs of one server, for every token."""
 
 
 class Sim(NamedTuple):
-    """Everything that changes. A row has the fields of the row type; a plain list or array has numbers."""
+    """All mutable state. `state` to `samples` hold rows of the types below; the rest are lists of numbers."""
 
     state: Any
     """One `StateRow`."""
     requests: Any
     blocks: Any
-    """Blocks that are told apart, then runs of counted blocks, then the end of the free queue."""
-    places: Any
+    """Blocks with an id, then runs of blocks without, then the end of the free queue."""
+    hash_slots: Any
     """The hash table of the prefix cache."""
-    seats: Any
+    samples: Any
     running: Any
     """Requests, in the order of admission."""
-    due: Any
+    finish_order: Any
     """Decoding requests, the one that finishes next at the end."""
+    prefills: Any
+    """Prefilling requests, in the order of admission."""
+    chunks: Any
+    """Tokens that each of `prefills` gets in this step."""
+    finishing: Any
+    """Requests that finish in this step."""
+    decodes_by_phase: Any
+    """Decoding requests by the step, modulo the block size, in which they need a new block."""
+    shared_decodes_by_phase: Any
+    """Those of them whose blocks all have ids."""
+    spare_slots: Any
+    """Unused rows of `table`."""
     table: Any
-    """The told-apart blocks of every seat, and a last row for what a look-up found."""
-    samples: Any
+    """Block table: the block ids of every running request, and a last row for the result of a cache lookup."""
     streams: Any
     """Per prefix: the prefix it begins with, and for how many blocks."""
 
@@ -100,147 +113,68 @@ class NumberRow:
             setattr(self, name, NONE if name in self.starts_at_none else 0)
 
 
-class StateRow(NumberRow):
-    """Counts of the moment, and totals."""
-
-    __slots__ = (
-        "blank",
-        "blocked",
-        "cached",
-        "cached_tokens",
-        "failed",
-        "finished",
-        "held_blocks",
-        "held_slot_steps",
-        "next_arrival",
-        "next_rank",
-        "now",
-        "num_finishing",
-        "num_prefills",
-        "num_running",
-        "num_waiting",
-        "peak_blocks",
-        "peak_running",
-        "peak_waiting",
-        "preemptions",
-        "prompt_tokens",
-        "queue_head",
-        "recomputed_tokens",
-        "sample_width",
-        "scheduled_tokens",
-        "shared_decodes",
-        "spare_ids",
-        "spare_runs",
-        "spare_slots",
-        "step",
-        "steps",
-        "stored",
-        "stored_token_steps",
-    )
+def _row_type(name: str, fields: str, starts_at_none: str = "") -> type[NumberRow]:
+    """A row type; field names are separated by spaces, as in `collections.namedtuple`."""
+    body = {"__slots__": (*fields.split(), *starts_at_none.split()), "starts_at_none": tuple(starts_at_none.split())}
+    return type(name, (NumberRow,), body)
 
 
-class RequestRow(NumberRow):
-    """One request. Of a decoding one, `tokens` and `computed` are not kept up: `base + step` tokens are computed.
+StateRow = _row_type(
+    "StateRow",
+    "blocked cached_tokens failed finished free_cached free_uncached held_blocks held_slot_steps next_arrival "
+    "next_rank now num_finishing num_prefills num_running num_spare_ids num_spare_runs num_spare_slots num_waiting "
+    "peak_blocks peak_running peak_waiting preemptions prompt_tokens queue_head recomputed_tokens sample_width "
+    "scheduled_tokens shared_decodes step steps stored stored_token_steps",
+)
+"""Current counts, and totals."""
 
-    `prefix`, `straddle` and `tail` name the streams of its content (see `content.py`), NONE where nobody else has it;
-    the first `shared_blocks` blocks are told apart, the rest are only counted. `rank` is its place in the running
-    list, `run` what it left in the free queue when it was preempted, `stamp` the step for which `chunk` tokens were
-    scheduled. `queued` and `by_urgency` belong to the waiting queue, not to the request in the same row.
-    """
+RequestRow = _row_type(
+    "RequestRow",
+    "arrival step_offset by_priority_rank cached chunk computed finish_s held_blocks peak preemptions prefix_blocks "
+    "prompt queued rank sched_s shared_blocks slot state token_s tokens total priority_rank",
+    starts_at_none="finish first_sched first_token run scheduled_step prefix boundary suffix",
+)
+"""One request. `tokens` and `computed` of a decoding one are not updated: `step_offset + step` tokens are computed.
 
-    __slots__ = (
-        "arrival",
-        "base",
-        "by_urgency",
-        "cached",
-        "chunk",
-        "computed",
-        "finish",
-        "finish_s",
-        "first_sched",
-        "first_token",
-        "held_blocks",
-        "peak",
-        "preemptions",
-        "prefix",
-        "prefix_blocks",
-        "prompt",
-        "queued",
-        "rank",
-        "run",
-        "sched_s",
-        "shared_blocks",
-        "slot",
-        "stamp",
-        "state",
-        "straddle",
-        "tail",
-        "token_s",
-        "tokens",
-        "total",
-        "urgency",
-    )
-    starts_at_none = ("finish", "first_sched", "first_token", "run", "stamp", "prefix", "straddle", "tail")
+`prefix`, `boundary` and `suffix` name the streams of its content (see `shared_contents`), NONE where no other request
+has it; the first `shared_blocks` blocks have ids, the rest are only counted. `rank` is its place in the running list,
+`run` its blocks in the free queue after a preemption, `scheduled_step` the step in which `chunk` tokens were
+scheduled. `queued` and `by_priority_rank` belong to the waiting queue, not to the request in the same row.
+"""
 
+BlockRow = _row_type(
+    "BlockRow",
+    "after before copy_last copy_next copy_prev refs run_count run_owner spare_id spare_run",
+    starts_at_none="key",
+)
+"""A block with an id, or a run of blocks without; `before` and `after` link the free queue.
 
-class BlockRow(NumberRow):
-    """A block that is told apart, or a run of counted blocks; `before` and `after` make the free queue.
+Blocks of equal content form a list from the one that was cached first. `spare_id` and `spare_run` are stacks.
+"""
 
-    Blocks of equal content form a list from the one that was cached first. `spare_id` and `spare_run` are stacks.
-    """
+HashSlotRow = _row_type("HashSlotRow", "block", starts_at_none="key")
+"""A key, and the first block with that content."""
 
-    __slots__ = (
-        "after",
-        "before",
-        "copy_last",
-        "copy_next",
-        "copy_prev",
-        "key",
-        "refs",
-        "run_count",
-        "run_owner",
-        "spare_id",
-        "spare_run",
-    )
-    starts_at_none = ("key",)
+SampleRow = _row_type("SampleRow", "preempted", starts_at_none="running used waiting")
+"""Maxima over some steps."""
 
-
-class PlaceRow(NumberRow):
-    """A place of the hash table: a key and the first block with that content."""
-
-    __slots__ = ("block", "key")
-    starts_at_none = ("key",)
-
-
-class SeatRow(NumberRow):
-    """Lists as long as there are seats; `decodes` and `shared_decodes` are counted by step modulo the block size."""
-
-    __slots__ = ("decodes", "finishing", "need", "prefill", "shared_decodes", "spare_slot")
-
-
-class SampleRow(NumberRow):
-    """The worst of a stretch of steps."""
-
-    __slots__ = ("preempted", "running", "used", "waiting")
-    starts_at_none = ("used", "running", "waiting")
-
-
-_REALS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
+_FLOATS = frozenset({"now", "arrival", "sched_s", "token_s", "finish_s"})
 
 
 def rows(kind: type[NumberRow], count: int, compiled: bool) -> Any:
-    """`count` rows in their first state."""
+    """`count` rows in their initial state."""
     if not compiled:
         return [kind() for _ in range(count)]
     import numpy as np
 
-    made = np.zeros(count, dtype=[(name, "f8" if name in _REALS else "i8") for name in kind.__slots__])
+    made = np.zeros(count, dtype=[(name, "f8" if name in _FLOATS else "i8") for name in kind.__slots__])
     for name in kind.starts_at_none:
         made[name] = NONE
     return made
 
 
 def numbers(count: int, compiled: bool) -> Any:
+    """A list or array of `count` zeros."""
     if not compiled:
         return [0] * count
     import numpy as np
@@ -249,6 +183,7 @@ def numbers(count: int, compiled: bool) -> Any:
 
 
 def fill(table: Any, field: str, values: Any, compiled: bool) -> None:
+    """Set one field of the first rows."""
     if compiled:
         import numpy as np
 

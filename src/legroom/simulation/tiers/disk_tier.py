@@ -1,8 +1,8 @@
-"""Files behind the host's tier: vLLM 0.32's `TieringOffloadingSpec` with one secondary tier `fs`.
+"""Files behind the host tier: vLLM 0.32's `TieringOffloadingSpec` with one secondary tier `fs`.
 
-Every chunk that reaches the host is written to a file, and none is ever removed: the tier has no size. A prompt whose
-chunks have left the host first asks which of them are files (answered by the next step), then has them read back into
-the host's tier, and loads them from there.
+Every chunk that reaches the host is written to a file, and none is ever removed. A prompt whose chunks have left the
+host first looks up which of them are files (answered in the next step), then has them read into the host tier, and
+loads them from there.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ class FileJob:
 
 
 @dataclass(slots=True)
-class Verdict:
-    """Whether a chunk is a file, as far as the requests that asked know; it is forgotten when the last of them ends."""
+class FileAnswer:
+    """Whether a chunk is a file; dropped when the last request that asked ends."""
 
     is_file: bool | None = None
     asked_by: set[ChunkAccess] = field(default_factory=set)
 
 
 class FileLookups:
-    """Questions are collected during a step and answered together by the next one."""
+    """Lookups are collected during a step and answered together in the next one."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[ChunkKey, Verdict] = {}
+        self._answers: dict[ChunkKey, FileAnswer] = {}
         self._of_request: dict[ChunkAccess, set[ChunkKey]] = {}
         self._open: list[ChunkKey] = []
-        self.are_fresh = False
-        """Answers have come that nobody has looked at."""
+        self.has_new_answers = False
+        """Whether answers have come since the last lookup."""
 
     def ask(self, key: ChunkKey, access: ChunkAccess) -> bool | None:
         """None: ask again in the next step."""
-        self.are_fresh = False
-        verdict = self._verdicts.get(key)
-        if verdict is None:
-            verdict = self._verdicts[key] = Verdict()
+        self.has_new_answers = False
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = FileAnswer()
             self._open.append(key)
-        verdict.asked_by.add(access)
+        answer.asked_by.add(access)
         self._of_request.setdefault(access, set()).add(key)
-        return verdict.is_file
+        return answer.is_file
 
     def answer(self, file_at_s: dict[ChunkKey, float], now_s: float) -> None:
         for key in self._open:
-            verdict = self._verdicts.get(key)
-            if verdict is not None and verdict.is_file is None:
-                verdict.is_file = file_at_s.get(key, now_s + 1) <= now_s
-        self.are_fresh = bool(self._open)
+            answer = self._answers.get(key)
+            if answer is not None and answer.is_file is None:
+                answer.is_file = file_at_s.get(key, now_s + 1) <= now_s
+        self.has_new_answers = bool(self._open)
         self._open = []
 
     def forget(self, access: ChunkAccess) -> None:
         for key in self._of_request.pop(access, ()):
-            verdict = self._verdicts[key]
-            verdict.asked_by.discard(access)
-            if not verdict.asked_by:
-                del self._verdicts[key]
+            answer = self._answers[key]
+            answer.asked_by.discard(access)
+            if not answer.asked_by:
+                del self._answers[key]
 
 
 class DiskBackedTier(HostTier):
-    """The host's chunks, with files behind them. `now_s` is set by whoever runs the clock."""
+    """The host tier with files behind it; the replay sets `now_s`."""
 
     def __init__(self, settings: TierSettings) -> None:
         super().__init__(settings)
@@ -91,7 +91,7 @@ class DiskBackedTier(HostTier):
 
     @property
     def next_event_s(self) -> float | None:
-        if self._lookups.are_fresh:
+        if self._lookups.has_new_answers:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]
         return min(ends, default=None)
@@ -108,7 +108,7 @@ class DiskBackedTier(HostTier):
             return LookupResult.MISS
         prepared = super().prepare_store([key], places, access)
         if prepared is None:
-            # Everything on the host is in use: the prompt is computed again rather than kept waiting.
+            # Every chunk on the host is pinned: the prompt is recomputed.
             return LookupResult.MISS
         to_read, evicted = prepared
         self.evicted_by_lookups += evicted
@@ -121,14 +121,14 @@ class DiskBackedTier(HostTier):
         self._poll()
         prepared = super().prepare_store(keys, places, access)
         if prepared is not None and prepared[0]:
-            access.stores_under_way += 1
+            access.stores_in_progress += 1
         return prepared
 
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         super().complete_store(keys, access)
         self._pin(keys)
         self._submit(FileJob(list(keys), True, access))
-        access.stores_under_way -= 1
+        access.stores_in_progress -= 1
         self._forget(access)
 
     def end_schedule(self) -> None:
@@ -159,9 +159,9 @@ class DiskBackedTier(HostTier):
             self.loaded_chunks += len(job.keys)
 
     def _poll(self) -> None:
-        """Once a step: what has been copied to or from files meanwhile.
+        """Complete the copies that have ended; once per step.
 
-        A step ends before its stores are prepared, so one that stores has looked for the next one already.
+        A step ends before its stores are prepared, so a step that stores has polled for the next one already.
         """
         if self._is_polled:
             return
@@ -174,8 +174,8 @@ class DiskBackedTier(HostTier):
             del self.jobs[job]
 
     def _forget(self, access: ChunkAccess) -> None:
-        # A store that is under way may still write files for its request.
-        if access.is_finished and not access.stores_under_way:
+        # A store in progress may still write files for its request.
+        if access.is_finished and not access.stores_in_progress:
             self._lookups.forget(access)
 
 

@@ -1,42 +1,23 @@
-"""The chunks of KV cache that the host holds (vLLM 0.32's `CPUOffloadingManager`)."""
+"""The chunks of KV cache in host memory (vLLM 0.32's `CPUOffloadingManager`) and its eviction policies."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from legroom.errors import LegroomError
 
 ChunkKey = int
-"""The name of a chunk's content, as `BlockHasher` names the last of its blocks."""
+"""The hash of the last block of a chunk."""
 PolicyName = Literal["lru", "arc"]
 MayLeave = Callable[[ChunkKey], bool]
 
 
-class EvictionPolicy(Protocol):
-    """The order in which chunks leave. Pinned chunks keep their place in it, but stay."""
-
-    def insert(self, key: ChunkKey) -> None:
-        """A chunk comes in."""
-
-    def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
-        """Exactly `count` chunks leave, or none if there are too few that may."""
-
-    def learn(self, missed: Sequence[ChunkKey]) -> None:
-        """A request wants to store these, which are not here."""
-
-    def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        """A request ended that used these, from the start of its prompt on.
-
-        It only `inserted` some and `reused` others.
-        """
-
-
 class LruPolicy:
-    """The least recently used first. A use is being stored, and the end of a request that used the chunk."""
+    """Evicts the least recently used chunk. A chunk is used when it is stored, and when a request that used it ends."""
 
     def __init__(self, capacity: int) -> None:
         self._order: OrderedDict[ChunkKey, None] = OrderedDict()
@@ -45,6 +26,7 @@ class LruPolicy:
         self._order[key] = None
 
     def evict(self, count: int, may_leave: MayLeave) -> list[ChunkKey] | None:
+        """Evict exactly `count` chunks that `may_leave`, or none if there are too few."""
         leaving: list[ChunkKey] = []
         for key in self._order:
             if may_leave(key):
@@ -57,21 +39,22 @@ class LruPolicy:
             del self._order[key]
         return leaving
 
-    def learn(self, missed: Sequence[ChunkKey]) -> None:
-        """Recency knows nothing of chunks that are gone."""
+    def on_miss(self, missed: Sequence[ChunkKey]) -> None:
+        """A request stores these chunks, which the tier does not hold."""
 
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
-        # The tail first: the start of a prompt is what others may share.
+        # The last chunk first: the start of a prompt is most likely shared.
+        """A request ended that used `keys`, in prompt order; it `inserted` some and `reused` others."""
         for key in reversed(keys):
             if key in self._order:
                 self._order.move_to_end(key)
 
 
-class ArcPolicy:
-    """Adaptive replacement: chunks used once and chunks used again, and a target between them that learns.
+class ArcPolicy(LruPolicy):
+    """Adaptive replacement: chunks used once, chunks used again, and an adaptive target between them.
 
-    What left lately is remembered by name. A request that wants such a chunk back moves the target in favour of the
-    list it left from.
+    Recently evicted chunks are remembered by key. A request that stores such a chunk again moves the target in favour
+    of the list it was evicted from.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -79,16 +62,16 @@ class ArcPolicy:
         self._target = 0.0
         self._once: OrderedDict[ChunkKey, None] = OrderedDict()
         self._again: OrderedDict[ChunkKey, None] = OrderedDict()
-        self._gone_once: OrderedDict[ChunkKey, None] = OrderedDict()
-        self._gone_again: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._evicted_once: OrderedDict[ChunkKey, None] = OrderedDict()
+        self._evicted_again: OrderedDict[ChunkKey, None] = OrderedDict()
 
     def insert(self, key: ChunkKey) -> None:
         self._once[key] = None
-        self._gone_once.pop(key, None)
-        self._gone_again.pop(key, None)
+        self._evicted_once.pop(key, None)
+        self._evicted_again.pop(key, None)
 
-    def learn(self, missed: Sequence[ChunkKey]) -> None:
-        once, again = self._gone_once, self._gone_again
+    def on_miss(self, missed: Sequence[ChunkKey]) -> None:
+        once, again = self._evicted_once, self._evicted_again
         for key in reversed(missed):
             if key in once:
                 self._target = min(self._target + max(1, len(again) / len(once)), self._capacity)
@@ -100,7 +83,7 @@ class ArcPolicy:
     def use(self, keys: Sequence[ChunkKey], inserted: Collection[ChunkKey], reused: Collection[ChunkKey]) -> None:
         for key in reversed(keys):
             if key in inserted:
-                # Being stored is no second use: the chunk is only as recent as its request.
+                # Being stored is no second use.
                 for order in (self._once, self._again):
                     if key in order:
                         order.move_to_end(key)
@@ -115,12 +98,12 @@ class ArcPolicy:
         size = len(self._once)
         leaving: list[tuple[ChunkKey, bool]] = []
         for _ in range(count):
-            key = self._next(once) if size >= int(self._target) else None
+            key = next(once, None) if size >= int(self._target) else None
             was_used_once = key is not None
             if key is None:
-                key = self._next(again)
+                key = next(again, None)
             if key is None:
-                key = self._next(once)
+                key = next(once, None)
                 was_used_once = True
             if key is None:
                 return None
@@ -128,40 +111,36 @@ class ArcPolicy:
             leaving.append((key, was_used_once))
         for key, was_used_once in leaving:
             del (self._once if was_used_once else self._again)[key]
-            (self._gone_once if was_used_once else self._gone_again)[key] = None
-        for gone in (self._gone_once, self._gone_again):
-            while len(gone) > self._capacity:
-                gone.popitem(last=False)
+            (self._evicted_once if was_used_once else self._evicted_again)[key] = None
+        for evicted in (self._evicted_once, self._evicted_again):
+            while len(evicted) > self._capacity:
+                evicted.popitem(last=False)
         return [key for key, _ in leaving]
 
-    @staticmethod
-    def _next(keys: Iterator[ChunkKey]) -> ChunkKey | None:
-        return next(keys, None)
 
-
-POLICIES: dict[PolicyName, Callable[[int], EvictionPolicy]] = {"lru": LruPolicy, "arc": ArcPolicy}
+POLICIES: dict[PolicyName, type[LruPolicy]] = {"lru": LruPolicy, "arc": ArcPolicy}
 
 
 @dataclass(frozen=True)
 class TierSettings:
-    """Room on the host, and how fast KV cache gets there and back."""
+    """Capacity of the host tier, and the speed of copies."""
 
     num_chunks: int
     blocks_per_chunk: int = 1
     """Blocks that are stored, loaded and evicted together (`blocks_per_chunk` of the connector)."""
     policy: PolicyName = "lru"
     store_threshold: int = 0
-    """From 2 on: how often a chunk must be offered before it is stored."""
+    """How often a chunk must be offered before it is stored, if 2 or more."""
     max_tracker_size: int = 64_000
-    """Chunks whose offers are counted."""
+    """Most chunks whose offers are counted."""
     prompt_only: bool = True
     """Generated tokens are not stored (`offload_prompt_only`, the default of 0.32)."""
     block_bytes: int = 0
-    """Of one block over all ranks; 0: not known."""
+    """Of one block over all ranks; 0: unknown."""
     load_s_per_block: float = 0.0
     store_s_per_block: float = 0.0
     disk_s_per_chunk: float | None = None
-    """Of a tier of files behind this one, each way; None: there is none."""
+    """Of the disk tier, each way; None: no disk tier."""
 
     def __post_init__(self) -> None:
         if self.num_chunks < 1:
@@ -174,31 +153,28 @@ class TierSettings:
             raise LegroomError("vLLM refuses store_threshold together with a tier of files", "leave out one of them")
 
 
-_WRITING = -1
+WRITING = -1
+"""As the number of readers of a chunk that is being written."""
 
 
 class LookupResult(Enum):
-    """What a lookup says."""
-
     MISS = auto()
     HIT = auto()
     PENDING = auto()
-    """Here, but still being written."""
+    """Present, but still being written."""
     RETRY = auto()
-    """Not known yet."""
+    """Unknown until the next step."""
 
 
 class ChunkAccess:
-    """What one request did with the tier; the eviction policy hears of it once, when the request ends."""
-
-    __slots__ = ("inserted", "is_finished", "positions", "reused", "stores_under_way", "wanted")
+    """The chunks one request used; reported to the eviction policy when the request ends."""
 
     def __init__(self) -> None:
         self.positions: dict[ChunkKey, int] = {}
         self.inserted: set[ChunkKey] = set()
         self.reused: set[ChunkKey] = set()
         self.wanted: set[ChunkKey] = set()
-        self.stores_under_way = 0
+        self.stores_in_progress = 0
         self.is_finished = False
 
     def record(self, keys: Iterable[ChunkKey], places: dict[ChunkKey, int]) -> None:
@@ -206,12 +182,12 @@ class ChunkAccess:
             self.positions[key] = places[key]
 
     def reuse(self, keys: Iterable[ChunkKey]) -> None:
-        """Reading back what it stored itself is no reuse."""
+        """Reading back a chunk that the request stored itself is no reuse."""
         self.reused.update(key for key in keys if key not in self.inserted)
 
 
 class FileTally(NamedTuple):
-    """What went to files and came back."""
+    """Chunks copied to and from files."""
 
     stored_chunks: int
     loaded_chunks: int
@@ -234,7 +210,7 @@ class HostTier:
 
     @property
     def has_work(self) -> bool:
-        """Whether copies to or from a tier behind this one are under way."""
+        """Whether copies to or from the disk tier are in progress."""
         return False
 
     @property
@@ -246,7 +222,7 @@ class HostTier:
         readers = self.readers.get(key)
         if readers is None:
             return LookupResult.MISS
-        return LookupResult.PENDING if readers == _WRITING else LookupResult.HIT
+        return LookupResult.PENDING if readers == WRITING else LookupResult.HIT
 
     def prepare_load(self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess) -> None:
         """Pin chunks that are about to be read."""
@@ -268,11 +244,11 @@ class HostTier:
         self, keys: Sequence[ChunkKey], places: dict[ChunkKey, int], access: ChunkAccess
     ) -> tuple[list[ChunkKey], list[ChunkKey]] | None:
         """The chunks to write and those evicted for them; None if there is no room."""
-        missing, ready = self._sort_offer(keys)
-        news = [key for key in missing if key not in access.wanted]
-        if news:
-            self.policy.learn(news)
-            access.wanted.update(news)
+        missing, ready = self._missing_and_ready(keys)
+        first_missed = [key for key in missing if key not in access.wanted]
+        if first_missed:
+            self.policy.on_miss(first_missed)
+            access.wanted.update(first_missed)
         access.record(ready, places)
         access.record(missing, places)
         access.reuse(ready)
@@ -282,23 +258,23 @@ class HostTier:
         if evicted is None:
             return None
         for key in missing:
-            self.readers[key] = _WRITING
+            self.readers[key] = WRITING
             self.policy.insert(key)
         access.inserted.update(missing)
         return missing, evicted
 
-    def _sort_offer(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
-        """Those to store, and those here and readable."""
+    def _missing_and_ready(self, keys: Sequence[ChunkKey]) -> tuple[list[ChunkKey], list[ChunkKey]]:
+        """Chunks to store, and chunks that can be read."""
         offers = self._offers
         if offers is not None:
-            self._count_offer(keys, offers)
+            self._count_offers(keys, offers)
         missing = [key for key in keys if key not in self.readers]
         if offers is not None:
             missing = [key for key in missing if offers.get(key, 0) >= self.settings.store_threshold]
-        return missing, [key for key in keys if self.readers.get(key, _WRITING) != _WRITING]
+        return missing, [key for key in keys if self.readers.get(key, WRITING) != WRITING]
 
-    def _count_offer(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
-        """Count how often each chunk was offered, without forgetting one of this offer for another of it."""
+    def _count_offers(self, keys: Sequence[ChunkKey], offers: OrderedDict[ChunkKey, int]) -> None:
+        """Count how often each chunk was offered, without evicting the counts of this offer."""
         known = {key for key in keys if key in offers}
         for key in keys:
             if key in known:
@@ -330,18 +306,18 @@ class HostTier:
 
     def complete_store(self, keys: Sequence[ChunkKey], access: ChunkAccess) -> None:
         for key in keys:
-            if self.readers.get(key) == _WRITING:
+            if self.readers.get(key) == WRITING:
                 self.readers[key] = 0
                 self.num_idle += 1
 
     def file_tally(self) -> FileTally | None:
-        """None where there are no files."""
+        """None without a disk tier."""
         return None
 
     def end_schedule(self) -> None:
-        """A step is decided, but for what it stores."""
+        """Called when a step is scheduled, before its stores."""
 
     def end_request(self, access: ChunkAccess) -> None:
-        """Tell the policy what the request used, from the start of its prompt on."""
+        """Report the chunks that the request used to the eviction policy, in prompt order."""
         keys = sorted(access.positions, key=access.positions.__getitem__)
         self.policy.use(keys, access.inserted - access.reused, access.reused)

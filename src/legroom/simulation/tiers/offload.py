@@ -1,4 +1,5 @@
-"""What is stored and loaded when: the scheduler's side of vLLM's `OffloadingConnector` (0.32), full attention."""
+"""Which chunks are stored and loaded when: the scheduler side of vLLM's `OffloadingConnector` (0.32), full
+attention."""
 
 from __future__ import annotations
 
@@ -14,16 +15,14 @@ from legroom.units import cdiv
 
 
 class OffloadState:
-    """One request as the connector knows it."""
-
-    __slots__ = ("access", "block_numbers", "is_finished", "jobs", "keys", "next_chunk", "places")
+    """The connector's state of one request."""
 
     def __init__(self) -> None:
         self.keys: list[ChunkKey] = []
         self.places: dict[ChunkKey, int] = {}
-        self.block_numbers: list[int] = []
+        self.block_ids: list[int] = []
         self.next_chunk = 0
-        """The first chunk that was not yet offered."""
+        """The first chunk that was not offered yet."""
         self.jobs: dict[TransferJob, None] = {}
         self.access = ChunkAccess()
         self.is_finished = False
@@ -31,28 +30,28 @@ class OffloadState:
 
 @dataclass
 class TierTally:
-    """Counts that grow during a replay."""
+    """Totals of a replay."""
 
     hit_tokens: int = 0
     """Prompt tokens of newly admitted requests that were loaded."""
     loaded_tokens: int = 0
     """Those of resumed requests included."""
     loaded_pairs: float = 0.0
-    """Loaded tokens times the tokens before each of them: the attention that loading saved."""
+    """Loaded tokens times the tokens before each: the attention that loading saved."""
     loaded_blocks: int = 0
     stored_blocks: int = 0
     evicted_chunks: int = 0
     failed_stores: int = 0
-    """Offers that found no room: everything in the tier was in use."""
+    """Offers that found every chunk of the tier pinned."""
     loads: int = 0
     stores: int = 0
     flushes: int = 0
-    """Stores that a step had to wait for."""
+    """Stores that a step waited for."""
     peak_chunks: int = 0
 
 
 class KvOffload:
-    """Decides stores and loads, and keeps track of those under way."""
+    """Decides stores and loads, and tracks those in progress."""
 
     def __init__(self, settings: TierSettings, block_size: int, *, prefix_caching: bool) -> None:
         self.settings = settings
@@ -64,32 +63,32 @@ class KvOffload:
         self.evicted: list[ChunkKey] = []
         """In the last step."""
         self._states: dict[Request, OffloadState] = {}
-        # Only the GPU's own prefix cache makes it worthwhile to wait for somebody else's load.
+        # With a GPU prefix cache a request waits for another request's load of the same chunks.
         self._being_loaded: set[ChunkKey] | None = set() if prefix_caching else None
         self._plan = TransferPlan()
-        self._given_blocks: set[int] = set()
+        self._reused_blocks: set[int] = set()
         self._fences: dict[int, dict[TransferJob, None]] = {}
-        """Blocks of ended requests that a store still reads."""
+        """Freed blocks that a store still reads."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a copy is under way, on any link."""
+        """Whether any copy is in progress."""
         return bool(self.jobs) or self.tier.has_work
 
     def add(self, request: Request) -> None:
         self._states[request] = OffloadState()
 
     def places_of(self, request: Request) -> dict[ChunkKey, int]:
-        """Where each chunk is in the request."""
+        """Index of each chunk in the request."""
         return self._states[request].places
 
     def find_hit(self, request: Request, num_computed: int) -> int | None:
-        """Tokens beyond `num_computed` that can be loaded; None: ask again in the next step."""
+        """Tokens beyond `num_computed` that can be loaded; None: look up again in the next step."""
         state = self._states[request]
-        state.block_numbers = []
+        state.block_ids = []
         if state.jobs:
             return None
-        self._name_chunks(request, state)
+        self._add_chunk_keys(request, state)
         longest = min(request.num_tokens, len(state.keys) * self.chunk_tokens)
         if longest - num_computed < self.chunk_tokens:
             return 0
@@ -105,7 +104,7 @@ class KvOffload:
         return tokens
 
     def _lookup(self, state: OffloadState, keys: Iterable[ChunkKey]) -> tuple[int, bool]:
-        """The run of chunks from the first on that the tier has, and whether one is still to come."""
+        """Number of consecutive chunks that the tier has, and whether one is not readable yet."""
         num_hits, is_pending = 0, False
         for key in keys:
             answer = self.tier.lookup(key, state.places, state.access)
@@ -115,16 +114,16 @@ class KvOffload:
             num_hits += answer is not LookupResult.RETRY
         return num_hits, is_pending
 
-    def _name_chunks(self, request: Request, state: OffloadState) -> None:
+    def _add_chunk_keys(self, request: Request, state: OffloadState) -> None:
         per_chunk = self.settings.blocks_per_chunk
         for last in range((len(state.keys) + 1) * per_chunk - 1, len(request.block_hashes), per_chunk):
             state.places[request.block_hashes[last]] = len(state.keys)
             state.keys.append(request.block_hashes[last])
 
     def load(self, request: Request, num_computed: int, num_loaded: int) -> None:
-        """The request was given blocks for what the tier has: fill them."""
+        """Start loading chunks into the blocks that the request was given."""
         state = self._states[request]
-        self._given_blocks.update(_numbers(request.blocks[0]))
+        self._reused_blocks.update(_block_ids(request.blocks[0]))
         first_block, end_block = num_computed // self.block_size, cdiv(num_computed + num_loaded, self.block_size)
         end_chunk = cdiv(num_computed + num_loaded, self.chunk_tokens)
         keys = state.keys[first_block // self.settings.blocks_per_chunk : end_chunk]
@@ -146,7 +145,7 @@ class KvOffload:
     def end_schedule(
         self, scheduled: Iterable[Request], preempted: Iterable[Request], finished: Iterable[Request]
     ) -> TransferPlan:
-        """A step is decided: what it has to flush, and what can be stored now."""
+        """The copies of the scheduled step: stores to flush, loads, and new stores."""
         plan = self._plan
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
@@ -156,12 +155,12 @@ class KvOffload:
         for request in preempted:
             plan.flushes.update(self._states[request].jobs)
         if self._fences:
-            for number in self._given_blocks & self._fences.keys():
-                plan.flushes.update(self._fences[number])
+            for block_id in self._reused_blocks & self._fences.keys():
+                plan.flushes.update(self._fences[block_id])
         for request in scheduled:
             self._offer(request, self._states[request], request.num_computed_tokens)
         for request in finished:
-            # The last sampled token's slot was never written.
+            # The slot of the last sampled token was never written.
             self._offer(
                 request, self._states[request], max(request.num_prompt_tokens, request.num_tokens - 1), is_finished=True
             )
@@ -174,26 +173,26 @@ class KvOffload:
         self.tally.flushes += len(plan.flushes)
         self.tally.peak_chunks = max(self.tally.peak_chunks, len(self.tier.readers))
         self._plan = TransferPlan()
-        self._given_blocks = set()
+        self._reused_blocks = set()
         return plan
 
     def _take_blocks(self, request: Request, state: OffloadState) -> None:
-        blocks, known = request.blocks[0], len(state.block_numbers)
+        blocks, known = request.blocks[0], len(state.block_ids)
         if len(blocks) > known:
-            numbers = _numbers(blocks[known:])
-            state.block_numbers += numbers
-            self._given_blocks.update(numbers)
+            block_ids = _block_ids(blocks[known:])
+            state.block_ids += block_ids
+            self._reused_blocks.update(block_ids)
 
     def _offer(self, request: Request, state: OffloadState, num_computed: int, *, is_finished: bool = False) -> None:
-        """Offer the chunks that are full by now and were not offered before."""
+        """Offer the chunks that became full to the tier."""
         tokens = min(num_computed, request.num_tokens)
         if self.settings.prompt_only:
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens // self.chunk_tokens <= state.next_chunk:
             return
-        self._name_chunks(request, state)
+        self._add_chunk_keys(request, state)
         per_chunk = self.settings.blocks_per_chunk
-        end = min(tokens // self.chunk_tokens, len(state.block_numbers) // per_chunk, len(state.keys))
+        end = min(tokens // self.chunk_tokens, len(state.block_ids) // per_chunk, len(state.keys))
         keys = state.keys[state.next_chunk : end]
         if not keys:
             return
@@ -211,9 +210,9 @@ class KvOffload:
     def _store(self, request: Request, state: OffloadState, keys: list[ChunkKey], *, is_finished: bool) -> None:
         per_chunk = self.settings.blocks_per_chunk
         sources = [
-            number
+            block_id
             for key in keys
-            for number in state.block_numbers[state.places[key] * per_chunk : (state.places[key] + 1) * per_chunk]
+            for block_id in state.block_ids[state.places[key] * per_chunk : (state.places[key] + 1) * per_chunk]
         ]
         job = TransferJob(request, keys, True, len(sources), sources)
         state.jobs[job] = None
@@ -223,32 +222,31 @@ class KvOffload:
         self.tally.stored_blocks += len(sources)
         if is_finished:
             self._fence(job)
-            if not self._given_blocks.isdisjoint(sources):
+            if not self._reused_blocks.isdisjoint(sources):
                 self._plan.flushes[job] = None
 
     def _fence(self, job: TransferJob) -> None:
-        for number in job.source_blocks:
-            self._fences.setdefault(number, {})[job] = None
+        for block_id in job.source_blocks:
+            self._fences.setdefault(block_id, {})[job] = None
 
     def finish(self, request: Request) -> None:
-        """The request ended and gives its blocks back: whoever gets them must wait for the stores that read them."""
+        """The request ended: its blocks may be reused once the stores that read them are done."""
         state = self._states[request]
-        self._name_chunks(request, state)
+        self._add_chunk_keys(request, state)
         for job in state.jobs:
             self._fence(job)
 
     def complete(self, job: TransferJob) -> None:
-        """A copy is done."""
         if job.is_store:
             self.tier.complete_store(job.keys, self._states[job.request].access)
         else:
             self.tier.complete_load(job.keys)
             if self._being_loaded:
                 self._being_loaded.difference_update(job.keys)
-        for number in job.source_blocks:
-            fenced = self._fences.get(number)
+        for block_id in job.source_blocks:
+            fenced = self._fences.get(block_id)
             if fenced is not None and fenced.pop(job, 0) is None and not fenced:
-                del self._fences[number]
+                del self._fences[block_id]
         del self.jobs[job]
         state = self._states[job.request]
         del state.jobs[job]
@@ -256,5 +254,5 @@ class KvOffload:
             del self._states[job.request]
 
 
-def _numbers(blocks: Iterable[object]) -> list[int]:
-    return [block.number for block in blocks if isinstance(block, Block)]
+def _block_ids(blocks: Iterable[object]) -> list[int]:
+    return [block.block_id for block in blocks if isinstance(block, Block)]

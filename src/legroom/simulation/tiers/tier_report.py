@@ -1,4 +1,4 @@
-"""What a tier bought: hits beside those of the GPU, bytes moved, and whether loading beats computing again."""
+"""The gain from a host tier: hits beside those of the GPU, bytes moved, and whether loading beats recomputing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
 from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
 
-MOST_OF_THE_HITS = 0.95
+HIT_SHARE = 0.95
+"""Share of all possible hits at which the curve of hits over size has flattened."""
 _HALVINGS = 6
+"""Sizes of the curve: down to 1/64 of the tier without evictions."""
 
 
 class CurvePoint(NamedTuple):
-    """Hits of a tier of this size."""
-
     num_chunks: int
     hit_ratio: float
 
@@ -35,13 +35,13 @@ def hit_curve(
     executor: SweepExecutor | None = None,
     progress: Progress | None = None,
 ) -> tuple[CurvePoint, ...]:
-    """Replays of a tier that never evicts, and of halves, quarters and so on of what that one held; smallest first."""
+    """Hit ratios of a tier that never evicts and of tiers of half its size, a quarter and so on; smallest first."""
     report = progress or (lambda _share: None)
     unlimited = _unlimited(trace, settings, replayed, cost, lambda share: report(share / (_HALVINGS + 1)))
     points = [CurvePoint(unlimited.tally.peak_chunks, tier_hit_ratio(unlimited))]
     sizes = [size for halving in range(1, _HALVINGS + 1) if (size := points[0].num_chunks >> halving)]
     task = CurveTask(trace, settings, replayed.tier, cost)
-    # Without --workers or a cluster, this process does it: a test or a small trace needs no pool.
+    # Without --workers or a cluster it runs in this process.
     with closing((executor or ProcessExecutor(1)).run(replay_size, task, sizes)) as results:
         for _, point in results:
             points.append(point)
@@ -52,7 +52,7 @@ def hit_curve(
 def _unlimited(
     trace: Trace, settings: SchedulerSettings, replayed: TieredTimeline, cost: StepCost | None, progress: Progress
 ) -> TieredTimeline:
-    """A tier with room for everything: the one that was replayed already, where nothing had to leave it."""
+    """A tier with room for everything: the one replayed already, if it evicted nothing."""
     if not (replayed.tally.evicted_chunks or replayed.tally.failed_stores):
         return replayed
     chunk_tokens = settings.block_size * replayed.tier.blocks_per_chunk
@@ -64,7 +64,7 @@ def _unlimited(
 
 @dataclass(frozen=True)
 class CurveTask:
-    """What is the same in every replay of a curve."""
+    """The constant inputs of the replays of a curve."""
 
     trace: Trace
     settings: SchedulerSettings
@@ -73,7 +73,7 @@ class CurveTask:
 
 
 def replay_size(task: CurveTask, num_chunks: int) -> CurvePoint:
-    """One point of a curve; a function of this module, so that other processes can be asked for it."""
+    """One point of a curve; a module function, so that it can be pickled."""
     tier = replace(task.tier, num_chunks=num_chunks)
     return CurvePoint(num_chunks, tier_hit_ratio(simulate_with_tier(task.trace, task.settings, tier, cost=task.cost)))
 
@@ -85,7 +85,7 @@ def tier_hit_ratio(replayed: TieredTimeline) -> float:
 
 
 def chunks_for(curve: tuple[CurvePoint, ...], share: float) -> int | None:
-    """Chunks that give this share of all the hits there are, between two replays in proportion."""
+    """Chunks that reach this share of all hits, interpolated."""
     if not curve or not curve[-1].hit_ratio:
         return None
     wanted = share * curve[-1].hit_ratio
@@ -100,7 +100,7 @@ def chunks_for(curve: tuple[CurvePoint, ...], share: float) -> int | None:
 
 @dataclass(frozen=True)
 class TierReport:
-    """A replay with a tier beside the same one without."""
+    """A replay with a tier, and the same one without."""
 
     replayed: TieredTimeline
     without: Timeline
@@ -121,7 +121,7 @@ class TierReport:
 
     @property
     def recompute_s(self) -> float | None:
-        """What the GPU would compute on the loaded tokens; None where the length of a step does not depend on them."""
+        """GPU seconds to recompute the loaded tokens; None where the step time does not depend on them."""
         if self.cost is None or self.cost.token <= 0:
             return None
         tally = self.replayed.tally
@@ -129,30 +129,30 @@ class TierReport:
 
     @property
     def break_even_bytes_s(self) -> float | None:
-        """The rate of copies below which computing again is faster than loading."""
+        """The copy rate below which recomputing is faster than loading."""
         recompute_s = self.recompute_s
         loaded = self.bytes_of(self.replayed.tally.loaded_blocks)
         return loaded / recompute_s if recompute_s and loaded else None
 
     @property
     def is_slower_than_recomputing(self) -> bool | None:
-        """None where copies or steps have no length."""
+        """None where copies or steps take no time."""
         load_s, recompute_s = self.replayed.load_busy_s, self.recompute_s
         return load_s > recompute_s if load_s and recompute_s else None
 
     @property
     def first_tokens_s(self) -> tuple[list[float], list[float]] | None:
-        """Waits for the first token with the tier and without it."""
+        """Times to first token with and without the tier."""
         if self.without.clocks is None:
             return None
         return self.replayed.timeline.seconds["first_token_s"], self.without.seconds["first_token_s"]
 
     def _most_hits(self) -> dict[str, Any] | None:
-        """How much room gives nearly all the hits there are; None without a curve, or where there are no hits."""
-        enough = chunks_for(self.curve, MOST_OF_THE_HITS)
+        """The size that reaches `HIT_SHARE`; None without a curve or without hits."""
+        enough = chunks_for(self.curve, HIT_SHARE)
         if enough is None:
             return None
-        return {"share_of_hits": MOST_OF_THE_HITS, "chunks": enough, "bytes": self.tier_bytes(enough)}
+        return {"share_of_hits": HIT_SHARE, "chunks": enough, "bytes": self.tier_bytes(enough)}
 
     def _files(self) -> dict[str, Any] | None:
         files = self.replayed.files

@@ -1,4 +1,4 @@
-"""Copies between the GPU and the host: when they start, how long they take, and which of them a step waits for."""
+"""Copies between the GPU and the host: their start, their duration, and those that a step waits for."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from legroom.simulation.tiers.host_tier import ChunkKey, TierSettings
 
 @dataclass(eq=False, slots=True)
 class TransferJob:
-    """Chunks of one request on their way."""
+    """Chunks of one request being copied."""
 
     request: Request
     keys: list[ChunkKey]
     is_store: bool
     num_blocks: int
     source_blocks: list[int] = field(default_factory=list)
-    """Of a store: the GPU blocks it reads, which must not be overwritten before it is done."""
+    """GPU blocks that a store reads."""
 
 
 @dataclass(slots=True)
 class TransferPlan:
-    """What one step asks of the workers."""
+    """The copies that one step requests."""
 
     loads: list[TransferJob] = field(default_factory=list)
     stores: list[TransferJob] = field(default_factory=list)
     flushes: dict[TransferJob, None] = field(default_factory=dict)
-    """Stores that must be done before the step runs: their blocks belong to somebody else now."""
+    """Stores that must be done before the step runs: their blocks are reused."""
 
 
 Job = TypeVar("Job")
 
 
 class Link(Generic[Job]):
-    """One direction: a copy starts when the one before it has ended."""
+    """One direction of copies: each starts when the one before it has ended."""
 
     def __init__(self, s_per_block: float) -> None:
         self.s_per_block = s_per_block
@@ -46,7 +46,7 @@ class Link(Generic[Job]):
         self._queue: deque[tuple[Job, float]] = deque()
 
     def submit(self, job: Job, num_blocks: int, now_s: float) -> float:
-        """When the copy will be done."""
+        """The time at which the copy will be done."""
         took = num_blocks * self.s_per_block
         self.busy_s += took
         self._free_at_s = max(self._free_at_s, now_s) + took
@@ -69,9 +69,9 @@ class Link(Generic[Job]):
 
 
 class TransferWorker:
-    """The worker's side of vLLM's offloading connector.
+    """The worker side of vLLM's offloading connector.
 
-    A store waits for the next step before it is submitted, so that it does not delay the sampled tokens.
+    A store is submitted with the next step, so that it does not delay the sampled tokens.
     """
 
     def __init__(self, settings: TierSettings) -> None:
@@ -79,10 +79,10 @@ class TransferWorker:
         self.load_link = Link[TransferJob](settings.load_s_per_block)
         self._deferred: list[TransferJob] = []
         self.waited_s = 0.0
-        """Time that steps spent waiting for stores whose blocks they were given."""
+        """Time that steps waited for flushes."""
 
     def begin_step(self, plan: TransferPlan, now_s: float) -> float:
-        """Submit what is due, and wait for what the step depends on: the time at which it can run."""
+        """Submit the due copies and wait for those that the step depends on; the time at which the step can run."""
         self._deferred += [job for job in plan.stores if job in plan.flushes]
         for job in self._deferred:
             self.store_link.submit(job, job.num_blocks, now_s)
@@ -102,7 +102,7 @@ class TransferWorker:
 
     @property
     def next_event_s(self) -> float | None:
-        """When the next copy ends; at once where one waits to be submitted."""
+        """When the next copy ends; 0 where one waits to be submitted."""
         if self._deferred:
             return 0.0
         ends = [end for link in (self.store_link, self.load_link) if (end := link.next_end_s) is not None]

@@ -1,1 +1,1 @@
-"""Readers of workloads, one file a format."""
+"""Trace formats, one per file."""

@@ -1,4 +1,4 @@
-"""legroom's own trace: one JSON object a line."""
+"""legroom's own trace format: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _HINT = 'a line looks like {"arrival": 0.5, "prompt_len": 800, "output_len": 120
 
 
 def looks_like(head: str) -> bool:
-    """Whether the first line is an object with one of the fields, so that a missing one is named."""
+    """Whether the first line is an object with one of the fields, so that a missing field is named."""
     first = head.lstrip().split("\n", 1)[0]
     return first.startswith("{") and any(f'"{name}"' in first for name in ("prompt_len", "output_len", "arrival_step"))
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """`arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`, and what is optional."""
+    """`arrival` (seconds) or `arrival_step`, `prompt_len`, `output_len`, and optional fields."""
     trace = Trace(name)
     clocks: set[str] = set()
     decode = json.JSONDecoder().decode
@@ -29,7 +29,7 @@ def read(lines: Iterable[str], name: str) -> Trace:
         try:
             _add(trace, decode(line), clocks)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise LegroomError(f"{name}, line {number}: {_problem(error)}", _HINT) from None
+            raise LegroomError(f"{name}, line {number}: {_message(error)}", _HINT) from None
     if len(clocks) > 1:
         raise LegroomError(f"{name} mixes `arrival` (seconds) and `arrival_step`", "use one of them for all requests")
     trace.in_seconds = clocks == {"arrival"}
@@ -41,13 +41,13 @@ def _add(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
     arrival: float = 0
     if (at := get("arrival_step")) is not None:
         clocks.add("arrival_step")
-        arrival = _whole(at)
+        arrival = _int(at)
     elif (at := get("arrival")) is not None:
         clocks.add("arrival")
         arrival = float(at)
     prompt_len, output_len = row["prompt_len"], row["output_len"]
     if type(prompt_len) is not int or type(output_len) is not int:
-        prompt_len, output_len = _whole(prompt_len), _whole(output_len)
+        prompt_len, output_len = _int(prompt_len), _int(output_len)
     request_id, prefix_len, priority = get("id"), get("prefix_len"), get("priority")
     prefix_id = get("prefix_id") if prefix_len else None
     trace.add(
@@ -56,12 +56,12 @@ def _add(trace: Trace, row: dict[str, Any], clocks: set[str]) -> None:
         arrival,
         request_id=None if request_id is None else str(request_id),
         prefix_id=None if prefix_id is None else str(prefix_id),
-        prefix_len=_whole(prefix_len) if prefix_len else 0,
-        priority=_whole(priority) if priority else 0,
+        prefix_len=_int(prefix_len) if prefix_len else 0,
+        priority=_int(priority) if priority else 0,
     )
 
 
-def _whole(value: Any) -> int:
+def _int(value: Any) -> int:
     if type(value) is int:
         return value
     if isinstance(value, float) and value.is_integer():
@@ -69,7 +69,7 @@ def _whole(value: Any) -> int:
     raise ValueError(f"{value!r} is not a whole number")
 
 
-def _problem(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no {error.args[0]}"
     if isinstance(error, json.JSONDecodeError):

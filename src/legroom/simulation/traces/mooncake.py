@@ -1,4 +1,4 @@
-"""Mooncake: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`."""
+"""The Mooncake format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from legroom.errors import LegroomError
 from legroom.simulation.trace import NO_PREFIX, Trace
 
-_TOKENS_A_HASH = 512
+_TOKENS_PER_HASH = 512
+"""The block size of the published traces."""
 
 
 def looks_like(head: str) -> bool:
-    """Whether the first line is such an object."""
     return '"input_length"' in head.split("\n", 1)[0]
 
 
@@ -29,11 +29,11 @@ def read(lines: Iterable[str], name: str) -> Trace:
             chains.append([int(item) for item in row.get("hash_ids", ())])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise LegroomError(f"{name}, line {number}: not a Mooncake request ({error})") from None
-    _share(trace, chains)
+    _add_prefixes(trace, chains)
     return trace
 
 
-def _share(trace: Trace, chains: list[list[int]]) -> None:
+def _add_prefixes(trace: Trace, chains: list[list[int]]) -> None:
     """Turn chains of hashes into prefixes: a prefix is a path in the tree of chains, and begins with another one."""
     seen: dict[tuple[int, int], int] = {}
     uses: dict[int, int] = {}
@@ -54,16 +54,16 @@ def _share(trace: Trace, chains: list[list[int]]) -> None:
         for depth, node in enumerate(shared):
             known = stream_of.get(node)
             if known is None:
-                # The path leaves what is known here: go on in a stream of its own.
-                if depth == 0 or stream_of[shared[depth - 1]] != group or _goes_on(trace, group, depth):
-                    group = trace.add_prefix(f"hash{node}", group, depth * _TOKENS_A_HASH)
+                # The path leaves the known prefixes: it continues as a new one.
+                if depth == 0 or stream_of[shared[depth - 1]] != group or _continues(trace, group, depth):
+                    group = trace.add_prefix(f"hash{node}", group, depth * _TOKENS_PER_HASH)
                 stream_of[node] = group
                 trace.prefix_reach[group] = depth + 1
             else:
                 group = known
         trace.prefix_groups[r] = group
-        trace.prefix_lens[r] = min(len(shared) * _TOKENS_A_HASH, trace.prompt_lens[r])
+        trace.prefix_lens[r] = min(len(shared) * _TOKENS_PER_HASH, trace.prompt_lens[r])
 
 
-def _goes_on(trace: Trace, group: int, depth: int) -> bool:
+def _continues(trace: Trace, group: int, depth: int) -> bool:
     return trace.prefix_reach[group] > depth

@@ -1,4 +1,4 @@
-"""ShareGPT: a JSON list of conversations. As vLLM's benchmark does, the first question and its answer are a request."""
+"""ShareGPT: a JSON list of conversations. The first question and its answer are one request, as in vLLM's benchmark."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
 
-CHARACTERS_A_TOKEN = 4
-"""Of English text, with the tokenizers of current models. Without a tokenizer, lengths are an estimate."""
+CHARACTERS_PER_TOKEN = 4
+"""English text with the tokenizers of current models; an estimate."""
 
 
 def looks_like(head: str) -> bool:
-    """Whether it is a list of conversations."""
     return head.lstrip().startswith("[") and '"conversations"' in head
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """All requests arrive at once: the file tells no times."""
+    """All requests arrive at once: the file has no times."""
     try:
         conversations = json.loads("".join(lines))
     except json.JSONDecodeError as error:
@@ -34,4 +33,4 @@ def read(lines: Iterable[str], name: str) -> Trace:
 
 def _tokens(turn: Any) -> int:
     text = turn.get("value", "") if isinstance(turn, dict) else ""
-    return max(1, len(text) // CHARACTERS_A_TOKEN)
+    return max(1, len(text) // CHARACTERS_PER_TOKEN)

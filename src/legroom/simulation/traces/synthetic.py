@@ -1,4 +1,4 @@
-"""A made-up mix: `poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000`."""
+"""Synthetic traces: `poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from legroom.simulation.trace import Trace
 
 _WORD = re.compile(r"(\w+)=((?:[^\s()]|\([^)]*\))+)|(\S+)")
 _CALL = re.compile(r"(\w+)\(([^)]*)\)")
-_LONGEST = 10_000_000
-_MOST_REQUESTS = 20_000_000
+_MAX_TOKENS = 10_000_000
+_MAX_REQUESTS = 20_000_000
+"""As many as are read from a file."""
 _EXAMPLE = "write it like 'poisson rate=8 prompt=lognormal(1200,0.8) output=uniform(10,400) requests=5000'"
 
 Draw = Callable[[random.Random], float]
 
 
 def read(spec: str, seed: int = 0) -> Trace:
-    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths as drawn.
+    """Arrivals `poisson`, `uniform` or `bursts` (of `burst=N` requests), all at `rate` a second; lengths are drawn.
 
-    `long=SHARE,LENGTH` makes a share of the prompts ultra-long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
+    `long=SHARE,LENGTH` makes a share of the prompts very long; `prefix=GROUPS,LENGTH` lets prompts share prefixes.
     """
     words: dict[str, str] = {}
     process = ""
@@ -42,7 +43,7 @@ def read(spec: str, seed: int = 0) -> Trace:
 def _make(process: str, words: dict[str, str], rng: random.Random) -> Trace:
     rate = _number(words.get("rate", "1"), "rate")
     count = int(_number(words.get("requests", "1000"), "requests"))
-    if rate <= 0 or not 1 <= count <= _MOST_REQUESTS:
+    if rate <= 0 or not 1 <= count <= _MAX_REQUESTS:
         raise LegroomError("rate must be above 0 and requests between 1 and 20 million", _EXAMPLE)
     prompt = _distribution(words.get("prompt", "lognormal(500,0.8)"))
     output = _distribution(words.get("output", "lognormal(150,0.8)"))
@@ -68,9 +69,8 @@ def _distribution(text: str) -> Draw:
         return lambda rng: value
     numbers = [_number(part, text) for part in call[2].split(",")]
     if call[1] == "lognormal" and len(numbers) == 2 and numbers[0] > 0:
-        # The first number is the median.
-        middle, spread = math.log(numbers[0]), numbers[1]
-        return lambda rng: rng.lognormvariate(middle, spread)
+        median, sigma = math.log(numbers[0]), numbers[1]
+        return lambda rng: rng.lognormvariate(median, sigma)
     if call[1] == "uniform" and len(numbers) == 2:
         return lambda rng: rng.uniform(*numbers)
     if call[1] in ("exponential", "geometric") and len(numbers) == 1 and numbers[0] > 0:
@@ -98,4 +98,4 @@ def _pair(text: str, what: str) -> tuple[float, float]:
 
 
 def _tokens(length: float) -> int:
-    return max(1, min(int(length), _LONGEST))
+    return max(1, min(int(length), _MAX_TOKENS))

@@ -1,4 +1,4 @@
-"""Find out what a file is, and read it."""
+"""Detects the format of a trace file and reads it."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ from typing import Protocol, TextIO
 
 from legroom.errors import LegroomError
 from legroom.simulation.trace import Trace
-from legroom.simulation.traces import azure, burstgpt, jsonl, mooncake, sharegpt, vllm_log
+from legroom.simulation.traces import jsonl, mooncake, sharegpt, vllm_log
+from legroom.simulation.traces.csv_traces import AZURE, BURSTGPT
 from legroom.units import GIB
 
 
 class Reader(Protocol):
-    """What the file of a format exposes."""
+    """A trace format."""
 
     def looks_like(self, head: str) -> bool:
-        """Whether a file that begins like this is of the format."""
+        """Whether a file that begins with `head` has this format."""
 
     def read(self, lines: Iterable[str], name: str) -> Trace:
-        """Its requests."""
+        """The requests of the file."""
 
 
 FORMATS: dict[str, Reader] = {
     "jsonl": jsonl,
     "mooncake": mooncake,
-    "azure": azure,
-    "burstgpt": burstgpt,
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
     "sharegpt": sharegpt,
     "vllm-log": vllm_log,
 }
-_HEAD = 20_000
-_MOST_LINES = 20_000_000
-_LONGEST_LINE = 10_000_000
-_LARGEST_DOCUMENT = GIB
+_MAX_LINES = 20_000_000
+"""A month of 8 requests a second; a replay of them fits in memory."""
+_MAX_LINE_CHARS = 10_000_000
+_MAX_DOCUMENT_BYTES = GIB
+"""JSON of this size takes several GiB of Python objects."""
 
 
 def read_trace(path: str, format_name: str | None = None, limit: int | None = None) -> Trace:
-    """The requests of a file; `limit` reads only so many lines."""
+    """The requests of a file; `limit` reads only that many lines."""
     if limit is not None and limit < 1:
         raise LegroomError(f"--limit {limit} leaves nothing to read", "give 1 or more")
     try:
@@ -52,13 +54,13 @@ def read_trace(path: str, format_name: str | None = None, limit: int | None = No
         raise LegroomError(f"{path} is not text", "a trace is JSONL, CSV, JSON or a log") from None
 
 
-def trace_of_text(text: str, name: str = "the trace") -> Trace:
+def read_trace_text(text: str, name: str = "the trace") -> Trace:
     """The requests of a text, in whichever format it is."""
     return _read(io.StringIO(text), name, len(text), None, None)
 
 
 def _read(file: TextIO, path: str, size: int, format_name: str | None, limit: int | None) -> Trace:
-    head = file.read(_HEAD)
+    head = file.read(20_000)
     file.seek(0)
     if not head.strip():
         raise LegroomError(f"{path} holds no requests")
@@ -69,37 +71,39 @@ def _read(file: TextIO, path: str, size: int, format_name: str | None, limit: in
             f"{path} looks like none of the known traces ({', '.join(FORMATS)})",
             'write one JSON object a line, such as {"arrival": 0.5, "prompt_len": 800, "output_len": 120}',
         )
-    is_whole = format_name == "sharegpt"
-    if limit is None or is_whole:
-        _check_size(size, path, head, is_whole)
-    lines = _lines(file, path, None if is_whole else _LONGEST_LINE)
-    if limit is not None and not is_whole:
+    is_one_document = format_name == "sharegpt"
+    if limit is None or is_one_document:
+        _check_size(size, path, head, is_one_document)
+    lines = _lines(file, path, None if is_one_document else _MAX_LINE_CHARS)
+    if limit is not None and not is_one_document:
         lines = itertools.islice(lines, limit)
     return FORMATS[format_name].read(lines, path)
 
 
-def _check_size(size: int, path: str, head: str, is_whole: bool) -> None:
-    """Refuse at once what would be refused after minutes of reading."""
-    if is_whole and size > _LARGEST_DOCUMENT:
+def _check_size(size: int, path: str, head: str, is_one_document: bool) -> None:
+    """Refuse at once a file that would be refused after minutes of reading."""
+    if is_one_document and size > _MAX_DOCUMENT_BYTES:
         raise LegroomError(
             f"{path} is one JSON document of {size / GIB:.1f} GiB",
             "it would be held in memory as a whole: split it, or write it as one JSON object a line",
         )
     lines = size / len(head.encode()) * max(1, head.count("\n"))
-    if not is_whole and lines > 2 * _MOST_LINES:
+    if not is_one_document and lines > 2 * _MAX_LINES:
         raise LegroomError(
             f"{path} has about {lines / 1e6:,.0f} million lines ({size / GIB:.1f} GiB)",
-            f"up to {_MOST_LINES / 1e6:.0f} million are read: simulate a part of it with --limit",
+            f"up to {_MAX_LINES / 1e6:.0f} million are read: simulate a part of it with --limit",
         )
 
 
-def _lines(file: TextIO, path: str, longest: int | None) -> Iterator[str]:
+def _lines(file: TextIO, path: str, max_chars: int | None) -> Iterator[str]:
     for number in itertools.count(1):
-        line = file.readline() if longest is None else file.readline(longest)
+        line = file.readline() if max_chars is None else file.readline(max_chars)
         if not line:
             return
-        if longest is not None and len(line) >= longest:
-            raise LegroomError(f"{path}, line {number}: longer than {longest:,} characters", "a trace has short lines")
-        if number > _MOST_LINES:
-            raise LegroomError(f"{path} has more than {_MOST_LINES:,} lines", "simulate a part of it with --limit")
+        if max_chars and len(line) >= max_chars:
+            raise LegroomError(
+                f"{path}, line {number}: longer than {max_chars:,} characters", "a trace has short lines"
+            )
+        if number > _MAX_LINES:
+            raise LegroomError(f"{path} has more than {_MAX_LINES:,} lines", "simulate a part of it with --limit")
         yield line

@@ -1,4 +1,4 @@
-"""The log of a vLLM server with `--enable-log-requests`: one `Received request` line a request."""
+"""The log of a vLLM server with `--enable-log-requests`: one `Received request` line per request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from legroom.simulation.trace import Trace
-from legroom.simulation.traces.sharegpt import CHARACTERS_A_TOKEN
+from legroom.simulation.traces.sharegpt import CHARACTERS_PER_TOKEN
 
 _RECEIVED = re.compile(r"Received request (?P<id>[^\s:]+):")
 _STAMP = re.compile(r"(?:(?P<year>\d{4})-)?(?P<month>\d\d)-(?P<day>\d\d)[ T](?P<time>\d\d:\d\d:\d\d)")
@@ -17,12 +17,11 @@ _PROMPT = re.compile(r"prompt: (['\"])(?P<text>.*?)\1, (?:params|sampling_params
 
 
 def looks_like(head: str) -> bool:
-    """Whether any of the first lines is such a line."""
     return _RECEIVED.search(head) is not None
 
 
 def read(lines: Iterable[str], name: str) -> Trace:
-    """A request may use all of its `max_tokens`; the log does not tell how many it did use."""
+    """Output lengths are `max_tokens`: the log does not show how many tokens were generated."""
     trace = Trace(name, in_seconds=True)
     start: float | None = None
     for line in lines:
@@ -41,7 +40,7 @@ def _prompt_len(line: str) -> int:
     if ids and ids[1].strip():
         return ids[1].count(",") + 1
     prompt = _PROMPT.search(line)
-    return max(1, len(prompt["text"]) // CHARACTERS_A_TOKEN) if prompt else 1
+    return max(1, len(prompt["text"]) // CHARACTERS_PER_TOKEN) if prompt else 1
 
 
 def _seconds(line: str) -> float:

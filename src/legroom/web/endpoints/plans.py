@@ -1,11 +1,11 @@
-"""Plans, their working, and the GPUs that hold a model."""
+"""Endpoints that plan a server, show the arithmetic, and size a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.isolation import GivenModel, isolated
@@ -15,35 +15,20 @@ if TYPE_CHECKING:
     from legroom.planning.plan import Plan
 
 
-class MathPart(TypedDict):
-    """The working behind one part of the card."""
-
-    part: str
-    title: str
-    meaning: str
-    bytes: int
-    kind: str
-    lines: list[str]
-
-
-class MathDocument(TypedDict):
-    terms: list[MathPart]
-
-
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The document of `legroom plan --json`; without `advice`, which may take seconds, that of --no-advice."""
+    """The document of `legroom plan --json`; `"advice": false` skips the search for fixes, which can take seconds."""
     from legroom.planning.plan_json import plan_json
 
-    return plan_json(made_plan(request, advice=request.get("advice", True)))
+    return plan_json(plan_of_request(request, advice=request.get("advice", True)))
 
 
-def math(request: dict[str, Any]) -> MathDocument:
-    """Every part with its terms in words, as `legroom plan --explain-math` shows them."""
+def math(request: dict[str, Any]) -> dict[str, Any]:
+    """The terms of every part, as `legroom plan --explain-math` prints them."""
     from legroom.render.plan_parts import certainty, parts
     from legroom.units import human_bytes
 
-    made = made_plan(request, advice=False)
-    terms: list[MathPart] = [
+    planned = plan_of_request(request, advice=False)
+    terms: list[dict[str, Any]] = [
         {
             "part": part.key,
             "title": part.name,
@@ -52,10 +37,10 @@ def math(request: dict[str, Any]) -> MathDocument:
             "kind": certainty(part.figure),
             "lines": [_line(term.label, human_bytes(term.bytes), term.how) for term in part.figure.terms],
         }
-        for part in parts(made.layout)
+        for part in parts(planned.layout)
         if part.figure is not None
     ]
-    kv = made.memory.kv
+    kv = planned.memory.kv
     if kv.token_terms and kv.bytes_per_token:
         lines = [_line(term.label, f"{term.bytes:,} bytes", f"each: {term.how}") for term in kv.token_terms]
         terms.append(
@@ -77,20 +62,21 @@ def _line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.planning.sizing import named_gpus, size_json, size_models
-    from legroom.planning.wish import Wish, counts_up_to
 
-    with requested(request) as what:
-        context = request.get("context") or what.args.max_model_len or 4096
-        wish = Wish(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
-        rows = size_models([what.args.model], what.release, what.args, wish, named_gpus(request.get("cards")))
-        return size_json(tuple(rows), wish, what.release)
+    with deployment_of_request(request) as deployment:
+        context = request.get("context") or deployment.args.max_model_len or 4096
+        goal = CapacityGoal(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
+        rows = size_models(
+            [deployment.args.model], deployment.release, deployment.args, goal, named_gpus(request.get("cards"))
+        )
+        return size_json(tuple(rows), goal, deployment.release)
 
 
-def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
-    """The plan that a request describes, with the notes that the command line would have."""
-    from legroom import calls
-    from legroom.planning.machine import Machine
+def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:
+    """The plan of a request, with the notes of its deployment."""
+    from legroom.planning.machine import Machine, plan_deployment
 
     machine = Machine(
         request["gpu"],
@@ -99,34 +85,34 @@ def made_plan(request: dict[str, Any], *, advice: bool) -> Plan:
         request.get("gpu_used"),
         request.get("host_memory"),
     )
-    with requested(request) as what:
-        made = calls.planned(what, machine, advice=advice)
-        made = replace(made, notes=tuple(dict.fromkeys((*what.notes, *made.notes))))
+    with deployment_of_request(request) as deployment:
+        planned = plan_deployment(deployment, machine, advice=advice)
+        planned = replace(planned, notes=tuple(dict.fromkeys((*deployment.notes, *planned.notes))))
         if request.get("cold"):
             from legroom.planning.plan import cold_start
 
-            made = cold_start(made)
-        return made
+            planned = cold_start(planned)
+        return planned
 
 
 @contextmanager
-def requested(request: dict[str, Any]) -> Iterator[Deployment]:
-    """What a request asks to run; within, its model's name means the config that came with it."""
-    from legroom import calls
+def deployment_of_request(request: dict[str, Any]) -> Iterator[Deployment]:
+    """The deployment of a request; inside the context, its model name resolves to the config of the request."""
+    from legroom.deployments.described import deployment_from_request
 
     config = request.get("config")
-    name = request.get("model") or _named(config)
+    name = request.get("model") or _config_name(config)
     if not name:
         raise LegroomError("which model?", "give `model`, a bundled name or Hub id, or `config`, its config.json")
     given = {name: GivenModel(config, request.get("checkpoint_bytes"))} if config is not None else {}
     with isolated(given):
-        what = calls.deployment(name, None, request.get("flags"), request.get("vllm"), local_files=False)
+        deployment = deployment_from_request(name, None, request.get("flags"), request.get("vllm"), local_files=False)
         env = request.get("env") or {}
-        yield replace(what, args=replace(what.args, env={**what.args.env, **env}))
+        yield replace(deployment, args=replace(deployment.args, env={**deployment.args.env, **env}))
 
 
-def _named(config: dict[str, Any] | None) -> str:
-    """A name for a config that came without one."""
+def _config_name(config: dict[str, Any] | None) -> str:
+    """The name inside a config, where it looks like a model name."""
     if config is None:
         return ""
     own = config.get("_name_or_path")

@@ -1,4 +1,4 @@
-"""Runs inside the Python of browsers: bytecode beside or in place of what a visitor's first minutes import."""
+"""Runs inside Pyodide: adds bytecode of the modules that a visitor's first requests import."""
 
 import importlib._bootstrap_external as bootstrap
 import io
@@ -19,7 +19,7 @@ WHEN = (2020, 1, 1, 0, 0, 0)
 
 
 def bytecode(source: bytes, name: str) -> bytes:
-    """Never checked against its source, which is not there or does not change."""
+    """A .pyc that Python does not check against its source."""
     code = compile(source, name, "exec", dont_inherit=True)
     return bytes(bootstrap._code_to_hash_pyc(code, bytes(8), False))  # type: ignore[attr-defined]
 
@@ -32,7 +32,7 @@ def loaded_names() -> set[str]:
 def compile_stdlib(loaded: set[str]) -> None:
     used = {name.rpartition("python314.zip/")[2] for name in loaded if "python314.zip/" in name}
     target = io.BytesIO()
-    # Stored, because the whole is packed at once afterwards, which is smaller and quicker to read.
+    # Stored, because the whole archive is compressed afterwards, which is smaller.
     with zipfile.ZipFile(STDLIB) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as new:
         for entry in old.infolist():
             if entry.is_dir():
@@ -54,10 +54,10 @@ def compile_own(loaded: set[str]) -> None:
             new.addfile(member, io.BytesIO(body))
             if member.name in used:
                 folder, _, file = member.name.rpartition("/")
-                made = tarfile.TarInfo(f"{folder}/__pycache__/{file[:-3]}.cpython-314.pyc")
+                pyc = tarfile.TarInfo(f"{folder}/__pycache__/{file[:-3]}.cpython-314.pyc")
                 code = bytecode(body, member.name)
-                made.size = len(code)
-                new.addfile(made, io.BytesIO(code))
+                pyc.size = len(code)
+                new.addfile(pyc, io.BytesIO(code))
     Path(OWN).write_bytes(target.getvalue())
 
 
@@ -68,6 +68,6 @@ from legroom.web.endpoints import call  # noqa: E402 - from what was just unpack
 
 for name, request in FIRST_CALLS:
     call(name, json.dumps(request))
-every = loaded_names()
-compile_stdlib(every)
-compile_own(every)
+loaded_files = loaded_names()
+compile_stdlib(loaded_files)
+compile_own(loaded_files)

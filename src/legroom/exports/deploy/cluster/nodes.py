@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
-from legroom.exports.deploy.server import FlagLine
-from legroom.exports.deploy.words import Phrase, ServerWords, take_apart
+from legroom.exports.deploy.exported_server import CommentedFlag
+from legroom.exports.deploy.serve_command import Phrase, ServeCommand, parse_command
 from legroom.facts.flags import flags_of
 from legroom.records import dataclass
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.server import ExportedServer
+    from legroom.exports.deploy.exported_server import ExportedServer
     from legroom.planning.plan_document import PlanDocument
 
 _TOLD_BY_POD = frozenset(
@@ -33,11 +33,11 @@ _TOLD_BY_POD = frozenset(
         "--data-parallel-rank",
     }
 )
-"""What differs from pod to pod, or names a machine that the group has not."""
+"""Flags that each pod gets its own value of."""
 _NOT_HEADLESS = frozenset({"--api-server-count"})
-"""What vLLM refuses beside --headless."""
+"""Flags that vLLM refuses with --headless."""
 _COLLECTIVES = (("--distributed-timeout-seconds", 600), ("--cpu-distributed-timeout-seconds", 1800))
-"""How long PyTorch waits in a collective by itself, between GPUs (NCCL) and between processes (gloo)."""
+"""PyTorch's default timeouts of collectives, for NCCL and gloo."""
 _MANY_PORTS = "--data-parallel-multi-port-external-lb"
 _LEADER = "$(LWS_LEADER_ADDRESS)"
 _OWN = "$(VLLM_HOST_IP)"
@@ -50,29 +50,29 @@ RPC_PORT = 29550
 
 @dataclass(frozen=True)
 class NodeSpread:
-    """One server over nodes. A spread over one node is a plain pod."""
+    """How one server is distributed over nodes."""
 
     nodes: int = 1
     ray: bool = False
-    copies_of_a_node: int = 0
-    """Data-parallel copies on each node; 0: the nodes share the ranks by --nnodes."""
+    engines_per_node: int = 0
+    """Data-parallel engines on each node; 0: the nodes share the ranks by --nnodes."""
     answers_everywhere: bool = False
-    """Whether every node takes requests (a hybrid or an external load balancer), not the first alone."""
+    """Whether every node receives requests (hybrid or external load balancing), not only the first."""
     external: bool = False
 
     @property
     def total_sentence(self) -> str:
         if self.ray:
             return f"{self.nodes} nodes in a Ray cluster; the driver on its head starts the ranks of all of them."
-        if self.copies_of_a_node:
-            return f"{self.nodes} nodes with {self.copies_of_a_node} data-parallel copies each."
+        if self.engines_per_node:
+            return f"{self.nodes} nodes with {self.engines_per_node} data-parallel copies each."
         return f"{self.nodes} nodes share the ranks."
 
-    def leader_lines(self) -> tuple[FlagLine, ...]:
-        """What the first pod's command line has beside the server's own flags."""
+    def leader_lines(self) -> tuple[CommentedFlag, ...]:
+        """The additional flags of the first pod."""
         if self.ray:
             return ()
-        if not self.copies_of_a_node:
+        if not self.engines_per_node:
             return (_line("The first node of the group.", "--node-rank", "0"), _line(_OWN_WHY, "--master-addr", _OWN))
         lines = (_line(_OWN_WHY, "--data-parallel-address", _OWN), _rpc())
         if self.external:
@@ -81,48 +81,48 @@ class NodeSpread:
             return (*lines, _line("Its first copy.", "--data-parallel-start-rank", "0"))
         return lines
 
-    def worker_lines(self) -> tuple[FlagLine, ...]:
-        """The same for every other pod."""
+    def worker_lines(self) -> tuple[CommentedFlag, ...]:
+        """The additional flags of every other pod."""
         if self.ray:
             return ()
-        if not self.copies_of_a_node:
+        if not self.engines_per_node:
             return (
                 _line("Which node of the group it is.", "--node-rank", _INDEX),
                 _line("The first pod, by the name that LeaderWorkerSet gives it.", "--master-addr", _LEADER),
                 *(() if self.answers_everywhere else (_HEADLESS,)),
             )
-        lines: tuple[FlagLine, ...] = (
+        lines: tuple[CommentedFlag, ...] = (
             _line("Where the first node listens.", "--data-parallel-address", _LEADER),
             _rpc(),
         )
         if self.external:
             return (*lines, _line("Its copy.", "--data-parallel-rank", _INDEX))
-        if self.copies_of_a_node == 1:
+        if self.engines_per_node == 1:
             lines = (*lines, _line("Its copy.", "--data-parallel-start-rank", _INDEX))
         return lines if self.answers_everywhere else (*lines, _HEADLESS)
 
     @property
     def worker_wrapper(self) -> str:
-        """A line of shell around a worker's command where its first copy must be computed; empty where none is."""
-        if self.ray or self.external or self.copies_of_a_node < 2:
+        """A shell line around a worker's command that computes its start rank; empty where none is needed."""
+        if self.ray or self.external or self.engines_per_node < 2:
             return ""
-        return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.copies_of_a_node}))"'
+        return f'exec "$@" --data-parallel-start-rank "$((LWS_WORKER_INDEX * {self.engines_per_node}))"'
 
 
-def _line(why: str, flag: str, *values: str) -> FlagLine:
-    return FlagLine(Phrase(flag, values), why)
+def _line(why: str, flag: str, *values: str) -> CommentedFlag:
+    return CommentedFlag(Phrase(flag, values), why)
 
 
-def _rpc() -> FlagLine:
+def _rpc() -> CommentedFlag:
     return _line("The port of that address.", "--data-parallel-rpc-port", str(RPC_PORT))
 
 
-_HEADLESS = FlagLine(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
+_HEADLESS = CommentedFlag(Phrase("--headless"), "It computes for the first pod and takes no requests itself.")
 
 
-def spread(plan: PlanDocument, cards_of_a_node: int) -> tuple[PlanDocument, NodeSpread]:
-    """How the planned server is laid over nodes of so many cards, and the plan with the flags that say so."""
-    words = take_apart(plan.command, plan.release)
+def spread(plan: PlanDocument, gpus_per_node: int) -> tuple[PlanDocument, NodeSpread]:
+    """The plan with multi-node flags, and its distribution over nodes."""
+    words = parse_command(plan.command, plan.release)
     args = plan.args
     sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
     ranks, copies = math.prod(sizes), int(args.get("data_parallel_size") or 1)
@@ -132,14 +132,14 @@ def spread(plan: PlanDocument, cards_of_a_node: int) -> tuple[PlanDocument, Node
             "say --data-parallel-hybrid-lb: every node takes requests for its own copies, on one port",
         )
     if _is_ray(words):
-        nodes = max(1, math.ceil(ranks * copies / cards_of_a_node))
+        nodes = max(1, math.ceil(ranks * copies / gpus_per_node))
         return plan, NodeSpread(nodes, ray=nodes > 1)
     everywhere = any(words.get(f"--data-parallel-{kind}-lb") for kind in ("hybrid", "external"))
     external = words.get("--data-parallel-external-lb") is not None or words.get("--data-parallel-rank") is not None
-    if (nodes := _number(words, "--nnodes") or 1) > 1:
+    if (nodes := words.count("--nnodes") or 1) > 1:
         _check_divides(ranks * copies, nodes)
         return plan, NodeSpread(nodes, answers_everywhere=everywhere)
-    local = 1 if external else _number(words, "--data-parallel-size-local")
+    local = 1 if external else words.count("--data-parallel-size-local")
     if local == 0:
         raise LegroomError(
             "--data-parallel-size-local 0 computes nothing on the first node",
@@ -152,24 +152,24 @@ def spread(plan: PlanDocument, cards_of_a_node: int) -> tuple[PlanDocument, Node
                 "choose a --data-parallel-size-local that divides",
             )
         return plan, NodeSpread(copies // local, False, local, everywhere or external, external)
-    return _split(plan, words, ranks, copies, cards_of_a_node)
+    return _split(plan, words, ranks, copies, gpus_per_node)
 
 
 def _split(
-    plan: PlanDocument, words: ServerWords, ranks: int, copies: int, cards_of_a_node: int
+    plan: PlanDocument, words: ServeCommand, ranks: int, copies: int, gpus_per_node: int
 ) -> tuple[PlanDocument, NodeSpread]:
-    """Lay a server over nodes that was described for one machine, where it has more cards than a node."""
-    if ranks * copies <= cards_of_a_node:
+    """Distribute a server without multi-node flags, where it needs more GPUs than a node has."""
+    if ranks * copies <= gpus_per_node:
         return plan, NodeSpread()
-    if ranks <= cards_of_a_node:
-        local = max(each for each in range(1, cards_of_a_node // ranks + 1) if copies % each == 0)
+    if ranks <= gpus_per_node:
+        local = max(each for each in range(1, gpus_per_node // ranks + 1) if copies % each == 0)
         added = Phrase("--data-parallel-size-local", (str(local),))
         _check_flag(added.flag, plan)
-        return _with(plan, added), NodeSpread(copies // local, copies_of_a_node=local)
-    nodes = math.ceil(ranks / cards_of_a_node)
+        return _with(plan, added), NodeSpread(copies // local, engines_per_node=local)
+    nodes = math.ceil(ranks / gpus_per_node)
     if copies > 1:
         raise LegroomError(
-            f"{copies} copies of {ranks} cards each, on nodes of {cards_of_a_node}: a group of nodes holds one of them",
+            f"{copies} copies of {ranks} cards each, on nodes of {gpus_per_node}: a group of nodes holds one of them",
             f"leave out --data-parallel-size and say --replicas {copies}",
         )
     _check_divides(ranks, nodes)
@@ -192,35 +192,30 @@ def _check_flag(flag: str, plan: PlanDocument) -> None:
         )
 
 
-def _is_ray(words: ServerWords) -> bool:
+def _is_ray(words: ServeCommand) -> bool:
     flags = ("--distributed-executor-backend", "--data-parallel-backend")
     return any((phrase := words.get(flag)) is not None and phrase.value == "ray" for flag in flags)
-
-
-def _number(words: ServerWords, flag: str) -> int | None:
-    phrase = words.get(flag)
-    return int(phrase.value) if phrase and phrase.value.isascii() and phrase.value.isdigit() else None
 
 
 def _with(plan: PlanDocument, phrase: Phrase) -> PlanDocument:
     return replace(plan, command=(*plan.command, *phrase.words))
 
 
-def of_a_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
-    """The server with the cards and the flags of one node; what pods are told one by one is not among them."""
+def server_of_node(server: ExportedServer, spread_: NodeSpread, args: Mapping[str, Any]) -> ExportedServer:
+    """The server with the GPUs and the common flags of one node."""
     if spread_.nodes == 1:
         return server
     lines = tuple(line for line in server.lines if line.phrase.flag not in _TOLD_BY_POD)
-    if not spread_.copies_of_a_node:
+    if not spread_.engines_per_node:
         names = ("tensor", "pipeline", "prefill_context", "data")
         cards = math.prod(int(args.get(f"{what}_parallel_size") or 1) for what in names)
         server = replace(server, gpus=math.ceil(cards / spread_.nodes))
     return replace(server, lines=(*lines, *_patience(server)))
 
 
-def _patience(server: ExportedServer) -> Iterator[FlagLine]:
-    """Nodes download and read apart: the first that is done waits for the last in a collective."""
-    limit_s = server.times.limit_s if server.times else 0
+def _patience(server: ExportedServer) -> Iterator[CommentedFlag]:
+    """Longer collective timeouts: the first node that has loaded waits for the last."""
+    limit_s = server.times.limit_s
     for flag, default_s in _COLLECTIVES:
         if limit_s > default_s and flag in flags_of(server.release) and server.words.get(flag) is None:
             why = f"Nodes load apart; the first to be done waits for the last, not {default_s} s but the whole start."
@@ -228,5 +223,5 @@ def _patience(server: ExportedServer) -> Iterator[FlagLine]:
 
 
 def headless(server: ExportedServer) -> ExportedServer:
-    """The server as a node runs it that takes no requests."""
+    """The server without flags that vLLM refuses on a headless node."""
     return replace(server, lines=tuple(line for line in server.lines if line.phrase.flag not in _NOT_HEADLESS))

@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
-from legroom.exports.deploy.cluster.files import file_mounts, file_volumes, model_mounts, model_volumes
-from legroom.exports.deploy.drain import guard_drain, metrics_drain
-from legroom.exports.deploy.server import ExportedServer, FlagLine
-from legroom.exports.deploy.times import ENDPOINT_S, PROBE_PERIOD_S
-from legroom.exports.deploy.words import API_KEY_NAME
-from legroom.exports.deploy.yaml_text import Commented
+from legroom.exports.deploy.exported_server import (
+    CommentedFlag,
+    ExportedServer,
+    commented_words,
+    guard_drain,
+    metrics_drain,
+)
+from legroom.exports.deploy.named_paths import file_mounts, file_volumes, model_mounts, model_volumes
+from legroom.exports.deploy.serve_command import API_KEY_NAME
+from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
+from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
-from legroom.sidecar.config import DEFAULT_PORT as WATCH_PORT
+from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from legroom.exports.deploy.cluster.settings import ClusterSettings
+    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
 
 _SECRET_KEYS = {"HF_TOKEN": "hf-token", API_KEY_NAME: "api-key", "LEGROOM_GUARD_TOKEN": "guard-token"}
 _WATCH_MEMORY = "512Mi"
@@ -60,8 +65,8 @@ def pod_metadata(server: ExportedServer, *, scraped: bool = True) -> dict[str, A
 
 def planned_card(server: ExportedServer) -> dict[str, Any]:
     """The annotation by which the gate and `plan --file` know the card, which the scheduler does not ask about."""
-    card = server.plan.gpu if server.plan is not None else None
-    if card is None or not card.name:
+    card = server.plan.gpu
+    if not card.name:
         return {}
     try:
         name = gpu(card.name).name
@@ -84,10 +89,9 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
             "A Service called vllm would set VLLM_PORT, which vLLM reads as its own.", False
         )
     }
-    if server.times:
-        grace = pre_stop_s(server) + server.times.stop_s
-        why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
-        pod["terminationGracePeriodSeconds"] = Commented(why, grace)
+    grace = pre_stop_s(server) + server.times.stop_s
+    why = f"preStop up to {pre_stop_s(server)} s, then the drain and the teardown {server.times.stop_s} s."
+    pod["terminationGracePeriodSeconds"] = Commented(why, grace)
     if settings.restricted:
         pod["automountServiceAccountToken"] = Commented("It asks nothing of the API server.", False)
         pod["securityContext"] = _unprivileged()
@@ -98,7 +102,7 @@ def pod_spec(server: ExportedServer, settings: ClusterSettings, first: dict[str,
 
 
 def container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine] = (), wrapper: str = ""
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag] = (), wrapper: str = ""
 ) -> dict[str, Any]:
     """The server itself, with flags that its place in a group adds; `wrapper` is a line of shell around its command."""
     return {
@@ -114,10 +118,10 @@ def container(
 
 
 def worker_container(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str = ""
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str = ""
 ) -> dict[str, Any]:
     """A pod that computes for the first one of its group and takes no requests: no port, no probe of HTTP."""
-    stop_s = pre_stop_s(server) + (server.times.drain_s if server.times else 0)
+    stop_s = pre_stop_s(server) + server.times.drain_s
     why = (
         "All pods of the group are told to end at once: this one stays while the first lets its requests finish, "
         "which need every rank."
@@ -131,12 +135,12 @@ def worker_container(
 
 
 def _program(
-    server: ExportedServer, settings: ClusterSettings, more: Sequence[FlagLine], wrapper: str
+    server: ExportedServer, settings: ClusterSettings, more: Sequence[CommentedFlag], wrapper: str
 ) -> dict[str, Any]:
     command = [literal(word) for word in containers.entrypoint(server)]
     if wrapper:
         command = ["/bin/sh", "-c", literal(wrapper), command[0], *command]
-    args = [*_words(server.lines), *_words(more, expanded=True)]
+    args = [*commented_words(server.lines, literal), *commented_words(more, str)]  # `$(NAME)` of a group is a variable
     program: dict[str, Any] = {"name": "vllm", "image": containers.image(server), "command": command, "args": args}
     if env := [*environment(server, settings, bool(more))]:
         program["env"] = env
@@ -145,22 +149,9 @@ def _program(
     return program
 
 
-def _words(lines: Sequence[FlagLine], *, expanded: bool = False) -> Iterator[Any]:
-    """The words of flags; `expanded` where `$(NAME)` is a variable of the pod rather than the user's text."""
-    for line in lines:
-        for i, word in enumerate(line.phrase.words):
-            text = word if expanded else literal(word)
-            yield Commented(line.why, text) if i == 0 else text
-
-
 def _mounted(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}, *_mounts(server, settings), *file_mounts(server)]
     return {"volumeMounts": mounts}
-
-
-def literal(text: str) -> str:
-    """Kubernetes puts variables into `$(NAME)` and makes one dollar of two, wherever they stand."""
-    return text.replace("$", "$$")
 
 
 def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool = False) -> Iterator[Any]:
@@ -172,15 +163,11 @@ def environment(server: ExportedServer, settings: ClusterSettings, grouped: bool
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         yield Commented("The address by which the other pods of the group reach it.", address)
     for line in containers.container_env(server):
-        yield Commented(f"{line.why}.", _variable(line.name, literal(line.value)))
+        yield Commented(f"{line.why}.", {"name": line.name, "value": literal(line.value)})
     for name in server.secrets:
         # A pod without its API key must not start: it would answer everybody.
         reference = {"name": server.name, "key": secret_key(name), "optional": name != API_KEY_NAME}
         yield {"name": name, "valueFrom": {"secretKeyRef": reference}}
-
-
-def _variable(name: str, value: str) -> dict[str, str]:
-    return {"name": name, "value": value}
 
 
 def secret_key(name: str) -> str:
@@ -199,8 +186,6 @@ def secrets_created(server: ExportedServer, namespace: str | None) -> Iterator[s
 def resources(server: ExportedServer) -> dict[str, Any]:
     cards = {containers.gpu_resource(server): server.gpus}
     host = server.host
-    if host is None:
-        return {"limits": cards}
     asked = {"cpu": host.cpus, "memory": f"{host.request_bytes // GIB}Gi", **cards}
     limit = f"The checkpoint ({host.checkpoint_bytes / GIB:.1f} GiB) fits into the page cache beside the rest."
     return {
@@ -211,18 +196,16 @@ def resources(server: ExportedServer) -> dict[str, Any]:
 
 def probes(server: ExportedServer) -> dict[str, Any]:
     check = {"httpGet": {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if server.address.tls else {})}}
-    by_name: dict[str, Any] = {
+    tries = server.times.limit_s // PROBE_PERIOD_S
+    startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
+    return {
+        "startupProbe": Commented(f"First start: {server.times.sentence()}.", startup),
         "livenessProbe": Commented(
             "A minute without an answer: a busy event loop must not be taken for a dead server.",
             {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
         ),
         "readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
     }
-    if server.times:
-        tries = server.times.limit_s // PROBE_PERIOD_S
-        startup = {**check, "periodSeconds": PROBE_PERIOD_S, "timeoutSeconds": 5, "failureThreshold": tries}
-        by_name = {"startupProbe": Commented(f"First start: {server.times.sentence()}.", startup), **by_name}
-    return by_name
 
 
 def _pre_stop(server: ExportedServer) -> str:
@@ -240,10 +223,8 @@ def _pre_stop_why(server: ExportedServer) -> str:
 
 
 def pre_stop_s(server: ExportedServer) -> int:
-    drain = server.times.drain_s if server.times else 0
-    if server.options.guard:
-        return drain + ENDPOINT_S
-    return ENDPOINT_S if server.drains_itself else ENDPOINT_S + drain
+    drains_here = server.options.guard or not server.drains_itself
+    return ENDPOINT_S + (server.times.drain_s if drains_here else 0)
 
 
 def _mounts(server: ExportedServer, settings: ClusterSettings) -> list[dict[str, Any]]:
@@ -276,9 +257,8 @@ def _cache(server: ExportedServer, settings: ClusterSettings) -> Iterator[Any]:
 
 
 def claim_spec(server: ExportedServer, mode: str) -> dict[str, Any]:
-    checkpoint = server.host.checkpoint_bytes if server.host else 0
     # Room for a second revision of the small files, and for compiled code.
-    size = math.ceil(checkpoint * 1.2 / GIB) + 10
+    size = math.ceil(server.host.checkpoint_bytes * 1.2 / GIB) + 10
     return {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
 
 
@@ -295,7 +275,7 @@ def _watch(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "100m", "memory": _WATCH_MEMORY}, "limits": {"memory": _WATCH_MEMORY}},
     }
     if settings.restricted:
-        watch["env"] = [_variable("HOME", settings.home)]
+        watch["env"] = [{"name": "HOME", "value": settings.home}]
         watch["securityContext"] = _READ_ONLY
     return watch
 

@@ -1,0 +1,77 @@
+"""`legroom.diagnose`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from legroom.diagnosis.diagnose import LogReading
+    from legroom.diagnosis.finding import Finding
+    from legroom.drawing.terminal import Style
+    from legroom.facts.diagnosis_texts import Language
+
+
+@dataclass(frozen=True)
+class DiagnosisReport:
+    """A diagnosis that shows itself."""
+
+    reading: LogReading
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The causes of the run that matters, the likeliest first; empty where nothing is wrong."""
+        return self.reading.runs[0].findings if self.reading.runs else ()
+
+    def text(self, style: Style | None = None, language: Language = "en") -> str:
+        """The answer, as the terminal shows it."""
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.diagnosis_text import readings_text
+
+        return readings_text([self.reading], style or PLAIN, language)
+
+    def json(self) -> dict[str, Any]:
+        """The document that `legroom diagnose --json` prints."""
+        from legroom.diagnosis.diagnosis_json import readings_json
+
+        return readings_json([self.reading])
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def diagnose(
+    log: str | Path,
+    *,
+    command: str | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    vllm: str | None = None,
+) -> DiagnosisReport:
+    """Say why a server failed: `log` is the path of a file with what it printed, or that text itself.
+
+    A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
+    The other arguments say what the log does not show.
+    """
+    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.starting_plan import Hints
+    from legroom.vllm_logs.log_sources import names_a_file, pieces_of_file
+
+    hints = Hints(command, model, gpu, gpus, vllm)
+    if not isinstance(log, str) or names_a_file(log):
+        return DiagnosisReport(read_log(pieces_of_file(str(log)), str(log), hints))
+    reading = read_log([log.encode("utf-8", "replace")], "the log", hints)
+    is_log = "\n" in log or (" " in log.strip() and reading.runs and reading.runs[0].verdict != "not understood")
+    if not is_log:
+        raise LegroomError(
+            f"there is no file {log[:200]!r}, and it is not a line of a vLLM log"
+            if log.strip()
+            else "the log is empty",
+            "give the path of a vLLM log, or the text that the server printed",
+        )
+    return DiagnosisReport(reading)

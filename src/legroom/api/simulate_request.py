@@ -1,0 +1,88 @@
+"""`legroom.simulate`, and the same of an HTTP or MCP request: its load, its settings, its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+    from legroom.simulation.scheduler_settings import SchedulerSettings
+    from legroom.simulation.timeline import Timeline
+    from legroom.simulation.trace import Trace
+
+MOST_REQUESTS = 50_000
+"""Of one request over HTTP or MCP; the command line takes millions."""
+MOST_ASYNC = 2_000
+"""Longer traces of a planned deployment are replayed without asynchronous scheduling, which is slow to replay."""
+
+
+def simulate(trace: Trace | str, settings: SchedulerSettings, **options: Any) -> Timeline:
+    """Replay a trace (or a file of one) through vLLM's scheduling decisions; options as in `simulation.replay`."""
+    from legroom.simulation.trace_replay import simulate as replay_trace
+    from legroom.simulation.traces.trace_files import read_trace
+
+    return replay_trace(read_trace(trace) if isinstance(trace, str) else trace, settings, **options)
+
+
+def trace_of(requests: Sequence[Mapping[str, Any]] | None, mix: str | None) -> Trace:
+    """The load of a request: its own list, or a synthetic mix."""
+    if (requests is None) == (mix is None):
+        raise LegroomError("say what the load is once", "give `requests` or `mix`")
+    if mix is not None:
+        from legroom.simulation.traces import synthetic
+
+        trace = synthetic.read(mix)
+    else:
+        from legroom.simulation.traces import jsonl
+
+        assert requests is not None
+        trace = jsonl.read((json.dumps(request) for request in requests[: MOST_REQUESTS + 1]), "requests")
+    if len(trace) > MOST_REQUESTS:
+        hint = f"at most {MOST_REQUESTS:,}; legroom simulate on the command line takes millions"
+        raise LegroomError(f"{len(trace):,} requests are more than a call may bring", hint)
+    return trace.checked()
+
+
+def replayed(
+    trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None], step_ms: float | None
+) -> dict[str, Any]:
+    """The document of a replay, with a note where the GPU's name was ambiguous."""
+    from legroom.simulation.step_time import fixed
+    from legroom.simulation.trace_replay import simulate
+
+    if trace.in_seconds and step_ms is None:
+        raise LegroomError("arrivals are in seconds, and how long a step takes is not known", "give step_ms, e.g. 30")
+    settings = scheduler_settings(trace, plan, given)
+    document = simulate(trace, settings, cost=fixed(step_ms / 1000) if step_ms else None).as_json()
+    note = plan.target.gpu.note if plan is not None else ""
+    return {**document, "notes": [note]} if note else document
+
+
+def scheduler_settings(trace: Trace, plan: Plan | None, given: Mapping[str, int | bool | None]) -> SchedulerSettings:
+    """The settings given, else those of the plan, else vLLM's defaults."""
+    from legroom.simulation.scheduler_settings import SchedulerSettings
+
+    values: dict[str, Any] = {}
+    if plan is not None:
+        if plan.verdict == "does_not_fit" and given.get("num_blocks") is None:
+            raise LegroomError(
+                f"this deployment does not start ({plan.reason}), so there is no pool to simulate",
+                "call plan for the flags that fix it, or give num_blocks",
+            )
+        from legroom.simulation.from_plan import planned_scheduler
+
+        values = dict(planned_scheduler(plan).flags)
+        if len(trace) > MOST_ASYNC:
+            # Deciding a step ahead changes little and only the step-by-step replay knows it.
+            values["async_scheduling"] = False
+    values |= {name: value for name, value in given.items() if value is not None}
+    if "num_blocks" not in values:
+        raise LegroomError("how large is the pool?", "give num_blocks, or model and gpu to plan it")
+    if "max_model_len" not in values:
+        pairs = zip(trace.prompt_lens, trace.output_lens, strict=True)
+        values["max_model_len"] = max((prompt + output for prompt, output in pairs), default=1)
+    return SchedulerSettings(**values)

@@ -1,0 +1,84 @@
+"""`legroom.size`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+from legroom.units import parse_length
+
+if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
+    from legroom.facts.releases import Release
+    from legroom.planning.plan import Policy
+    from legroom.planning.search_space import CapacityGoal
+    from legroom.planning.sizing import ModelFit
+
+
+@dataclass(frozen=True)
+class SizeReport:
+    """A sizing table that shows itself."""
+
+    rows: tuple[ModelFit, ...]
+    goal: CapacityGoal
+    release: Release
+
+    @property
+    def fits(self) -> bool:
+        """Whether any of the GPUs holds any of the models."""
+        return any(row.fit.count for row in self.rows)
+
+    def text(self, style: Style | None = None, matrix: bool = False) -> str:
+        """The table, as the terminal shows it; with `matrix` models by GPUs."""
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.size_text import matrix_text, size_text
+
+        requests = f"{self.goal.concurrency:g} request{'' if self.goal.concurrency == 1 else 's'}"
+        title = (
+            f"{requests} of {self.goal.context:,} tokens at once, vLLM {self.release.version}, "
+            f"policy {self.goal.policy}"
+        )
+        draw = matrix_text if matrix else size_text
+        return draw([(row.model, row.fit) for row in self.rows], title, style or PLAIN)
+
+    def json(self) -> dict[str, Any]:
+        """The document that `legroom size --json` prints."""
+        from legroom.planning.sizing import size_json
+
+        return size_json(self.rows, self.goal, self.release)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def size(
+    model: str | Sequence[str],
+    *,
+    context: int | str = 4096,
+    concurrency: float = 1,
+    gpus: Sequence[str] | str | None = None,
+    max_gpus: int = 32,
+    vllm: str | None = None,
+    policy: Policy = "balanced",
+    env: Mapping[str, str] | None = None,
+    **flags: Any,
+) -> SizeReport:
+    """Say which GPUs, and how many, hold `model` so that `concurrency` requests of `context` tokens run at once.
+
+    `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
+    vLLM's engine arguments as in `plan`.
+    """
+    from legroom.deployments.described import deployment_from_arguments
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
+    from legroom.planning.sizing import named_gpus, size_models
+
+    tokens = parse_length(context, "context") if isinstance(context, str) else context
+    if tokens < 1 or concurrency < 1 or max_gpus < 1:
+        raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
+    deployment = deployment_from_arguments("", flags, vllm, env)
+    models = [model] if isinstance(model, str) else list(model)
+    goal = CapacityGoal(tokens, float(concurrency), counts_up_to(max_gpus), policy)
+    rows = size_models(models, deployment.release, deployment.args, goal, named_gpus(gpus))
+    return SizeReport(tuple(rows), goal, deployment.release)

@@ -1,0 +1,56 @@
+"""`legroom.watch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.drawing.terminal import Style
+    from legroom.live.server_view import ServerView
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """The state of one server at one moment, that shows itself."""
+
+    view: ServerView
+
+    @property
+    def state(self) -> str:
+        """`healthy`, `idle`, `warning`, `critical` or `unreachable`."""
+        return self.view.state
+
+    def text(self, style: Style | None = None) -> str:
+        """The state, as the terminal shows it."""
+        from legroom.drawing.terminal import PLAIN
+        from legroom.render.watch_text import servers_text
+
+        return servers_text([self.view], style or PLAIN)
+
+    def json(self) -> dict[str, Any]:
+        """The object that `legroom watch --json` prints for it."""
+        return self.view.to_json()
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def watch(*servers: str, interval_s: float = 5.0, once: bool = False) -> Iterator[WatchReport]:
+    """Scrape serving vLLMs: a report after every scrape, for ever, or with `once` one of each server.
+
+    Nothing is written and nothing is acted on. Close the iterator to stop.
+    """
+    from legroom.sidecar.watch_config import simple_config, with_interval
+    from legroom.sidecar.watch_session import WatchSession, check_once, watching
+
+    if not servers:
+        raise LegroomError("which server?", 'legroom.watch("http://host:8000")')
+    config, session = with_interval(simple_config(servers), interval_s), WatchSession()
+    if once:
+        check_once(config, session, min(1.0, interval_s))
+        return iter([WatchReport(view) for view in session.views.values()])
+    return (WatchReport(view) for view in watching(config, session))

@@ -1,0 +1,237 @@
+"""Compose files and the `.env` files beside them."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from legroom.deployments.container_images import docker_bytes
+from legroom.deployments.kubernetes_reader import container_servers, float_at
+from legroom.deployments.server_words import expand
+from legroom.deployments.shell.lexer import Word
+from legroom.deployments.shell.shell_script import DOCKER_STOP_S
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text, read_text
+from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.systemd_unit import seconds_of_span
+from legroom.deployments.yaml_nodes import Node, load_nodes
+from legroom.errors import LegroomError
+from legroom.masking import is_secret
+
+_INHERITED_KEYS = ("image", "ipc", "shm_size", "tmpfs", "volumes", "stop_grace_period")
+"""The keys that are read of a service that is extended from another file."""
+
+
+def is_compose(document: Node) -> bool:
+    services = document.get("services")
+    return services is not None and isinstance(services.values, dict) and document.get("apiVersion") is None
+
+
+def compose_subjects(document: Node) -> Iterator[Subject]:
+    services = document.get("services") or document
+    folder = _ComposeFolder(document)
+    for name, service in services.items():
+        yield from _service(name, service, services, folder)
+
+
+class _ComposeFolder:
+    """The files beside a compose file."""
+
+    def __init__(self, document: Node) -> None:
+        self._folder = Path(document.source.path).parent
+        self._is_file = Path(document.source.path).is_file()
+        self.variables = {name: word.text for name, word in env_file_variables(self.text(".env")).items()}
+
+    def text(self, name: str) -> str:
+        """The text of a file, empty where it cannot be read."""
+        try:
+            return read_text(self._folder / name) if self._is_file and name else ""
+        except LegroomError:
+            return ""
+
+    def service(self, file: str, name: str) -> Node | None:
+        """A service of another compose file."""
+        try:
+            documents = load_nodes(Text(file, self.text(file)))
+        except LegroomError:
+            return None
+        return documents[0].get("services", name) if documents else None
+
+
+def _extended(service: Node, services: Node, folder: _ComposeFolder, depth: int = 0) -> tuple[Node, dict[str, Word]]:
+    """A service merged with the one that it extends, and its environment."""
+    extends = service.get("extends")
+    name = (extends.scalar or extends.text("service")) if extends is not None else ""
+    file = extends.text("file") if extends is not None else ""
+    base = folder.service(file, name) if file else services.get(name)
+    env = {**_env_files(service, folder), **compose_env(service.get("environment"))}
+    if extends is None or base is None or depth >= 8 or base is service:
+        return service, env
+    base, base_env = _extended(base, services, folder, depth + 1)
+    inherited = dict(base.items())
+    if file:
+        inherited = {key: value for key, value in inherited.items() if key in _INHERITED_KEYS}
+        base_env = {key: Word(word.text, extends.offset) for key, word in base_env.items()}
+    merged = copy.copy(service)
+    merged.values = inherited | dict(service.items())
+    return merged, base_env | env
+
+
+def _env_files(service: Node, folder: _ComposeFolder) -> dict[str, Word]:
+    """The variables of `env_file`, at the place of that key."""
+    env: dict[str, Word] = {}
+    node = service.get("env_file")
+    for item in (node.list() or [node]) if node is not None else ():
+        variables = env_file_variables(folder.text(item.scalar or item.text("path")))
+        env |= {name: Word(word.text, item.offset) for name, word in variables.items()}
+    return env
+
+
+def _service(name: str, service: Node, services: Node, folder: _ComposeFolder) -> Iterator[Subject]:
+    service, env = _extended(service, services, folder)
+    known = {key: word.text for key, word in env.items()} | folder.variables
+    image = expand(service.text("image"), known)
+    entry, given = (
+        tuple(
+            expanded
+            for word in compose_words(service.get(key))
+            for expanded in _expanded(word, service.get(key), known)
+        )
+        for key in ("entrypoint", "command")
+    )
+    shm = service.text("shm_size") or ("host" if service.text("ipc") == "host" else None) or _mounted_shm(service)
+    yield from change_servers(
+        container_servers(service, image, entry, given, env, "compose"),
+        lambda server: replace(
+            server,
+            image=image,
+            in_container=True,
+            shm=shm,
+            gpus=_gpu_count(service, known),
+            memory_limit_bytes=docker_bytes(
+                service.text("deploy", "resources", "limits", "memory") or service.text("mem_limit")
+            ),
+            start_limit=_health_limit(service),
+            stop_limit=_stop_limit(service),
+            read_as=f"compose service {name}",
+            is_release_assumed=service.get("build") is not None,  # `image` is then the name of the built image
+        ),
+    )
+
+
+def _expanded(word: Word, node: Node | None, known: Mapping[str, str]) -> tuple[Word, ...]:
+    """A word with its variables replaced. Compose splits afterwards, so one word may become several."""
+    text = expand(word.text, known)
+    is_split = node is not None and node.scalar is not None and word.raw.startswith("$")
+    return tuple(map(word.with_text, text.split())) if is_split else (word.with_text(text),)
+
+
+def compose_words(node: Node | None) -> tuple[Word, ...]:
+    """The words of a list or of a shell line."""
+    if node is None:
+        return ()
+    if node.scalar is None:
+        return tuple(item.word().with_text((item.scalar or "").replace("$$", "$")) for item in node.list())
+    if node.style in ("|", ">"):
+        inner = node.inner()
+        raw = node.source.text
+        placed = []
+        cursor = node.offset
+        for command in commands(inner):
+            for word in command.words:
+                cursor = max(raw.find(word.raw, cursor), cursor)
+                placed.append(Word(word.text, cursor, word.raw))
+        return tuple(placed)
+    try:
+        texts = shlex.split(node.scalar)
+    except ValueError:
+        line = node.source.place(node.offset).line
+        raise LegroomError(
+            f"has a command with a quote that is never closed at line {line}", "check its quotes"
+        ) from None
+    placed, cursor = [], node.offset
+    for text in texts:
+        at = node.source.text.find(text, cursor, node.end + 1)
+        cursor = at if at >= 0 else cursor
+        placed.append(Word(text, cursor, text))
+    return tuple(placed)
+
+
+def compose_env(node: Node | None) -> dict[str, Word]:
+    """`NAME: value`, or a list of `NAME=value`."""
+    env: dict[str, Word] = {}
+    if node is None:
+        return env
+    for name, value in node.items():
+        if value.scalar is not None:
+            env[name] = value.word()
+    for item in node.list():
+        name, equals, value_text = (item.scalar or "").partition("=")
+        if equals:
+            env[name] = item.word().with_text(value_text)
+    return env
+
+
+def _mounted_shm(service: Node) -> str | None:
+    for key in ("volumes", "tmpfs"):
+        node = service.get(key)
+        for item in (node.list() or [node]) if node else ():
+            if "/dev/shm" in (item.scalar or item.text("target")):
+                return "mounted"
+    return None
+
+
+def _gpu_count(service: Node, known: Mapping[str, str]) -> int | None:
+    """The number of GPUs of a service; None where a variable names them, which may hold several ids (`0,1`)."""
+    devices = service.get("deploy", "resources", "reservations", "devices")
+    for device in devices.list() if devices else ():
+        ids = device.get("device_ids")
+        if ids is not None:
+            named = ",".join(expand(item.scalar or "", known) for item in ids.list())
+            return None if "$" in named else len([card for card in named.split(",") if card.strip()])
+        count = expand(device.text("count"), known)
+        if count.isdecimal():
+            return int(count)
+    return None
+
+
+def _health_limit(service: Node) -> TimeLimit | None:
+    """The time after which Compose marks a starting service unhealthy."""
+    check = service.get("healthcheck")
+    if check is None or check.text("disable") == "true":
+        return None
+    period = seconds_of_span(check.text("start_period")) or 0.0
+    interval = seconds_of_span(check.text("interval")) or 30.0
+    retries = float_at(check, "retries", 3.0)
+    return TimeLimit(period + interval * retries, check.source.place(check.offset))
+
+
+def _stop_limit(service: Node) -> TimeLimit:
+    node = service.get("stop_grace_period")
+    seconds = seconds_of_span(node.scalar or "") if node else None
+    if node is None or seconds is None:
+        return TimeLimit(DOCKER_STOP_S, service.source.place(service.offset))
+    return TimeLimit(seconds, node.source.place(node.offset))
+
+
+_ENV_LINE = re.compile(r"^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(?:\"([^\"\n]*)\"|'([^'\n]*)'|([^#\n]*))", re.MULTILINE)
+
+
+def env_file_variables(text: str) -> dict[str, Word]:
+    """The variables of an env file without secrets, which belong there."""
+    every = {
+        line[1]: Word((line[2] or line[3] or line[4] or "").strip(), line.start(1)) for line in _ENV_LINE.finditer(text)
+    }
+    return {name: word for name, word in every.items() if not is_secret(name, word.text)}
+
+
+def env_file_server(source: Text) -> tuple[StartedServer, ...]:
+    """A server with the variables of an env file and no command; none where no variable is vLLM's or PyTorch's."""
+    env = env_file_variables(source.text)
+    if not any(name.startswith(("VLLM_", "PYTORCH_")) for name in env):
+        return ()
+    return (StartedServer("config", (), env, source.place, source.place(0)),)

@@ -1,0 +1,258 @@
+"""`docker run` lines, and what the name of an image says about its vLLM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from legroom.deployments.server_words import ASSIGNMENT, basename
+from legroom.deployments.shell.lexer import Word
+from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name, flags_of
+from legroom.facts.releases import known_releases, latest
+from legroom.records import dataclass
+from legroom.units import parse_bytes
+
+_SWITCHES = {
+    "--detach",
+    "--interactive",
+    "--tty",
+    "--rm",
+    "--privileged",
+    "--init",
+    "--read-only",
+    "--publish-all",
+    "--no-healthcheck",
+    "--oom-kill-disable",
+    "--sig-proxy",
+    "--quiet",
+    "--replace",
+    "--tls-verify",
+}
+_SHORT_SWITCHES = "ditqP"
+_TAG_VERSION = re.compile(r"(?<![\d.])v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
+_NAMED_VERSION = re.compile(r"vllm[-_]?v?(0\.\d{1,3}(?:\.\d{1,3}){0,2}(?:\.?post\d+)?(?:rc\d+)?)(?![\d])")
+"""A version after `vllm`, also before the tag: `server-vllm0.7.0:latest`."""
+_COMPANION = re.compile(
+    r"(^|[-_])(router|gateway|proxy|operator|exporter|dashboard|sim|simulator|epp|extproc|sr|controller|autoscaler|"
+    r"bench|benchmark|client|frontend|planner|scheduler|downloader|webui|ui|monitor|metrics|studio|loadtest|optimizer|"
+    r"tuner|agent|top|chat|manager|render)([-_]|$)"
+)
+_PROJECT = "vllm-project/"
+"""An organization with many images besides vLLM's."""
+_OWN_VERSIONS = re.compile(r"lmcache|dynamo|production-stack", re.IGNORECASE)
+"""Projects whose images contain vLLM and have the project's own version."""
+_PROGRAMS = ("vllm", "python", "python3", "bash", "sh", "env", "uv")
+_VLLM_FLAGS = ("--max-model-len", "--gpu-memory-utilization", "--max-num-seqs", "--max-num-batched-tokens")
+"""Flags that identify an image with another name as a vLLM server."""
+
+
+@dataclass(frozen=True)
+class ContainerRun:
+    """The options of `docker run`."""
+
+    image: str
+    words: tuple[Word, ...]
+    """The command, including the entry point of a vLLM image."""
+    env: Mapping[str, Word]
+    inherited: tuple[str, ...]
+    """Variables that `-e NAME` takes from the environment."""
+    gpus: int | None
+    shm: str | None
+    stop_timeout: Word | None
+    memory_limit_bytes: int | None = None
+
+
+def container_run(words: tuple[Word, ...]) -> ContainerRun | None:
+    """`docker run [options] image [arguments]`; None where there is no image."""
+    env: dict[str, Word] = {}
+    inherited: list[str] = []
+    options: dict[str, Word] = {}
+    mounts_shm = False
+    i = 3 if words[1].text == "container" else 2
+    while i < len(words) and words[i].text.startswith("-"):
+        name, value, i = _option(words, i)
+        if value is None:
+            continue
+        mounts_shm = mounts_shm or "/dev/shm" in value.text
+        if name not in ("-e", "--env"):
+            options[name] = value
+        elif pair := ASSIGNMENT.fullmatch(value.text):
+            env[pair[1]] = value.with_text(pair[2])
+        else:
+            inherited.append(value.text)
+    if i >= len(words):
+        return None
+    image, entry = words[i], options.get("--entrypoint")
+    ipc, shm, gpus = options.get("--ipc"), options.get("--shm-size"), options.get("--gpus")
+    return ContainerRun(
+        image.text,
+        container_command(image.text, (entry,) if entry else (), words[i + 1 :], words[0].offset),
+        env,
+        tuple(inherited),
+        gpu_count(gpus.text) if gpus else None,
+        shm.text if shm else "host" if ipc and ipc.text == "host" else "mounted" if mounts_shm else None,
+        options.get("--stop-timeout"),
+        docker_bytes(memory.text) if (memory := options.get("--memory") or options.get("-m")) else None,
+    )
+
+
+def kubernetes_bytes(text: str) -> int | None:
+    """A size like `16Gi` or `16G`; None for other texts, such as templates."""
+    try:
+        return parse_bytes(text)
+    except LegroomError:
+        return None
+
+
+def docker_bytes(text: str) -> int | None:
+    """A size of docker and compose: `16g` is a power of 1024."""
+    word = text.strip().lower().removesuffix("b").removesuffix("i")
+    return kubernetes_bytes(f"{word}i" if word[-1:] in ("k", "m", "g", "t") else word)
+
+
+def _option(words: tuple[Word, ...], i: int) -> tuple[str, Word | None, int]:
+    """An option's name and value (`--name value`, `--name=value`, `-e A=1`, `-itp 1`), and the index of the next."""
+    word = words[i]
+    following = words[i + 1] if i + 1 < len(words) else None
+    if word.text.startswith("--"):
+        name, equals, value = word.text.partition("=")
+        if equals or name in _SWITCHES:
+            return name, word.with_text(value) if equals else None, i + 1
+        return name, following, i + 2
+    for at, letter in enumerate(word.text[1:], 1):
+        if letter not in _SHORT_SWITCHES:
+            attached = word.text[at + 1 :].removeprefix("=")
+            return f"-{letter}", word.with_text(attached) if attached else following, i + 1 + (not attached)
+    return word.text, None, i + 1
+
+
+def container_command(image: str, entry: tuple[Word, ...], given: tuple[Word, ...], offset: int) -> tuple[Word, ...]:
+    """The command of a container, with `vllm serve` at `offset` for images whose entry point is the server."""
+    if entry:
+        return (*entry, *given)
+    arguments = given[1:] if given and given[0].text == "serve" else given
+    first = arguments[0].text if arguments else "-"
+    names_program = first == "-m" or (not first.startswith("-") and (basename(first) in _PROGRAMS or " " in first))
+    if names_program or not _can_be_model(first) or not (is_server_image(image) or _has_vllm_flags(image, given)):
+        return given
+    if not is_published_by_vllm(image) and _has_only_other_flags(arguments):
+        return given
+    return (Word("vllm", offset, "vllm"), Word("serve", offset, "serve"), *arguments)
+
+
+def _has_vllm_flags(image: str, given: tuple[Word, ...]) -> bool:
+    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
+    is_flag = bool(given) and given[0].text.startswith("--")
+    return is_flag and bool(image) and not _is_companion(image) and not names.isdisjoint(_VLLM_FLAGS)
+
+
+def is_published_by_vllm(image: str) -> bool:
+    """Whether an image is vLLM's own or a mirror of it."""
+    name = image.lower().removeprefix("docker.io/").partition("@")[0].partition(":")[0]
+    return name == "vllm" or name.startswith("vllm/") or name.rpartition("/")[2] == "vllm-openai"
+
+
+def _has_only_other_flags(given: tuple[Word, ...]) -> bool:
+    """Whether flags are given and the newest vLLM has none of them."""
+    names = {flag_name(word.text.partition("=")[0]) for word in given if word.text.startswith("--")}
+    return bool(names) and names.isdisjoint(flags_of(latest()))
+
+
+def is_server_image(image: str) -> bool:
+    """Whether an image is a vLLM server, and not a router, exporter or simulator beside it."""
+    name = image.lower().replace(_PROJECT, "")
+    return "vllm" in name and "dynamo" not in name and not _is_companion(image)
+
+
+def _is_companion(image: str) -> bool:
+    return bool(_COMPANION.search(re.sub(r"[${}]", "", image.rpartition("/")[2].partition(":")[0].lower())))
+
+
+def _can_be_model(word: str) -> bool:
+    """Whether the first argument of an image is a model or a flag; `bench` or `ls` is another program."""
+    return word.startswith(("-", "/", ".", "~", "$")) or "/" in word or bool(re.search(r"\d", word))
+
+
+def gpu_count(text: str) -> int | None:
+    """The number of GPUs of `2` or `device=0,1`; None for `all`."""
+    value = text.strip().strip("'\"")
+    if value.isdecimal() and len(value) < 5:
+        return int(value)
+    named = re.search(r"(?:device|count)=\"?([^\"]+)", value)
+    if not named or named[1] == "all":
+        return None
+    if value.startswith("count") or "count=" in value:
+        return int(named[1]) if named[1].isdecimal() and len(named[1]) < 5 else None
+    return len([part for part in named[1].split(",") if part and "=" not in part])
+
+
+def image_release(image: str) -> str | None:
+    """The vLLM version in the name of an image; None for `latest` or a date."""
+    if "vllm" not in image.lower():
+        return None
+    name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
+    newest_minor = max(int(number.split(".")[1]) for number in known_releases())
+    numbered = [] if _OWN_VERSIONS.search(image) else list(_TAG_VERSION.finditer(tag))
+    for version in (*_NAMED_VERSION.finditer(f"{name}:{tag}".lower()), *numbered):
+        if int(version[1].split(".")[1]) <= newest_minor + 50:
+            return version[1]
+    return None
+
+
+_MOVING_TAGS = re.compile(r"|latest|nightly|main|v?latest-[\w.-]*|nightly-[\w.-]*")
+_FORKS = re.compile(
+    r"gaudi|habana|hpu|neuron|ascend|npu|rocm|xpu|tpu|macos|lmcache|dynamo|production-stack|cpu-env|vllm-omni",
+    re.IGNORECASE,
+)
+"""Builds for other hardware or of other projects, with their own release schedule."""
+_OWN_BUILD = re.compile(r"[-_.+](?=[0-9a-f]*\d)(?:[0-9a-f]{7,40}|20\d{6})(?![0-9a-z])")
+"""A commit or a date after the version: a private build after the release."""
+
+
+def is_other_build(image: str) -> bool:
+    """Whether an image is a fork or a private build, which may differ from the release that it names."""
+    return bool(_FORKS.search(image)) or bool(_OWN_BUILD.search(_tag(image)))
+
+
+def _tag(image: str) -> str:
+    return image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+
+
+_OTHER_HARDWARE = re.compile(r"(?<![a-z])(?:gaudi\d?|habana|hpu|neuronx?|ascend|npu|xpu|tpu|cpu)(?![a-z])")
+
+
+def is_for_other_hardware(image: str) -> bool:
+    """Whether the name of an image is of other hardware than NVIDIA's or AMD's GPUs."""
+    return bool(_OTHER_HARDWARE.search(image.lower()))
+
+
+def has_moving_tag(image: str) -> bool:
+    """Whether an image is vLLM's own with a tag that moves with its releases: `vllm/vllm-openai:latest`."""
+    name, colon, tag = image.removeprefix("docker.io/").partition(":")
+    is_moving = bool(_MOVING_TAGS.fullmatch(tag)) and bool(tag) == bool(colon)
+    return name.startswith("vllm/") and not _FORKS.search(image) and not is_other_build(image) and is_moving
+
+
+_MONTH = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2])(?![\d])")
+"""`nvcr.io/nvidia/vllm:25.09-py3`: a vendor's monthly version."""
+_DAY = re.compile(r"(?<!\d)(20\d\d)(0[1-9]|1[0-2])([0-3]\d)(?!\d)")
+
+
+def latest_build_day(image: str) -> str:
+    """The last day on which an image with a date in its tag can have been built; empty without a date."""
+    tag = _tag(image)
+    if day := _DAY.search(tag):
+        return "-".join(day.groups())
+    month = _MONTH.search(tag)
+    return f"20{month[1]}-{month[2]}-31" if month else ""
+
+
+def has_unnamed_release(image: str) -> bool:
+    """Whether an image contains an unnamed release of vLLM: a fork, or a private tag."""
+    if not image or image_release(image):
+        return False
+    if "vllm" not in image.lower():
+        return True
+    is_template = "@" in image or "$" in image or "{{" in image
+    return is_template or bool(_FORKS.search(image)) or not _MOVING_TAGS.fullmatch(_tag(image))

@@ -1,0 +1,134 @@
+"""The one way from plain values to a `Deployment`: words of a command line, JSON of a request, Python arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
+from legroom.isolation import is_local_model
+from legroom.vllm.args import ServeArgs
+
+if TYPE_CHECKING:
+    from legroom.deployments.deployment import Deployment
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import Usage
+    from legroom.vllm.flag_problems import FlagProblem
+
+_SERVER_ENV = re.compile(r"(VLLM|PYTORCH|NCCL)_\w+")
+_ARGUMENTS = frozenset(field.name for field in fields(ServeArgs)) - {"model", "usage", "env", "others"}
+
+
+def deployment_from_words(
+    words: Sequence[str],
+    release: Release | None = None,
+    *,
+    base: Deployment | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Deployment:
+    """vLLM's flags, on top of those of `base`; LegroomError where vLLM would refuse one of them."""
+    from legroom.deployments.deployment import Deployment
+    from legroom.vllm.parse import parse_flags
+
+    used = base.release if base else release or latest()
+    parsed = parse_flags(words, used)
+    problems = (*(base.problems if base else ()), *parsed.problems)
+    _refuse(problems, used)
+    args = _merged(base.args, parsed.args) if base else parsed.args
+    base = base or Deployment(args, used)
+    notes = (*base.notes, *(problem.message for problem in problems))
+    return replace(base, args=replace(args, env={**(env or {}), **args.env}), problems=(), notes=notes)
+
+
+def deployment_from_request(
+    model: str | None, command: str | None, flags: Mapping[str, Any] | None, vllm: str | None, *, local_files: bool
+) -> Deployment:
+    """The server of an HTTP or MCP request: `model` with `flags`, or `command`. `local_files`: whether `model` may be a
+    path on this machine."""
+    release = known_release(vllm) if vllm else None
+    if (model is None) == (command is None):
+        raise LegroomError("say what runs once", "give `model` (with `flags`), or `command`, not both and not neither")
+    if model is not None:
+        from legroom.vllm.command_line import any_release_words
+
+        refuse_local_model(model, local_files)
+        return deployment_from_words([model, *any_release_words(flags or {})], release)
+    if flags:
+        raise LegroomError("`flags` belong to `model`", "write them into `command`")
+    from legroom.deployments.deployment import deployment_from_command
+
+    assert command is not None
+    written = deployment_from_words((), base=deployment_from_command(command, release))
+    refuse_local_model(written.args.model, local_files)
+    return written
+
+
+def deployment_from_arguments(
+    model: str,
+    arguments: Mapping[str, Any],
+    vllm: str | None = None,
+    env: Mapping[str, str] | None = None,
+    usage: Usage = "serve",
+) -> Deployment:
+    """A model with vLLM's engine arguments under their Python names, their values typed."""
+    from legroom.deployments.deployment import Deployment
+
+    release = known_release(vllm) if vllm else latest()
+    unknown = sorted(set(arguments) - _ARGUMENTS)
+    if unknown:
+        import difflib
+
+        close = difflib.get_close_matches(unknown[0], _ARGUMENTS, n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else "use vLLM's Python names, like max_model_len"
+        raise LegroomError(f"{unknown[0]!r} is not an engine argument that memory depends on", hint)
+    _refuse_later_arguments(arguments, release)
+    return Deployment(ServeArgs(model=model, usage=usage, env=dict(env or {}), **arguments), release)
+
+
+def refuse_local_model(model: str, local_files: bool) -> None:
+    """A caller on another machine cannot name files of this one."""
+    if not local_files and (is_local_model(model) or model.count("/") > 1):
+        raise LegroomError(f"{model!r} is no name of a model", "over HTTP give a Hub id or a bundled name, not a path")
+
+
+def server_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a vLLM server started with `env` would read, without keys and tokens."""
+    from legroom.masking import is_secret
+
+    return {name: value for name, value in env.items() if _SERVER_ENV.fullmatch(name) and not is_secret(name)}
+
+
+def _merged(base: ServeArgs, added: ServeArgs) -> ServeArgs:
+    """`base` with the flags that `added` gives."""
+    given = {
+        field.name: value
+        for field in fields(added)
+        if field.name not in ("usage", "env", "others") and (value := getattr(added, field.name)) not in (None, "")
+    }
+    return replace(base, others=base.others + added.others, **given)
+
+
+def _refuse(problems: Sequence[FlagProblem], release: Release) -> None:
+    fatal = [problem for problem in problems if problem.stops_vllm]
+    if fatal:
+        message = "; ".join(problem.message for problem in fatal)
+        hints = [f"instead of {problem.flag}: {problem.instead}" for problem in fatal if problem.instead]
+        raise LegroomError(message, "; ".join(hints) or f"vLLM {release} stops at it: leave it out")
+
+
+def _refuse_later_arguments(arguments: Mapping[str, Any], release: Release) -> None:
+    """LegroomError for the first argument that the release does not have, as its command line would say it."""
+    from legroom.facts.flags import flags_of
+
+    known = {flag.dest for flag in flags_of(release).values()}
+    if "speculative_model" in known:
+        known.add("speculative_config")  # separate flags until 0.8.2
+    for name in (name for name, value in arguments.items() if value is not None and name not in known):
+        from legroom.vllm.flag_problems import explain_unknown
+
+        problem = explain_unknown(f"--{name.replace('_', '-')}", release)
+        raise LegroomError(problem.message, f"instead: {problem.instead}" if problem.instead else "leave it out")

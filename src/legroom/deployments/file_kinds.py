@@ -1,0 +1,84 @@
+"""The kind of a file, by its name and first lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePath
+from typing import Literal
+
+Kind = Literal["yaml", "json", "shell", "dockerfile", "unit", "python", "promql", "env", "document"]
+
+_SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "yaml": (".yaml", ".yml", ".rules"),
+    "json": (".json",),
+    "shell": (".sh", ".bash"),
+    "unit": (".service",),
+    "python": (".py",),
+    "document": (".md", ".markdown", ".rst", ".html"),
+    "dockerfile": (".dockerfile",),
+    "promql": (".promql",),
+    "env": (".env",),
+}
+_BY_SUFFIX = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
+_LANGUAGES: dict[Kind, tuple[str, ...]] = {
+    "yaml": ("yaml", "yml"),
+    "json": ("json", "jsonc"),
+    "shell": ("bash", "sh", "shell", "zsh", "console", "shell-session"),
+    "dockerfile": ("dockerfile", "docker"),
+    "unit": ("ini", "systemd", "unit"),
+    "python": ("python", "py", "python3"),
+    "promql": ("promql",),
+    "env": ("dotenv", "env"),
+}
+_BY_LANGUAGE = {language: kind for kind, languages in _LANGUAGES.items() for language in languages}
+_SHEBANG = re.compile(r"#!.*\b(ba|da|z|k|a)?sh\b")
+_YAML_START = re.compile(r"(groups|apiVersion|services|kind|spec|version|model)[ \t]*:|---\s*$")
+_UNIT_START = re.compile(
+    r"\[(Unit|Service|Install|supervisord|supervisorctl|unix_http_server|inet_http_server|program:[^\]]+)\]\s*$"
+)
+"""The first line of a systemd unit or a supervisord file."""
+
+
+def kind_of(path: str, text: str) -> Kind:
+    name = PurePath(path)
+    if name.suffix.lower() in _BY_SUFFIX:
+        return _BY_SUFFIX[name.suffix.lower()]
+    if name.name.startswith(".env"):
+        return "env"
+    if name.name.lower().startswith(("dockerfile", "containerfile")):
+        return "dockerfile"
+    kind = sniffed(text)
+    return "document" if kind is None or (kind == "json" and not _is_json(text)) else kind
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def kind_of_language(language: str) -> Kind | None:
+    return _BY_LANGUAGE.get(language.strip().lower())
+
+
+def sniffed(text: str) -> Kind | None:
+    """The kind of a text by its first line that is not a comment; None where it is not clear."""
+    if _SHEBANG.match(text.lstrip()):
+        return "python" if "python" in text.lstrip().partition("\n")[0] else "shell"
+    for line in text.splitlines():
+        bare = line.strip()
+        if not bare or bare.startswith(";") or (bare.startswith("#") and not bare.startswith("#!")):
+            continue
+        if _UNIT_START.match(bare):
+            return "unit"
+        if _YAML_START.match(line):
+            return "yaml"
+        if bare.startswith("{"):
+            return "json"
+        if re.match(r"(FROM|ARG)\s+\S+", bare):
+            return "dockerfile"
+        return None
+    return None

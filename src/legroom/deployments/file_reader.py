@@ -1,0 +1,255 @@
+"""Read a file of any kind into the servers that it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from legroom.deployments.compose_reader import compose_subjects, env_file_server, is_compose
+from legroom.deployments.container_images import has_unnamed_release, image_release
+from legroom.deployments.dockerfile import copied_files, dockerfile_subjects
+from legroom.deployments.file_kinds import Kind, kind_of, sniffed
+from legroom.deployments.kubernetes_reader import is_kubernetes, kubernetes_subjects
+from legroom.deployments.markdown import START, blocks_of
+from legroom.deployments.model_resources import model_resource_servers
+from legroom.deployments.other_yaml import embedded_files, other_subjects
+from legroom.deployments.python_reader import python_subjects
+from legroom.deployments.server_words import basename
+from legroom.deployments.shell.lexer import HereDocument, here_documents
+from legroom.deployments.shell.shell_script import read_shell
+from legroom.deployments.source_text import Text, Unread
+from legroom.deployments.subjects import FilePart, StartedServer, Subject, change_servers
+from legroom.deployments.supervisord import is_supervisord, supervisord_subjects
+from legroom.deployments.systemd_unit import unit_subjects
+from legroom.deployments.vllm_config import config_server, is_config
+from legroom.deployments.yaml_nodes import Node, is_template, load_nodes, without_actions
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.records import dataclass
+
+DocumentKind = Literal["rules", "compose", "kubernetes", "config", "other"]
+"""The kind of a YAML document. Prometheus rules start no server; lint reads them."""
+_IMAGE = re.compile(r"(?<![\w./-])(?:[\w.-]+/)+[\w.-]*vllm[\w.-]*:[\w.-]+")
+"""A vLLM image in a document."""
+_SCRIPT_RUNNERS = ("bash", "sh", "zsh", "dash", "ash", "ssh", "sbatch")
+_ESCAPED = re.compile(r"\\([\\$`])")
+
+
+_PINNED = re.compile(r"(?<![`\w])vllm(?:\[[\w,-]+\])?==(\d+(?:\.\d+)+(?:\.?post\d+)?)")
+"""`pip install vllm==0.6.3`, but not a quoted `vllm==0.6.3` in a sentence."""
+_COMMENT = re.compile(r"\s*(#|//|<!--)")
+_INSTALLING = re.compile(
+    r"""install|\b(pip3?|uv|conda|poetry)\b|--with\b|requirement|dependenc"""
+    r"""|^[\s"'\\-]*vllm(\[[\w,-]+\])?==[\w.]+["'\s,;\\]*(\#.*)?$""",
+    re.IGNORECASE,
+)
+"""A line that installs what it pins: a command or a requirement."""
+_UNPINNED = re.compile(
+    r"""\binstall\b.*?(?<![\w./@=-])["']?vllm(\[[\w,-]+\])?["']?(\s|$|[<>~!]=?|==[^\d])"""
+    r"""|^[\s"'-]*vllm(\[[\w,-]+\])?\s*[<>~]=?"""
+    r"""|git\+\S*vllm|\bvllm-\d[\w.+-]*\.whl|\bgit clone\s.*\bvllm"""
+)
+"""An install of the newest release, a range, a branch or a build."""
+_PLUGIN = re.compile(
+    r"\binstall\b.*\bvllm[-_](ascend|gaudi|hpu|kunlun|metal|metax|mlx|musa|neuron|omni|openvino|rbln|spyre|tpu|tt|xpu)\b"
+)
+_ASKS_VERSION = re.compile(r"""vllm --version|vllm\.__version__|pip3? show vllm|version\(\s*["']vllm""")
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledReleases:
+    """The vLLM releases that a file installs."""
+
+    pinned: frozenset[str] = frozenset()
+    quoted: frozenset[str] = frozenset()
+    """Releases that only a comment or a sentence names."""
+    is_unpinned: bool = False
+    """Whether it also installs vLLM without a version, or a plugin with its own flags."""
+    asks_version: bool = False
+    """Whether it checks the running version: it may have a command for each."""
+
+
+def installed_releases(text: str) -> InstalledReleases:
+    pinned: set[str] = set()
+    quoted: set[str] = set()
+    is_unpinned = False
+    for line in text.splitlines() if "vllm" in text else ():
+        if "vllm" not in line:
+            continue
+        versions = set(_PINNED.findall(line))
+        if _COMMENT.match(line) or (versions and not _INSTALLING.search(line)):
+            quoted |= versions
+            continue
+        pinned |= versions
+        is_unpinned = is_unpinned or bool(_PLUGIN.search(line)) or (not versions and bool(_UNPINNED.search(line)))
+    return InstalledReleases(frozenset(pinned), frozenset(quoted), is_unpinned, bool(_ASKS_VERSION.search(text)))
+
+
+def read_file(path: str, text: str, release: Release) -> Iterator[FilePart]:
+    """A file and every text inside of it that could start a server, in order, also those that cannot be read."""
+    kind = kind_of(path, text)
+    installs = installed_releases(text)
+    images = {image.rstrip(".") for image in _IMAGE.findall(text)} if kind == "document" else set()
+    releases = {image_release(image) for image in images}
+    # With several images, one of an unknown release, a document does not say in which of them a command runs.
+    of_images = frozenset() if None in releases else frozenset(version for version in releases if version)
+    hidden = next(iter(sorted(images)), "") if images and all(map(has_unnamed_release, images)) else ""
+    is_hidden = bool(hidden) and not (installs.pinned or installs.quoted or of_images)
+    for part in _parts(kind, Text(path, text), release):
+        subjects = change_servers(part.subjects, lambda server: _with_release(server, installs, of_images, kind))
+        if part.is_template:
+            subjects = change_servers(subjects, lambda server: replace(server, is_release_assumed=True))
+        if is_hidden:
+            subjects = change_servers(subjects, lambda server: replace(server, image=server.image or hidden))
+        yield replace(part, subjects=tuple(subjects))
+
+
+def document_kind(document: Node) -> DocumentKind:
+    if any(group.get("rules") is not None for group in rule_groups(document)):
+        return "rules"
+    if is_compose(document):
+        return "compose"
+    if is_kubernetes(document):
+        return "kubernetes"
+    return "config" if is_config(document) else "other"
+
+
+def rule_groups(document: Node) -> list[Node]:
+    """The groups of Prometheus rules, in a rule file or in the operator's PrometheusRule."""
+    keys = ("spec", "groups") if document.text("kind") == "PrometheusRule" else ("groups",)
+    groups = document.get(*keys)
+    return groups.list() if groups is not None else []
+
+
+def _with_release(
+    server: StartedServer, installs: InstalledReleases, of_images: frozenset[str], kind: Kind
+) -> StartedServer:
+    """A server without a vLLM image has the release that the file installs, or else names."""
+    if "vllm" in server.image.lower():
+        return _reinstalled(server, installs, kind) if kind not in ("document", "python") else server
+    named = installs.pinned | of_images or installs.quoted
+    if len(named) != 1:
+        return server
+    # The image of another command or a comment makes a release likely, an install makes it certain.
+    is_certain = (
+        named == installs.pinned and not installs.is_unpinned and (kind == "document" or not installs.asks_version)
+    )
+    return replace(server, installed=min(named), is_release_assumed=not is_certain)
+
+
+def _reinstalled(server: StartedServer, installs: InstalledReleases, kind: Kind) -> StartedServer:
+    """A server in a vLLM image over which the file may install another vLLM."""
+    if not installs.pinned and not installs.is_unpinned:
+        return server
+    if kind == "dockerfile" and len(installs.pinned) == 1 and not installs.is_unpinned:
+        return replace(server, image="", installed=min(installs.pinned), is_release_assumed=True)
+    return replace(server, is_release_assumed=True)
+
+
+def _parts(kind: Kind, source: Text, release: Release, depth: int = 0) -> Iterator[FilePart]:
+    try:
+        part, inner = _read(kind, source, release)
+    except LegroomError as error:
+        part, inner = FilePart(kind, source, unread=Unread(source.place(0), error.message, error.hint)), ()
+    yield replace(part, is_whole=depth == 0)
+    if depth < 5:
+        for inner_kind, inner_source in inner:
+            yield from _parts(inner_kind, inner_source, release, depth + 1)
+
+
+def _read(kind: Kind, source: Text, release: Release) -> tuple[FilePart, Iterable[tuple[Kind, Text]]]:
+    """One text, and the texts that are embedded in it."""
+    if kind == "shell":
+        return read_shell(source), _here_documents_of(source)
+    if kind in ("yaml", "json"):
+        return _yaml(kind, source, release)
+    if kind == "dockerfile":
+        return FilePart(kind, source, tuple(dockerfile_subjects(source))), copied_files(source)
+    if kind == "document":
+        return FilePart(kind, source), blocks_of(source)
+    readers: dict[Kind, Callable[[Text], Iterable[Subject]]] = {
+        "unit": supervisord_subjects if is_supervisord(source.text) else unit_subjects,
+        "env": env_file_server,
+        "python": python_subjects,
+    }
+    return FilePart(kind, source, tuple(readers[kind](source)) if kind in readers else ()), ()
+
+
+def _yaml(kind: Kind, source: Text, release: Release) -> tuple[FilePart, list[tuple[Kind, Text]]]:
+    if kind == "json":
+        _check_json(source)
+        if "vllm" not in source.text.lower() or '"panels"' in source.text:
+            return FilePart(kind, source), []
+        source = source.with_text(source.text.replace("\t", " "))  # YAML allows no tabs
+    documents, template = _documents(source)
+    subjects: list[Subject] = []
+    inner: list[tuple[Kind, Text]] = []
+    for document in documents:
+        what = document_kind(document)
+        subjects += _document(what, document, release)
+        inner += embedded_files(document, scripts=what != "other")
+    unread = Unread(source.place(0), template.message, template.hint) if template else None
+    return FilePart(kind, source, tuple(subjects), documents, unread=unread, is_template=template is not None), inner
+
+
+def _documents(source: Text) -> tuple[tuple[Node, ...], LegroomError | None]:
+    """The documents of a YAML text, and an error where it is a template that was read without its values."""
+    try:
+        return tuple(load_nodes(source)), None
+    except LegroomError as error:
+        if not is_template(source.text):
+            raise
+        try:
+            return tuple(load_nodes(source.with_text(without_actions(source.text)))), error
+        except LegroomError:
+            raise error from None
+
+
+def _check_json(source: Text) -> None:
+    try:
+        json.loads(source.text)
+    except (ValueError, RecursionError) as error:
+        line = f" at line {source.place(error.pos).line}" if isinstance(error, json.JSONDecodeError) else ""
+        raise LegroomError(f"is not valid JSON{line}", "check its commas and quotes") from None
+
+
+def _document(kind: DocumentKind, document: Node, release: Release) -> Iterable[Subject]:
+    if kind == "compose":
+        return compose_subjects(document)
+    if kind == "kubernetes":
+        return list(model_resource_servers(document)) or kubernetes_subjects(document)
+    if kind == "config":
+        return [config_server(document, release)]
+    return other_subjects(document, release) if kind == "other" else ()
+
+
+def _here_documents_of(script: Text) -> Iterator[tuple[Kind, Text]]:
+    """Here-documents with a known kind: by their command, their file name or their first line."""
+    for document in here_documents(script.text):
+        first, last = script.row_of(document.start), script.row_of(document.end)
+        part = script.rows(first, last + 1)
+        if not document.is_quoted:
+            # The shell removes one backslash; a space in its place keeps the columns.
+            part = part.with_text(_ESCAPED.sub(r" \1", part.text))
+        kind = _here_document_kind(document, part.text)
+        if kind is not None:
+            yield kind, part
+
+
+def _here_document_kind(document: HereDocument, text: str) -> Kind | None:
+    words = [word.text for word in document.words]
+    names = [basename(word) for word in words]
+    target = next((words[i + 1] for i, word in enumerate(words[:-1]) if word in (">", ">>", "tee")), "")
+    if target:
+        kind = kind_of(target, text)
+        if kind == "document":  # a temporary file (`$(mktemp)`)
+            return "shell" if target.startswith("$") and START.match(text) else None
+        return kind
+    if any(name in _SCRIPT_RUNNERS for name in names):
+        return "shell"
+    if any(re.fullmatch(r"python[\d.]*", name) for name in names):
+        return "python"
+    return sniffed(text)

@@ -1,0 +1,262 @@
+"""Kubernetes manifests: the containers that start vLLM, in objects of any kind."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from legroom.deployments.container_images import container_command, is_server_image, kubernetes_bytes
+from legroom.deployments.launchers import KSERVE, launcher_command
+from legroom.deployments.node_gpus import possible_gpus
+from legroom.deployments.server_words import expand, server_start
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import script_subjects
+from legroom.deployments.source_text import Text
+from legroom.deployments.subjects import Runs, StartedServer, Subject, TimeLimit, change_servers
+from legroom.deployments.yaml_nodes import Node
+from legroom.facts.flags import all_flag_names, flag_name
+
+_RENAMED = {"--model-id": "--model", "--model-name": "--served-model-name", "--model-revision": "--revision"}
+_KSERVE_FLAGS = ("--backend", "--task", "--model-dir")
+"""Flags of KServe's server that some vLLM release has with other values."""
+_ADDITIONAL = "VLLM_ADDITIONAL_ARGS"
+"""KServe's variable for more flags."""
+
+
+def runtime_of(model: Node) -> str:
+    """`vllm` or `huggingface` where vLLM serves the model of an InferenceService, else empty."""
+    name = model.text("modelFormat", "name").lower()
+    return name if name in ("vllm", "huggingface") else ""
+
+
+def kserve_words(model: Node, given: tuple[Word, ...]) -> tuple[Word, ...] | None:
+    """The vLLM flags of KServe's Hugging Face runtime; None where another backend serves the model."""
+    known = set(all_flag_names())
+    words: list[Word] = []
+    keeps = True
+    for i, word in enumerate(given):
+        head, equals, value = word.text.partition("=")
+        if not head.startswith("--"):
+            words += [word] if keeps else []
+            continue
+        name = flag_name(head)
+        following = given[i + 1].text if i + 1 < len(given) else ""
+        if name == "--backend" and (value or following) == "huggingface":
+            return None
+        name = _RENAMED.get(name, name)
+        keeps = name in known and name not in _KSERVE_FLAGS
+        words += [word.with_text(name + equals + value)] if keeps else []
+    return (*words, *_stored_model(model, words))
+
+
+def _stored_model(model: Node, words: list[Word]) -> tuple[Word, ...]:
+    """`storageUri: hf://org/model` where no flag names the model."""
+    storage = model.get("storageUri")
+    if storage is None or any(word.text.partition("=")[0] == "--model" for word in words):
+        return ()
+    scheme, _, name = (storage.scalar or "").partition("://")
+    return (Word(f"--model={name}", storage.offset),) if scheme == "hf" and name else ()
+
+
+_GPU = re.compile(r"(nvidia|amd|gpu\.intel)\.com/(gpu|mig-.*|i915|xe)")
+_GRACE_S = 30.0
+"""The default of terminationGracePeriodSeconds."""
+_RAY_GROUP = "ray.io"
+_DYNAMO_KINDS = ("DynamoGraphDeployment", "DynamoComponentDeployment")
+_DYNAMO_SHM = "8Gi"
+"""The default size of /dev/shm of Dynamo's operator (deploy/operator/docs)."""
+_CONTAINERS = ("containers", "initContainers", "container")
+"""Keys of containers that may have no command of their own."""
+
+
+def is_kubernetes(document: Node) -> bool:
+    return document.get("apiVersion") is not None and document.get("kind") is not None
+
+
+def kubernetes_subjects(document: Node) -> Iterator[Subject]:
+    kind, name = document.text("kind"), document.text("metadata", "name")
+    size = document.text("spec", "leaderWorkerTemplate", "size")
+    pods = int(size) if size.isdecimal() and 0 < int(size[:5]) < 1000 else 1
+
+    def described(server: StartedServer) -> StartedServer:
+        pod_gpus = server.gpu_count
+        gpus = pod_gpus * pods if pod_gpus is not None and pods > 1 else server.gpus
+        shm = server.shm or (_DYNAMO_SHM if kind in _DYNAMO_KINDS else None)
+        return replace(server, gpus=gpus, shm=shm, read_as=f"Kubernetes {kind} {name}".rstrip())
+
+    yield from change_servers(_pods(document), described)
+
+
+def _pods(document: Node) -> Iterator[Subject]:
+    metadata = document.get("metadata"), document.get("spec", "template", "metadata")
+    of_pods: dict[int, Node] = {}
+    # KubeRay starts Ray in every container without a command.
+    left_to_image = document.text("apiVersion").partition("/")[0] != _RAY_GROUP
+    for node in document.walk():
+        if not isinstance(node.values, dict):
+            continue
+        own, spec = node.get("metadata"), node.get("spec")
+        if own is not None and spec is not None:
+            of_pods[id(spec)] = own  # a pod template; a LeaderWorkerSet has two
+        for key, value in node.items():
+            if key == "exec":
+                continue  # the command of a probe or a hook
+            for container in value.list() or [value]:
+                if isinstance(container.values, dict) and _is_container(key, container, left_to_image):
+                    yield from _container(
+                        container, node, possible_gpus(container, node, of_pods.get(id(node)), *metadata)
+                    )
+
+
+def _is_container(key: str, node: Node, left_to_image: bool) -> bool:
+    """Whether a mapping is a container; Argo, Dynamo and KServe have their own keys for them."""
+    if any(inner is not None and inner.list() for inner in (node.get("command"), node.get("args"))):
+        return True
+    by_image = left_to_image and key in _CONTAINERS and is_server_image(node.text("image"))
+    return by_image or bool(runtime_of(node)) or (key in _CONTAINERS and _ADDITIONAL in env_list(node.get("env")))
+
+
+def _container(container: Node, pod: Node, gpu_names: tuple[str, ...]) -> Iterator[Subject]:
+    env = env_list(container.get("env"))
+    image = container.text("image")
+    entry, given = _word_list(container.get("command"), env), _word_list(container.get("args"), env)
+    launcher = ""
+    if runtime := runtime_of(container):
+        image = image or "vllm"
+        if runtime == "huggingface" and not entry:
+            renamed = kserve_words(container, given)
+            if renamed is None:
+                return
+            given, launcher = renamed, KSERVE
+    if more := env.get(_ADDITIONAL):
+        given += words_of_variable(more, container.source)
+        image = image or "vllm"
+    for hook in ("preStop", "postStart"):
+        command = container.get("lifecycle", hook, "exec", "command")
+        yield from script_commands(command, env) if command is not None else ()
+    yield from change_servers(
+        container_servers(container, image, entry, given, env, "kubernetes"),
+        lambda server: replace(
+            server,
+            image=image,
+            in_container=True,
+            shm=_pod_shm(container, pod),
+            gpus=gpu_limit(container),
+            gpu_names=gpu_names,
+            launcher=server.launcher or launcher,
+            memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")),
+            start_limit=start_limit(container),
+            stop_limit=_grace(container, pod),
+        ),
+    )
+
+
+def container_servers(
+    owner: Node, image: str, entry: tuple[Word, ...], given: tuple[Word, ...], env: Mapping[str, Word], runs: Runs
+) -> Iterator[Subject]:
+    """The server that a container's entry point and arguments start, or the commands of its scripts."""
+    words = container_command(image, entry, given, owner.offset)
+    at = server_start(tuple(word.text for word in words))
+    if at is not None:
+        place = owner.source.place
+        yield StartedServer(runs, words[at:], env, place, place(words[at].offset), image)
+    elif engine := launcher_command(words):
+        place = owner.source.place
+        at_word = place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, env, place, at_word, image, launcher=engine.launcher)
+    else:
+        for node in (owner.get("entrypoint"), owner.get("command"), owner.get("args")):
+            yield from script_commands(node, env, runs) if node is not None else ()
+
+
+def script_commands(node: Node, env: Mapping[str, Word], runs: Runs = "kubernetes") -> Iterator[Subject]:
+    """The commands of the scripts in `["sh", "-c", "vllm serve ..."]`."""
+    for item in node.list() or ([node] if node.scalar else []):
+        text = item.scalar or ""
+        if any(character.isspace() for character in text.strip()):
+            yield from script_subjects(item.inner(), runs, placed_env(env, item.source.place))
+
+
+def words_of_variable(variable: Word, source: Text) -> tuple[Word, ...]:
+    """The words of a variable, each at its place."""
+    words, cursor = [], variable.offset
+    for text in _split(variable.text):
+        at = source.text.find(text, cursor, variable.offset + 2 * len(variable.text) + len(text))
+        cursor = at if at >= 0 else cursor
+        words.append(Word(text, cursor, text))
+    return tuple(words)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _word_list(node: Node | None, env: Mapping[str, Word]) -> tuple[Word, ...]:
+    values = {name: word.text for name, word in env.items()}
+    if node is None:
+        return ()
+    return tuple(item.word().with_text(expand(item.scalar, values)) for item in node.list() if item.scalar is not None)
+
+
+def env_list(node: Node | None) -> dict[str, Word]:
+    """The variables of a list of `name:` and `value:`."""
+    env = {}
+    for item in node.list() if node else ():
+        value = item.get("value")
+        if item.text("name") and value is not None and value.scalar is not None:
+            env[item.text("name")] = value.word()
+    return env
+
+
+def _pod_shm(container: Node, pod: Node) -> str | None:
+    volumes = pod.get("volumes")
+    in_memory = {
+        volume.text("name"): volume.text("emptyDir", "sizeLimit") or "half of the node"
+        for volume in (volumes.list() if volumes else ())
+        if volume.text("emptyDir", "medium") == "Memory" or volume.get("hostPath") is not None
+    }
+    mounts = container.get("volumeMounts")
+    for mount in mounts.list() if mounts else ():
+        if mount.text("mountPath").rstrip("/") == "/dev/shm" and mount.text("name") in in_memory:
+            return in_memory[mount.text("name")]
+    return "host" if pod.text("hostIPC") == "true" else None
+
+
+def gpu_limit(container: Node) -> int | None:
+    """The number of GPUs or MIG slices that a container requests."""
+    for side in ("limits", "requests"):
+        amounts = container.get("resources", side)
+        for name, amount in amounts.items() if amounts else ():
+            if _GPU.fullmatch(name) and (amount.scalar or "").isdecimal():
+                return int(amount.scalar or 0)
+    return None
+
+
+def start_limit(container: Node) -> TimeLimit | None:
+    """The time of the startup probe, or else of the liveness probe."""
+    startup, liveness = container.get("startupProbe"), container.get("livenessProbe")
+    for probe in (startup, liveness):
+        if probe is not None:
+            period = float_at(probe, "periodSeconds", 10.0)
+            seconds = float_at(probe, "initialDelaySeconds", 0.0) + period * float_at(probe, "failureThreshold", 3.0)
+            return TimeLimit(seconds, probe.source.place(probe.offset))
+    return None
+
+
+def float_at(node: Node, key: str, default: float) -> float:
+    try:
+        return float(node.text(key) or default)
+    except ValueError:
+        return default
+
+
+def _grace(container: Node, pod: Node) -> TimeLimit:
+    node = pod.get("terminationGracePeriodSeconds")
+    if node is None or node.scalar is None:
+        return TimeLimit(_GRACE_S, container.source.place(container.offset))
+    return TimeLimit(float_at(pod, "terminationGracePeriodSeconds", _GRACE_S), node.source.place(node.offset))

@@ -1,0 +1,352 @@
+"""Servers in Python source: command lines in lists and strings, and calls of LLM(...)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from legroom.deployments.markdown import START
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import read_shell, subjects_of
+from legroom.deployments.shell.simple_commands import SimpleCommand
+from legroom.deployments.source_text import Text
+from legroom.deployments.subjects import EngineCall, StartedServer, Subject
+from legroom.facts.flags import Flag, all_flag_names, flag_name, flags_of
+from legroom.facts.releases import Release, latest
+from legroom.vllm.args import Usage
+from legroom.vllm.flag_problems import explain_unknown, nearest_flags
+from legroom.vllm.flag_values import FIELDS
+from legroom.vllm.parse import FlagReader, ParsedArgs
+
+_WORTH_PARSING = re.compile(
+    r"vllm.*serve|vllm\.entrypoints|\bLLM\(|EngineArgs\(|\b(docker|podman)\b.*vllm|dynamo\.vllm", re.DOTALL
+)
+_ENGINES: dict[str, Usage] = {"LLM": "llm", "EngineArgs": "llm", "AsyncEngineArgs": "serve"}
+"""vLLM's engine classes, and whose defaults each of them has."""
+_NOT_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+_NOT_KNOWN = object()
+_UNKNOWN = "$value"
+"""Stands for a value that is known only when the program runs."""
+
+
+def python_subjects(source: Text) -> tuple[Subject, ...]:
+    """The servers that a program starts; none for a text that is not Python."""
+    if not _WORTH_PARSING.search(source.text):
+        return ()
+    try:
+        tree = parsed(source.text)
+        program = _Program(source, tree)
+        program.visit(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(program.subjects())
+
+
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a source, without Python's warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+class _Program(ast.NodeVisitor):
+    """The lists, scripts and engine calls of a program, by scope."""
+
+    def __init__(self, source: Text, tree: ast.Module) -> None:
+        self._source = source
+        self._lines = source.text.split("\n")
+        self._scope = 0
+        self._lists: dict[tuple[int, str], list[Word]] = {}
+        self._scripts: list[Text] = []
+        self._calls: list[StartedServer] = []
+        self.env: dict[str, Word] = {}
+        self._constants = dict(_constants(tree))
+        self._engines = _engine_names(tree)
+
+    def subjects(self) -> Iterator[Subject]:
+        place = self._source.place
+        servers: list[Subject] = []
+        for words in self._lists.values():
+            if words:
+                command = SimpleCommand(tuple(words), self.env)
+                started = subjects_of(self._source, command, "shell")
+                servers += [subject for subject in started if isinstance(subject, StartedServer)]
+        for script in self._scripts:
+            servers += read_shell(script, env=placed_env(self.env, place)).subjects
+        yield from servers
+        yield from (replace(server, env=self.env) for server in self._calls)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        outer, self._scope = self._scope, node.lineno
+        self.generic_visit(node)
+        self._scope = outer
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        """Skip a string that is a comment."""
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """`cmd = [...]` and `os.environ["NAME"] = "value"`."""
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and _is_list(node.value):
+            self._lists[self._scope, target.id] = list(self._words(node.value))
+        elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == "os.environ":
+            name = target.slice.value if isinstance(target.slice, ast.Constant) else ""
+            if isinstance(name, str) and name:
+                self.env[name] = Word(self._text(node.value), self._offset(node))
+        else:
+            self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        """`cmd += [...]`."""
+        if isinstance(node.target, ast.Name) and _is_list(node.value):
+            self._lists.setdefault((self._scope, node.target.id), []).extend(self._words(node.value))
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """`cmd.extend([...])`, `cmd.append(...)` and `LLM(...)`."""
+        called = node.func
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and node.args:
+            key = (self._scope, called.value.id)
+            if called.attr == "extend" and _is_list(node.args[0]) and key in self._lists:
+                self._lists[key].extend(self._words(node.args[0]))
+                return
+            if called.attr == "append" and key in self._lists:
+                self._lists[key].extend(self._word(node.args[0]))
+                return
+        if (name := self._engine(called)) is not None:
+            words, call = tuple(self._arguments(node)), EngineCall(name, *self._literals(node))
+            place = self._source.place
+            read_as = f"Python {name}(...)"
+            self._calls.append(
+                StartedServer("python", words, {}, place, place(words[0].offset), read_as=read_as, call=call)
+            )
+        self.generic_visit(node)
+
+    def _engine(self, called: ast.expr) -> str | None:
+        if isinstance(called, ast.Name):
+            return self._engines.get(called.id)
+        is_vllms = isinstance(called, ast.Attribute) and ast.unparse(called.value) in self._engines
+        return called.attr if isinstance(called, ast.Attribute) and is_vllms and called.attr in _ENGINES else None
+
+    def visit_List(self, node: ast.List) -> None:
+        """A command without a name."""
+        self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        """`["vllm", "serve"] + more`."""
+        if _is_list(node):
+            self._lists[self._scope, f" {len(self._lists)}"] = list(self._words(node))
+        else:
+            self.generic_visit(node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        """`env={"VLLM_NAME": "value"}`."""
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else None
+            if isinstance(name, str) and re.fullmatch(r"(VLLM|PYTORCH)_[A-Z_0-9]+", name):
+                self.env[name] = Word(self._text(value), self._offset(key or value))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """A whole command line in a string."""
+        if isinstance(node.value, str):
+            self._script(node, node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """A command line in an f-string."""
+        self._script(node, self._text(node))
+
+    def _script(self, node: ast.expr, text: str) -> None:
+        if START.match(text.lstrip()) and " -" in text:
+            at = self._source.place(self._offset(node))
+            self._scripts.append(Text(self._source.path, text, at.line, (at.column,)))
+
+    def _words(self, node: ast.expr) -> Iterator[Word]:
+        if isinstance(node, ast.BinOp):
+            yield from self._words(node.left)
+            yield from self._words(node.right)
+        elif isinstance(node, ast.List | ast.Tuple):
+            for item in node.elts:
+                yield from self._word(item)
+        elif isinstance(node, ast.Name) and (self._scope, node.id) in self._lists:
+            yield from self._lists[self._scope, node.id]
+
+    def _word(self, node: ast.expr) -> Iterator[Word]:
+        if isinstance(node, ast.Starred):
+            yield from self._words(node.value)
+            return
+        if isinstance(node, ast.IfExp):
+            yield from self._word(node.body)
+            if self._text(node.body).startswith("--") and self._text(node.orelse).startswith("--"):
+                yield from self._word(node.orelse)
+            return
+        text = self._text(node)
+        offset = self._offset(node) + isinstance(node, ast.Constant)
+        flag, space, value = text.partition(" ")
+        if space and flag.startswith("--") and flag_name(flag) in all_flag_names():
+            # Such a list is joined into one shell line.
+            yield from (Word(flag, offset, flag), Word(value.strip(), offset, value))
+        else:
+            yield Word(text, offset, text)
+
+    def _text(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self._text(part) for part in node.values)
+        if isinstance(node, ast.FormattedValue):
+            return self._text(node.value)
+        if isinstance(node, ast.Name):
+            value = self._constants.get(node.id)
+            return str(value) if isinstance(value, str | int | float) else _UNKNOWN
+        return _UNKNOWN
+
+    def _arguments(self, node: ast.Call) -> Iterator[Word]:
+        """The model and the keyword arguments as a `vllm serve` command."""
+        start = self._offset(node)
+        yield from (Word("vllm", start), Word("serve", start))
+        if node.args and not _is_left_out(node.args[0]):
+            yield from self._word(node.args[0])
+        for keyword in node.keywords:
+            offset = self._source.start_of(keyword.lineno - 1) + self._column(keyword.lineno, keyword.col_offset)
+            for name, value in self._given(keyword):
+                flag = flag_name(name)
+                if flag not in all_flag_names() and not nearest_flags(flag, latest()):
+                    continue  # an argument that is not a flag
+                words = [f"{flag}={_UNKNOWN}"] if value is _NOT_KNOWN else _flag_words(flag, value)
+                yield from (Word(text, offset) for text in words)
+
+    def _literals(self, node: ast.Call) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The arguments with literal values, and the names of the others."""
+        model = [ast.keyword("model", node.args[0])] if node.args and not _is_left_out(node.args[0]) else []
+        given = [pair for keyword in (*model, *node.keywords) for pair in self._given(keyword)]
+        values = {name: value for name, value in given if value is not _NOT_KNOWN}
+        return values, tuple(name for name, value in given if value is _NOT_KNOWN)
+
+    def _given(self, keyword: ast.keyword) -> list[tuple[str, Any]]:
+        """A keyword argument, or those of `**{...}`, with `_NOT_KNOWN` for values that are not literals."""
+        value = keyword.value
+        if isinstance(value, ast.Name) and value.id in self._constants:
+            literal = self._constants[value.id]
+        else:
+            try:
+                literal = ast.literal_eval(value)
+            except _NOT_LITERAL:
+                return [(keyword.arg or "**", _NOT_KNOWN)]
+        if keyword.arg is None and isinstance(literal, dict):
+            return [(str(name), inner) for name, inner in literal.items()]
+        return [(keyword.arg or "**", literal)]
+
+    def _offset(self, node: ast.expr | ast.stmt) -> int:
+        return self._source.start_of(node.lineno - 1) + self._column(node.lineno, node.col_offset)
+
+    def _column(self, line: int, byte_column: int) -> int:
+        return len(self._lines[line - 1].encode()[:byte_column].decode(errors="replace"))
+
+
+def _flag_words(flag: str, value: Any) -> list[str]:
+    if value is None or value is ... or (value is False and flag in all_flag_names()):
+        return []
+    if isinstance(value, bool):
+        return [flag]
+    if isinstance(value, Mapping):
+        return [flag, json.dumps(value, default=str)]
+    if isinstance(value, list | tuple):
+        return [flag, *(str(item) for item in value)] if value else []
+    return [flag, str(value)]
+
+
+def _is_left_out(node: ast.expr) -> bool:
+    """Whether an argument names no model: `LLM(...)`, `LLM(*args)`."""
+    return isinstance(node, ast.Starred) or (isinstance(node, ast.Constant) and node.value is ...)
+
+
+def _is_list(node: ast.expr) -> bool:
+    """Whether it is a list, or a sum of lists."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and (_is_list(node.left) or _is_list(node.right))
+    return isinstance(node, ast.List)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """The module-level names that are assigned a literal."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    try:
+                        yield target.id, ast.literal_eval(node.value)
+                    except _NOT_LITERAL:
+                        continue
+
+
+def _engine_names(tree: ast.Module) -> dict[str, str]:
+    """The names of vLLM and its engine classes in a source; a snippet without imports uses vLLM's own."""
+    names = {"vllm": "vllm", **{name: name for name in _ENGINES}}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            is_vllms = (node.module or "").partition(".")[0] == "vllm"
+            for alias in node.names:
+                if is_vllms and alias.name in _ENGINES:
+                    names[alias.asname or alias.name] = alias.name
+                elif not is_vllms:
+                    names.pop(alias.asname or alias.name, None)
+        elif isinstance(node, ast.Import):
+            names |= {alias.asname: "vllm" for alias in node.names if alias.name == "vllm" and alias.asname}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.pop(node.name, None)
+    return names
+
+
+def parse_call(call: EngineCall, release: Release) -> ParsedArgs:
+    """The literal arguments of a call, parsed for one release."""
+    reading = FlagReader(release, [])
+    table = {flag.dest: flag for flag in flags_of(release).values()}
+    for name, value in call.values.items():
+        if value is None:
+            continue
+        flag = table.get(name)
+        if flag is None:
+            reading.problems.append(explain_unknown(flag_name(name), release))
+        else:
+            _store_literal(reading, flag, value)
+    return ParsedArgs(reading.to_args(_ENGINES[call.name], {}), tuple(reading.problems))
+
+
+def _store_literal(reading: FlagReader, flag: Flag, value: Any) -> None:
+    kind = FIELDS.get(flag.dest, "")
+    if isinstance(value, str) and not kind.startswith("str") and flag.kind in ("int", "human", "float"):
+        reading.convert_and_store(flag, flag.dest, value)
+    elif kind.startswith("Mapping") and isinstance(value, int) and not isinstance(value, bool):
+        reading.store(flag, {"level": value})
+    elif _has_type(kind, value):
+        reading.store(flag, tuple(value) if isinstance(value, list) and kind.startswith("tuple") else value)
+    else:
+        reading.problem(flag.name, "bad_value", f"{flag.dest}={value!r} is not what {flag.name} takes")
+
+
+def _has_type(kind: str, value: Any) -> bool:
+    """Whether a literal has the type of a field."""
+    if not kind:
+        return isinstance(value, str | int | float | bool | list | tuple | dict)
+    if kind.startswith("bool"):
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind.startswith("float"):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind.startswith("Mapping"):
+        return isinstance(value, dict)
+    if kind.startswith("tuple"):
+        return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
+    return isinstance(value, str)

@@ -1,0 +1,137 @@
+"""Shell scripts: servers, containers, and every other command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.deployments.server_words import ASSIGNMENT, CONTAINER_TOOLS, SHELLS, basename, server_start
+from legroom.deployments.shell.lexer import TooManyWords, Word, placed_env
+from legroom.deployments.shell.simple_commands import SimpleCommand, commands
+from legroom.deployments.source_text import Text, Unread
+from legroom.deployments.subjects import (
+    FilePart,
+    InvokedCommand,
+    Runs,
+    StartedServer,
+    Subject,
+    TimeLimit,
+    change_servers,
+)
+
+if TYPE_CHECKING:
+    from legroom.deployments.launchers import LauncherCommand
+
+_RUNS_C = (*SHELLS, "su", "runuser")
+_TAKES_SCRIPT = ("eval", "ssh", "tmux", "screen", "watch")
+"""Commands that run a quoted word as a script without -c."""
+_PRINTING = ("echo", "printf", "logger", "grep", "pgrep", "pkill")
+"""Commands that only print or match `vllm serve`."""
+_WRAPPERS = ("sudo", "exec", "nohup", "command", "time")
+DOCKER_STOP_S = 10.0
+"""The default timeout of `docker stop`."""
+
+
+def read_shell(source: Text, runs: Runs = "shell", env: Mapping[str, Word] | None = None) -> FilePart:
+    """All commands and servers of a script."""
+    subjects: list[Subject] = []
+    unread = None
+    try:
+        for subject in script_subjects(source, runs, env or {}):
+            subjects.append(subject)
+    except TooManyWords as error:
+        unread = Unread(source.place(error.offset), error.message, error.hint)
+    return FilePart("shell", source, tuple(subjects), unread=unread)
+
+
+def script_subjects(source: Text, runs: Runs, env: Mapping[str, Word], depth: int = 0) -> Iterator[Subject]:
+    """The commands and servers of a script with the outer variables `env`."""
+    for command in commands(source, env):
+        yield from subjects_of(source, command.within(env), runs, depth)
+
+
+def subjects_of(source: Text, command: SimpleCommand, runs: Runs, depth: int = 0) -> Iterator[Subject]:
+    """The command itself, and the server that it starts."""
+    yield InvokedCommand(command.words, command.pipeline, source.place)
+    texts = command.texts()
+    name = next((basename(text) for text in texts if basename(text) not in _WRAPPERS), "")
+    if name in _PRINTING:
+        return
+    start = server_start(texts)
+    if start is not None and any(text.endswith(":") for text in texts[:start]):
+        return  # a line of a log
+    if start is not None and basename(texts[start]) in CONTAINER_TOOLS:
+        yield from _container(source, command, start, depth)
+    elif start is not None:
+        words = command.words[start:]
+        before = ((word, ASSIGNMENT.fullmatch(word.text)) for word in command.words[:start])  # `env A=1 vllm serve`
+        env = {**command.env, **{pair[1]: word.with_text(pair[2]) for word, pair in before if pair}}
+        yield StartedServer(runs, words, env, source.place, source.place(words[0].offset))
+    elif engine := _launched(command):
+        place = source.place(engine.words[0].offset)
+        yield StartedServer(runs, engine.words, command.env, source.place, place, launcher=engine.launcher)
+    elif depth < 4:
+        for i, word in enumerate(command.words):
+            behind_c = i > 0 and texts[i - 1].startswith("-") and texts[i - 1].endswith("c")
+            to_a_shell = behind_c and any(basename(text) in _RUNS_C for text in texts[: i - 1])
+            if " " in word.text.strip() and (to_a_shell or name in _TAKES_SCRIPT):
+                at = word.place or source.place(word.offset)
+                inner = Text(source.path, _inner_script(word), at.line, (at.column,))
+                yield from script_subjects(inner, runs, placed_env(command.env, source.place), depth + 1)
+
+
+def _launched(command: SimpleCommand) -> LauncherCommand | None:
+    if "-m" not in command.texts():
+        return None
+    from legroom.deployments.launchers import launcher_command  # not for a plain command line
+
+    return launcher_command(command.words)
+
+
+def _inner_script(word: Word) -> str:
+    """The script in a word; lines that come from a variable are joined, because they are not in this text."""
+    if word.text.count("\n") <= word.raw.count("\n"):
+        return word.text
+    return re.sub(r"\\\n", "  ", word.text).replace("\n", ";")
+
+
+def _container(source: Text, command: SimpleCommand, start: int, depth: int) -> Iterator[Subject]:
+    from legroom.deployments.container_images import container_run  # not for a plain command line
+
+    run = container_run(command.words[start:])
+    if run is None or not run.words:
+        return
+    texts = tuple(word.text for word in run.words)
+    if "vllm" not in f"{run.image} {' '.join(texts)}".lower():
+        return
+    env = {**{name: command.env[name] for name in run.inherited if name in command.env}, **run.env}
+    at = server_start(texts)
+    subjects: Iterable[Subject] = ()
+    if at is not None:
+        words = run.words[at:]
+        subjects = [StartedServer("docker", words, env, source.place, source.place(words[0].offset))]
+    elif depth < 4:
+        subjects = subjects_of(source, SimpleCommand(run.words, env, command.pipeline), "docker", depth + 1)
+    tool = command.words[start]
+    place, stop = source.place(tool.offset), run.stop_timeout
+    limit = (
+        TimeLimit(float(stop.text), source.place(stop.offset))
+        if stop and stop.text.isdigit()
+        else TimeLimit(DOCKER_STOP_S, place)
+    )
+    yield from change_servers(
+        subjects,
+        lambda server: replace(
+            server,
+            place=place,
+            image=run.image,
+            in_container=True,
+            shm=run.shm,
+            gpus=run.gpus,
+            stop_limit=limit,
+            memory_limit_bytes=run.memory_limit_bytes,
+            read_as=f"a {basename(tool.text)} run line",
+        ),
+    )

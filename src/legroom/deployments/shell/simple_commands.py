@@ -1,0 +1,380 @@
+"""Shell text as simple commands, with variables, arrays and functions expanded."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from legroom.deployments.server_words import ASSIGNMENT, expand
+from legroom.deployments.shell.lexer import LITERAL_DOLLAR, OPERATORS, TooManyWords, Word, logical_lines
+from legroom.deployments.source_text import Text
+from legroom.records import dataclass, field
+
+Simple = tuple[list[Word], list[Word]]
+"""The words of a simple command, and the words of its whole line."""
+LEADING = ("then", "do", "else", "if", "elif", "while", "until", "!", "time")
+"""Reserved words before a command."""
+_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
+_BRANCHES = (*LEADING, "for", "case", "select", "&&", "||")
+"""Words of a line whose commands may run several times or not at all."""
+
+
+class Function:
+    """A shell function whose commands are kept until it is called."""
+
+    def __init__(self) -> None:
+        """`knows_positions` is False where `$1` may be any argument: after `shift` in a loop, `getopts` or `set --`."""
+        self.body: list[Simple] = []
+        self.is_called = False
+        self.knows_positions = True
+        self._is_straight = True
+
+    def keep(self, words: list[Word], line: list[Word]) -> None:
+        self._is_straight = self._is_straight and not any(word.raw in _BRANCHES for word in line)
+        name = words[0].text
+        sets = name == "getopts" or (name == "set" and any(word.text == "--" for word in words))
+        if sets or (name == "shift" and not self._is_straight):
+            self.knows_positions = False
+        self.body.append((words, line))
+
+
+class Functions:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Function] = {}
+        self._every: list[Function] = []
+        self._announced = ""
+        self._open: Function | None = None
+        self._depth = 0
+
+    def outside(self, words: list[Word], line: list[Word]) -> list[Word]:
+        """The words of a command outside of functions; the others are kept for calls."""
+        name, words = _defined(words)
+        if self._open is None:
+            self._announced = name or self._announced
+            if not self._announced or not words:
+                return words
+            name, self._announced = self._announced, ""
+            if words[0].text != "{":
+                return words  # a body in parentheses, or none
+            self._open = self.by_name[name] = Function()
+            self._every.append(self._open)
+        self._keep(words, line)
+        return []
+
+    def _keep(self, words: list[Word], line: list[Word]) -> None:
+        assert self._open is not None
+        while words and words[0].text in ("{", *LEADING):
+            self._depth += words[0].text == "{"
+            words = words[1:]
+        if words and words[0].text == "}":
+            self._depth -= 1
+            if self._depth == 0:
+                self._open = None
+        elif words:
+            self._open.keep(words, line)
+
+    def uncalled_commands(self) -> Iterator[Simple]:
+        for function in self._every:
+            if not function.is_called:
+                yield from function.body
+
+
+def joined_names(line: list[Word]) -> list[Word]:
+    """The line with `name ( )` of a function definition as one word."""
+    joined: list[Word] = []
+    i = 0
+    while i < len(line):
+        word = line[i]
+        is_defined = [bracket.raw for bracket in line[i + 1 : i + 3]] == ["(", ")"] and _NAME.fullmatch(word.raw)
+        joined.append(Word(word.text + "()", word.offset, word.raw + "()") if is_defined else word)
+        i += 3 if is_defined else 1
+    return joined
+
+
+def _defined(words: list[Word]) -> tuple[str, list[Word]]:
+    """The name of a function that is defined here, and the words after it."""
+    if words[0].text == "function" and len(words) > 1:
+        return words[1].text.removesuffix("()"), words[2:]
+    if words[0].raw.endswith("()"):
+        return words[0].text.removesuffix("()"), words[1:]
+    return "", words
+
+
+_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\](?::(\d+)(?::(\d+))?)?\}")
+"""`${NAME[@]}`, and a slice of it."""
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*](?::(\d+)(?::(\d+))?)?\})")
+"""`$@`, and a slice of it."""
+_ARRAY_START = re.compile(r"(\w+)\+?=\(")
+_DECLARES = ("export", "declare", "readonly", "local", "typeset")
+_BARE_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_ALTERNATIVE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?:?\+(.*)\}", re.DOTALL)
+"""`${NAME:+--flag}`: used if NAME is set."""
+_APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.DOTALL)
+_PLACEHOLDERS = ("...", "…")
+_VALUE_OF_FLAG = re.compile(r"""(--[\w-]+[ =]+["']?)\$(\{(\w+)\}|(\w+))""")
+"""`--quantization $QUANTIZATION` inside a longer text."""
+_MAX_DEPTH = 8
+"""Nested calls and expansions; with the limits below it bounds the work for a script that calls or doubles itself."""
+_MAX_PIECES = 1_000
+_MAX_CALLED_COMMANDS = 2_000
+_MAX_VALUE_CHARS = 100_000
+
+
+@dataclass(frozen=True)
+class SimpleCommand:
+    """One simple command with its environment."""
+
+    words: tuple[Word, ...]
+    env: Mapping[str, Word] = field(default_factory=dict)
+    """Variables that are exported before it or assigned in front of it."""
+    pipeline: str = ""
+    """The whole line as written."""
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(word.text for word in self.words)
+
+    def within(self, env: Mapping[str, Word]) -> SimpleCommand:
+        """The same command with variables of the surrounding text."""
+        return SimpleCommand(self.words, {**env, **self.env}, self.pipeline)
+
+    def moved(self, offset: int, env: Mapping[str, Word]) -> SimpleCommand:
+        """The same command of a text that begins at `offset` of a longer one."""
+        words = tuple(Word(word.text, word.offset + offset, word.raw, word.place, word.is_open) for word in self.words)
+        return SimpleCommand(words, env, self.pipeline)
+
+
+def commands(source: Text, env: Mapping[str, Word] | None = None) -> Iterator[SimpleCommand]:
+    """Every simple command, with variables replaced where the text itself or `env` sets them."""
+    state = _ScriptState()
+    for name, value in (env or {}).items():
+        state.set(name, value)
+        state.pieces[name] = [value]
+    cut: TooManyWords | None = None
+    try:
+        for line in logical_lines(source.text):
+            for words in _split_commands(joined_names(line)):
+                yield from _take(state.functions.outside(words, line), line, state)
+    except TooManyWords as error:
+        cut = error
+    for words, line in state.functions.uncalled_commands():
+        yield from _take(words, line, state)
+    if cut is not None:
+        raise cut
+
+
+class _ScriptState:
+    """Variables, arrays and functions of a script up to the current line."""
+
+    def __init__(self) -> None:
+        """`pieces` are the parts that `NAME+=" ..."` added to a variable, each at its place; `positions` the names of
+        the current positional parameters; `calls` the depth of function calls; `called` the commands run by calls."""
+        self.values: dict[str, Word] = {}
+        self.texts: dict[str, str] = {}
+        self.exported: dict[str, Word] = {}
+        self.arrays: dict[str, list[Word]] = {}
+        self.pieces: dict[str, list[Word]] = {}
+        self.positions: tuple[str, ...] = ()
+        self.functions = Functions()
+        self.calls = self.called = 0
+
+    def set(self, name: str, value: Word) -> None:
+        self.values[name], self.texts[name] = value, value.text
+
+
+def _take(words: list[Word], line: list[Word], state: _ScriptState) -> Iterator[SimpleCommand]:
+    raw = " ".join(word.raw for word in line)
+    while words and (words[0].text in LEADING or words[0].text == "{"):
+        words = words[1:]
+    start = 0
+    while start < len(words) and (words[start].text in _DECLARES or (start and words[start].text.startswith("-"))):
+        start += 1
+    if start < len(words) and (array := _ARRAY_START.fullmatch(words[start].text)):
+        inner = list(_expanded([word for word in words[start + 1 :] if word.text != ")"], state))
+        longer = state.arrays.get(array[1], []) + inner if "+=" in words[start].text else inner
+        state.arrays[array[1]] = longer[:_MAX_PIECES]
+        return
+    words = list(_expanded(words, state))
+    count = 0
+    while count < len(words) and (ASSIGNMENT.fullmatch(words[count].text) or _APPENDED.fullmatch(words[count].text)):
+        count += 1
+    own, rest = words[:count], words[count:]
+    exports = bool(rest) and rest[0].text in _DECLARES
+    if not rest or exports:
+        for word in (*own, *rest[1:]):
+            _assign(word, state, exported=exports)
+        return
+    if rest[0].text == "shift" and "@" in state.arrays:
+        _set_arguments(state, _shifted(state.arrays["@"], rest[1].text if len(rest) > 1 else "1"))
+    given = dict(_assignment(word) for word in own)
+    env = {name: _final(word) for name, word in {**state.exported, **given}.items()}
+    yield SimpleCommand(tuple(_final(word) for word in rest), env, raw)
+    function = state.functions.by_name.get(rest[0].text)
+    if function is not None and state.calls < _MAX_DEPTH and state.called < _MAX_CALLED_COMMANDS:
+        yield from _call(function, rest[1:], given, state)
+
+
+def _call(
+    function: Function, given: list[Word], env: Mapping[str, Word], state: _ScriptState
+) -> Iterator[SimpleCommand]:
+    """The commands of a function with the arguments and variables of a call."""
+    function.is_called = True
+    outer, outer_env = state.arrays.get("@"), {name: state.exported.get(name) for name in env}
+    _set_arguments(state, given if function.knows_positions else None)
+    state.exported.update(env)
+    state.calls += 1
+    for words, line in function.body:
+        state.called += 1
+        yield from _take(words, line, state)
+    state.calls -= 1
+    _set_arguments(state, outer)
+    for name, word in outer_env.items():
+        state.exported.pop(name, None)
+        if word is not None:
+            state.exported[name] = word
+
+
+def _set_arguments(state: _ScriptState, given: list[Word] | None) -> None:
+    """Set `$1`, `$2` ... and `$@`; None where they are not known."""
+    for name in state.positions:
+        del state.values[name], state.texts[name]
+    positions = _positions(given or [])
+    state.positions = tuple(positions)
+    for name, word in positions.items():
+        state.set(name, word)
+        state.pieces[name] = [word]
+    state.arrays.pop("@", None)
+    if given is not None:
+        state.arrays["@"] = given
+
+
+def _positions(given: list[Word]) -> dict[str, Word]:
+    """`$1`, `$2` ... up to a word that may expand to several or none."""
+    positions: dict[str, Word] = {}
+    for number, word in enumerate(given, 1):
+        is_single = word.raw.startswith(('"', "'")) and "@" not in word.text
+        if not is_single and ("$" in word.text or "`" in word.text):
+            break
+        positions[str(number)] = word
+    return positions
+
+
+def _shifted(given: list[Word], count: str) -> list[Word] | None:
+    """The arguments after `shift`; None where it is not known which words it removes."""
+    return given[int(count) :] if count in map(str, range(len(_positions(given)) + 1)) else None
+
+
+def _assignment(word: Word) -> tuple[str, Word]:
+    name, _, value = word.text.partition("=")
+    return name.removesuffix("+"), Word(value, word.offset, word.raw)
+
+
+def _assign(word: Word, state: _ScriptState, *, exported: bool) -> None:
+    if ASSIGNMENT.fullmatch(word.text):
+        name, value = _assignment(word)
+        state.pieces[name] = [value]
+    elif added := _APPENDED.fullmatch(word.text):
+        name, value = _assignment(word)
+        before = state.values.get(name, Word("", word.offset))
+        state.pieces[name] = [*state.pieces.get(name, []), value][:_MAX_PIECES]
+        if not added[2][:1].isspace() and not before.text[-1:].isspace():
+            state.pieces[name] = [before.with_text(before.text + value.text)]
+        value = before.with_text(before.text + value.text)
+    else:
+        if exported and word.text in state.values:
+            state.exported[word.text] = state.values[word.text]
+        return
+    if len(value.text) <= _MAX_VALUE_CHARS:
+        state.set(name, value)
+        if exported or name in state.exported:
+            state.exported[name] = value
+
+
+def _expanded(words: list[Word], state: _ScriptState, depth: int = 0) -> Iterator[Word]:
+    texts = state.texts
+    for word in words:
+        if word.text in _PLACEHOLDERS:
+            continue
+        array = _ARRAY.fullmatch(word.text)
+        if array and array[1] in state.arrays:
+            first, count = int(array[2] or 0), int(array[3]) if array[3] else None
+            for inner in state.arrays[array[1]][first:][:count]:
+                yield inner.with_text(expand(inner.text, texts))
+            continue
+        given = _ARGUMENTS.fullmatch(word.text)
+        if given and "@" in state.arrays:
+            first, count = int(given[1] or 1), int(given[2]) if given[2] else None
+            yield from state.arrays["@"][max(first - 1, 0) :][:count]
+            continue
+        alternative = _ALTERNATIVE.fullmatch(word.text)
+        if alternative and depth < _MAX_DEPTH:
+            inner_words = [Word(part, word.offset, part) for part in _parts(alternative[2])]
+            if texts.get(alternative[1]) != "":
+                yield from _expanded(inner_words, state, depth + 1)
+            continue
+        bare = _BARE_VARIABLE.fullmatch(word.raw)
+        name = bare[1] or bare[2] if bare else ""
+        value = state.values.get(name)
+        splits = value is not None and any(character.isspace() for character in value.text)
+        if value is not None and splits and "$(" not in value.text and "`" not in value.text:
+            for piece in state.pieces[name]:
+                yield from (Word(part, piece.offset, part, piece.place) for part in _split_value(piece.text))
+        else:
+            yield word.with_text(expand(_keep_empty_variables(word.text, texts), texts))
+
+
+def _keep_empty_variables(text: str, texts: Mapping[str, str]) -> str:
+    """Keep variables with an empty default: scripts add the flag only where the variable is set."""
+
+    def value(variable: re.Match[str]) -> str:
+        is_empty = texts.get(variable[3] or variable[4]) == ""
+        return f"{variable[1]}{LITERAL_DOLLAR}{variable[2]}" if is_empty else variable[0]
+
+    return _VALUE_OF_FLAG.sub(value, text) if "--" in text and "$" in text else text
+
+
+def _final(word: Word) -> Word:
+    return word.with_text(word.text.replace(LITERAL_DOLLAR, "$")) if LITERAL_DOLLAR in word.text else word
+
+
+def _end(word: Word) -> int:
+    return word.offset + len(word.raw)
+
+
+def _split_value(text: str) -> list[str]:
+    """The words of an unquoted variable. The shell keeps quotes inside the value, so JSON stays JSON; single quotes are
+    for `eval`."""
+    return _parts(text) if "'" in text or '{"' not in text else text.split()
+
+
+def _parts(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _split_commands(line: list[Word]) -> Iterator[list[Word]]:
+    """Split a line at operators, without redirections and their targets."""
+    current: list[Word] = []
+    skip = in_array = False
+    for word in line:
+        if in_array:
+            current.append(word)
+            in_array = word.raw != ")"
+            continue
+        if skip:
+            skip = False
+        elif word.raw and set(word.raw) <= set(OPERATORS):
+            if "<" in word.raw or ">" in word.raw:
+                if current and current[-1].raw.isdigit() and _end(current[-1]) == word.offset:
+                    current.pop()  # `2>`; in `--port 8000 > x.log` the number is an argument
+                skip = not word.raw.endswith("&") or word.raw == ">&"
+            elif current:
+                yield current
+                current = []
+        else:
+            current.append(word)
+            in_array = word.raw.endswith("=(")
+    if current:
+        yield current

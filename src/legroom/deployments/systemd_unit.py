@@ -1,0 +1,85 @@
+"""systemd units: their commands, environment and time limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from legroom.deployments.shell.lexer import Word, placed_env
+from legroom.deployments.shell.shell_script import subjects_of
+from legroom.deployments.shell.simple_commands import commands
+from legroom.deployments.source_text import Text, without_comment_lines
+from legroom.deployments.subjects import StartedServer, Subject, TimeLimit, Unit, change_servers
+from legroom.errors import LegroomError
+
+_SETTING = re.compile(
+    r"^(?P<key>[A-Za-z]+)[ \t]*=[ \t]*(?P<value>(?:[^\n]*\\\r?\n(?:[ \t]*[#;][^\n]*\n)*)*+[^\n]*)$", re.MULTILINE
+)
+"""systemd ignores comments between continued lines."""
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|sec|seconds?|m|min|minutes?|h|hr|hours?|d|days?)?")
+_SECONDS = {"u": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DEFAULT_TIMEOUT_S = 90.0
+"""systemd's default of TimeoutStartSec and TimeoutStopSec."""
+
+
+def unit_subjects(source: Text) -> Iterator[Subject]:
+    settings: dict[str, Word] = {}
+    lines: list[tuple[str, Word]] = []
+    env: dict[str, Word] = {}
+    for setting in _SETTING.finditer(source.text):
+        value = without_comment_lines(setting["value"], "#;")
+        word = Word(value, setting.start("value"), value)
+        settings[setting["key"]] = Word(value.strip(), setting.start("key"), setting[0])
+        if setting["key"] == "Environment":
+            for pair in re.finditer(r"\"(\w+)=([^\"]*)\"|'(\w+)=([^']*)'|(\w+)=(\S*)", value):
+                name, given = next((pair[i], pair[i + 1]) for i in (1, 3, 5) if pair[i])
+                env[name] = Word(given, setting.start("value") + pair.start(), pair[0])
+        elif setting["key"].startswith("Exec"):
+            lines.append((setting["key"], word))
+    if "ExecStart" not in settings:
+        raise LegroomError("is a unit without ExecStart: it starts nothing", "pass the .service file of the server")
+    yield Unit(settings, source.place)
+    for key, word in lines:
+        yield from _commands(source, key, word, env, settings)
+
+
+def _commands(source: Text, key: str, word: Word, env: dict[str, Word], settings: dict[str, Word]) -> Iterator[Subject]:
+    text = word.text
+    lead = len(text) - len(text.lstrip("-@:+!"))
+    # `$$` and `%%` are escapes, not shell syntax.
+    blanked = " " * lead + text[lead:].replace("$$", "$ ").replace("%%", "% ")
+    for command in commands(Text(source.path, blanked), placed_env(env, source.place)):
+        yield from change_servers(
+            subjects_of(source, command.moved(word.offset, env), "systemd"),
+            lambda server: _limited(source, server, settings) if key == "ExecStart" else server,
+        )
+
+
+def _limited(source: Text, server: StartedServer, settings: dict[str, Word]) -> StartedServer:
+    # The start timeout applies only to units that wait: Type=exec and simple start at once.
+    waits = "ExecStartPost" in settings or settings.get("Type", Word("", 0)).text in ("notify", "oneshot", "forking")
+    start = _limit(source, settings, "TimeoutStartSec", server) if waits else None
+    stop = _limit(source, settings, "TimeoutStopSec", server)
+    return replace(server, start_limit=start, stop_limit=stop, read_as="a systemd unit")
+
+
+def _limit(source: Text, settings: dict[str, Word], key: str, server: StartedServer) -> TimeLimit | None:
+    word = settings.get(key) or settings.get("TimeoutSec")
+    if word is None:
+        return TimeLimit(_DEFAULT_TIMEOUT_S, server.place)
+    seconds = seconds_of_span(word.text)
+    return TimeLimit(seconds, source.place(word.offset)) if seconds else None
+
+
+def seconds_of_span(text: str) -> float | None:
+    """The seconds of `90` or `5min 20s`; None for `infinity` and other texts."""
+    spans = list(_SPAN.finditer(text.strip()))
+    if not spans or text.strip().lower().startswith("inf"):
+        return None
+    total = 0.0
+    for part in spans:
+        unit = part[2] or "s"
+        key = "ms" if unit == "ms" else "u" if unit == "us" else unit[0]
+        total += float(part[1]) * _SECONDS[key]
+    return total

@@ -1,0 +1,222 @@
+"""The catalog's files as `Entry` objects: legroom's own entries, the records this user imported, and their checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.explain.entry import (
+    Entry,
+    EntryDeadEnd,
+    Example,
+    ExampleFigure,
+    Localized,
+    Signature,
+    Story,
+    Thread,
+    Version,
+    Workaround,
+)
+
+_FOLDER = Path(__file__).parents[1] / "catalog"
+_BUILD_ERRORS = (KeyError, TypeError, AttributeError, ValueError)
+
+
+def bundled_documents() -> dict[str, Any]:
+    """Every entry file by its name."""
+    paths = sorted((_FOLDER / "entries").glob("*.json"))
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@cache
+def json_schema(name: str) -> Mapping[str, Any]:
+    """`schema.json` of an entry, or `record.schema.json` of an exported record."""
+    schema: Mapping[str, Any] = json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return schema
+
+
+@cache
+def bundled() -> tuple[Entry, ...]:
+    """legroom's own entries, by id."""
+    return tuple(entry_of(document) for document in bundled_documents().values())
+
+
+def entries() -> tuple[Entry, ...]:
+    """legroom's own entries, then what this user imported."""
+    from legroom.explain.deadends import imported  # a run's diagnosis does without
+
+    return (*bundled(), *imported())
+
+
+def entry(name: str) -> Entry:
+    """The entry with this id, in upper or lower case; the error for an unknown id names the nearest ones."""
+    wanted = name.strip().lower()
+    every = entries()
+    for known in every:
+        if known.id.lower() == wanted:
+            return known
+    raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
+
+
+def entries_of(label: str) -> tuple[Entry, ...]:
+    """The entries of one cause label, the general one first."""
+    every = entries()
+    own = [known for known in every if known.label == label]
+    return (*own, *(known for known in every if label in known.also))
+
+
+def best_entry(label: str, message_ids: frozenset[str], default: str) -> Entry:
+    """Of a label's entries, the one whose signatures contain most of these messages; `default` where none does."""
+    candidates = entries_of(label)
+    scored = [
+        (
+            len(message_ids & {name for signature in candidate.signatures for name in signature.messages}),
+            candidate.id == default,
+        )
+        for candidate in candidates
+    ]
+    if not candidates or not any(hits for hits, _ in scored):
+        return entry(default)
+    return max(zip(scored, candidates, strict=True), key=lambda pair: pair[0])[1]
+
+
+def entry_of(document: Mapping[str, Any]) -> Entry:
+    """One entry file as an object."""
+    transitions = document["transitions"]
+    documentation = document["documentation"] or {"url": None, "section": None}
+    return Entry(
+        id=document["id"],
+        label=document["label"],
+        phase=document["phase"],
+        title=_text(document["title"]),
+        signatures=tuple(
+            Signature(_text(item["text"]), item["pattern"], item["example"], tuple(item["messages"]))
+            for item in document["signatures"]
+        ),
+        domain=document["domain"],
+        category=document["category"],
+        subcategory=document["subcategory"],
+        cause_type=document["root_cause"]["type"],
+        cause=_text(document["root_cause"]),
+        versions=tuple(Version(**item) for item in document["versions"]),
+        os_specific=document["os_specific"],
+        dead_ends=tuple(
+            EntryDeadEnd(
+                _text(item["action"]), _text(item["why_fails"]), _text(item["condition"]), item["kind"], item["myth"]
+            )
+            for item in document["dead_ends"]
+        ),
+        workarounds=tuple(
+            Workaround(_text(item["action"]), _text(item["how"]), _text(item["condition"]), item["kind"])
+            for item in document["workarounds"]
+        ),
+        leads_to=tuple(transitions["leads_to"]),
+        preceded_by=tuple(transitions["preceded_by"]),
+        confused_with=tuple(transitions["confused_with"]),
+        documentation=documentation["url"],
+        documentation_section=documentation["section"],
+        error_code=document["error_code"],
+        resolvable=document["resolvable"],
+        threads=tuple(
+            Thread(item["thread"], item["seen"], item["confirmed"], tuple(item["worked"]), tuple(item["failed"]))
+            for item in document["evidence"]
+        ),
+        updated=document["updated"],
+        tags=tuple(document["tags"]),
+        aliases=tuple(document["aliases"]),
+        also=tuple(document["also"]),
+        story=_story(document["story"]),
+        example=_example(document["example"]),
+    )
+
+
+def _text(value: Mapping[str, str]) -> Localized:
+    return Localized(value["en"], value["zh"])
+
+
+def _story(document: Mapping[str, Any]) -> Story:
+    return Story(
+        what=_text(document["what"]),
+        why=_text(document["why"]),
+        arithmetic=_text(document["arithmetic"]) if document["arithmetic"] else None,
+        verify=_text(document["verify"]),
+        otherwise=_text(document["otherwise"]),
+    )
+
+
+def _example(document: Mapping[str, Any] | None) -> Example | None:
+    if document is None:
+        return None
+    figures = {name: ExampleFigure(item["value"], item["formula"]) for name, item in document["figures"].items()}
+    return Example(_text(document["text"]), figures, document["plan"])
+
+
+def catalog_problems(documents: Mapping[str, Any] | None = None) -> list[str]:
+    """What is wrong with the entry files, each with its file name; empty where nothing is."""
+    documents = bundled_documents() if documents is None else documents
+    problems = {name: document_problems(document, "schema.json", entry_of) for name, document in documents.items()}
+    valid = {name: document for name, document in documents.items() if not problems[name]}
+    ids = {document["id"] for document in valid.values()}
+    for name, document in valid.items():
+        problems[name] = [*_reference_problems(name, document, ids), *_signature_problems(document)]
+    return [f"{name}: {problem}" for name, found in problems.items() for problem in found]
+
+
+def document_problems(document: Any, schema: str, build: Callable[[Any], Entry]) -> list[str]:
+    """What the schema refuses, each with its place; where jsonschema is not installed, why no entry can be built."""
+    try:
+        import jsonschema
+    except ImportError:
+        try:
+            build(document)
+        except _BUILD_ERRORS as error:
+            return [f"$: no entry can be built from it: {type(error).__name__}: {error}"]
+        return []
+    errors = jsonschema.Draft202012Validator(json_schema(schema)).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in errors]
+
+
+def _reference_problems(name: str, document: Mapping[str, Any], ids: set[str]) -> Iterator[str]:
+    if name != f"{document['id']}.json":
+        yield f"holds the entry {document['id']}"
+    for kind, others in document["transitions"].items():
+        yield from (f"{kind} names {other}, which is not in the catalog" for other in others if other not in ids)
+        if document["id"] in others:
+            yield f"{kind} names itself"
+    example = document["example"] or {"text": {}, "figures": {}}
+    for text in example["text"].values():
+        yield from (
+            f"the example names no figure {figure!r}" for figure in example["figures"] if f"{{{figure}}}" not in text
+        )
+
+
+def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
+    from legroom.facts.log_messages import message_patterns  # reading the catalog does without
+    from legroom.regex import compiled, pattern_error
+
+    known = {message.id for message in message_patterns()}
+    for signature in document["signatures"]:
+        error = pattern_error(signature["pattern"])
+        if error:
+            yield f"the pattern {signature['pattern']!r} is not RE2: {error}"
+        elif not compiled(signature["pattern"]).search(signature["example"]):
+            yield f"the pattern {signature['pattern']!r} does not match its own example"
+        yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
+
+
+def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
+    import difflib  # only on the way to an error message
+
+    names = {known.id.lower(): known for known in every}
+    if wanted.removeprefix("lr").isdigit() and len(wanted) <= 12:
+        number = int(wanted.removeprefix("lr"))
+        close = sorted((name for name in names if name[2:].isdigit()), key=lambda name: abs(int(name[2:]) - number))[:3]
+    else:
+        close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    if not close:
+        return "legroom explain --list shows every entry, --search WORDS finds one"
+    return "did you mean " + ", ".join(f"{names[name].id} ({names[name].title.en})" for name in close) + "?"

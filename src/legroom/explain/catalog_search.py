@@ -1,0 +1,127 @@
+"""Finding entries: by words in English or Chinese, by a label or alias, or by a pasted line of a log."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from legroom.explain.entry import Entry
+from legroom.memo import Memo
+from legroom.records import dataclass
+
+_WORD = re.compile(r"[a-z0-9]+|[一-鿿]+")
+_STEM_LENGTH = 4
+_LONGEST_LINE = 4000
+_EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An entry that was found, and how well it fits."""
+
+    entry: Entry
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """What every search in the same entries needs."""
+
+    pages: tuple[Counter[str], ...]
+    """The words of each entry with their weights."""
+    rarity: Mapping[str, float]
+    by_stem: Mapping[str, list[str]]
+    """Words by their first letters."""
+
+
+_INDEXES: Memo[_Index] = Memo(most=4)
+
+
+def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
+    """The entries that fit best, the best first."""
+    index = _INDEXES.get(tuple(entries), (), lambda: _index(entries))
+    wanted = {term: _similar(term, index) for term in terms(query)}
+    hits = []
+    for entry, page in zip(entries, index.pages, strict=True):
+        words = sum(_match(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
+        score = words + _by_name(query, entry) + (_LINE_MATCH if _says(query, entry) else 0.0)
+        if score > 0:
+            hits.append(Hit(entry, round(score, 2)))
+    return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
+
+
+def _index(entries: Sequence[Entry]) -> _Index:
+    pages = tuple(_weighted_terms(entry) for entry in entries)
+    seen = Counter(term for page in pages for term in page)
+    by_stem: dict[str, list[str]] = {}
+    for term in seen:
+        if len(term) >= _STEM_LENGTH:
+            by_stem.setdefault(term[:_STEM_LENGTH], []).append(term)
+    return _Index(pages, {term: math.log(1 + len(pages) / times) for term, times in seen.items()}, by_stem)
+
+
+def terms(text: str) -> list[str]:
+    """Words of Latin script, and pairs of neighbouring Chinese characters (single ones where alone)."""
+    words: list[str] = []
+    for word in _WORD.findall(text.lower().replace("_", " ")):
+        if word[0] < "一" or len(word) == 1:
+            words.append(word)
+        else:
+            words += [word[i : i + 2] for i in range(len(word) - 1)]
+    return list(dict.fromkeys(words))
+
+
+def _weighted_terms(entry: Entry) -> Counter[str]:
+    fields: list[tuple[float, Iterable[str]]] = [
+        (8.0, (entry.title.en, entry.title.zh, entry.label)),
+        (7.0, entry.aliases),
+        (6.0, (text for s in entry.signatures for text in (s.text.en, s.text.zh, s.example, s.pattern))),
+        (5.0, entry.tags),
+        (3.0, (entry.cause.en, entry.cause.zh)),
+        (2.0, (text for d in entry.dead_ends for text in (d.action.en, d.action.zh))),
+        (2.0, (text for w in entry.workarounds for text in (w.action.en, w.action.zh, w.how.en))),
+        (1.0, (d.why_fails.en for d in entry.dead_ends)),
+        (1.0, _story_texts(entry)),
+    ]
+    page: Counter[str] = Counter()
+    for weight, texts in fields:
+        for term in {term for text in texts for term in terms(text)}:
+            page[term] = max(page[term], weight)  # type: ignore[assignment]
+    return page
+
+
+def _story_texts(entry: Entry) -> list[str]:
+    if entry.story is None:
+        return []
+    parts = (entry.story.what, entry.story.why, entry.story.arithmetic)
+    return [text for part in parts if part for text in (part.en, part.zh)]
+
+
+def _similar(term: str, index: _Index) -> list[str]:
+    """Words of the catalog that begin with the term, or that the term begins with."""
+    words = index.by_stem.get(term[:_STEM_LENGTH], ())
+    return [word for word in words if word.startswith(term) or term.startswith(word)]
+
+
+def _match(term: str, similar: Sequence[str], page: Counter[str]) -> float:
+    if term in page:
+        return float(page[term])
+    return max((page[word] / 2 for word in similar if word in page), default=0)
+
+
+def _by_name(query: str, entry: Entry) -> float:
+    asked = " ".join(query.lower().replace("_", " ").split())
+    names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
+    if asked in names:
+        return _EXACT_NAME
+    return _NAME_INSIDE if len(asked) >= _STEM_LENGTH and any(asked in name for name in names) else 0.0
+
+
+def _says(line: str, entry: Entry) -> bool:
+    if len(line) < 12:
+        return False
+    from legroom.regex import compiled  # a listing does without
+
+    return any(compiled(signature.pattern).search(line[:_LONGEST_LINE]) for signature in entry.signatures)

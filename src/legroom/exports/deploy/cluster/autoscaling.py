@@ -1,0 +1,150 @@
+"""Autoscaling: KEDA's ScaledObject, or a HorizontalPodAutoscaler with rules of prometheus-adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports.deploy.cluster.pod import metadata
+from legroom.exports.deploy.cluster.pod_groups import group_name
+from legroom.exports.deploy.yaml_text import Commented, manifest
+from legroom.exports.prometheus.measures import Measures, grouped
+from legroom.planning.autoscaling_policy import SYNC_S, ScalingPolicy, scaling_policy
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
+    from legroom.exports.deploy.cluster.nodes import NodeSpread
+    from legroom.exports.deploy.exported_server import ExportedServer
+
+_KV_NAME, _WAITING_NAME = "vllm_kv_use", "vllm_waiting_requests"
+"""Metric names of the adapter; Kubernetes allows no colon."""
+
+
+def policy_of(server: ExportedServer, settings: ClusterSettings) -> ScalingPolicy:
+    """The scaling thresholds of the plan and the start time. Pods with their own volume download at every start."""
+    start_s = server.times.expected_s - (0.0 if settings.own_volumes else server.times.download_s)
+    at_once = server.plan.kv.max_concurrency * server.plan.engines
+    return scaling_policy(settings.replicas, settings.most_replicas, start_s, at_once)
+
+
+def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+    yield f"How it scales: {policy_of(server, settings).sentence()}"
+    tried = f"legroom simulate TRACE --model {server.model} --autoscale {settings.most_replicas}"
+    yield f"Try it on a trace of your own: {tried}"
+    if settings.scaler == "hpa":
+        yield f"Its metrics come from prometheus-adapter: helm values in {server.name}-adapter-values.yaml."
+
+
+def queries(server: ExportedServer, settings: ClusterSettings) -> tuple[str, str]:
+    """The queries of waiting requests and KV use, summed over replicas; the scaler divides by their number."""
+    where = [f'model_name="{server.served_name}"']
+    if settings.namespace:
+        where.append(f'namespace="{settings.namespace}"')
+    measures = Measures(server.release, ", ".join(where), "by (namespace, pod, instance)")
+    waiting, use = measures.queued(), measures.value("kv_use", "max")
+    return f"sum({grouped(waiting)})", f"sum({grouped(use)})"
+
+
+def scaler(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    policy = policy_of(server, settings)
+    return (_hpa if settings.scaler == "hpa" else _keda)(server, settings, policy, _target(server, over))
+
+
+def _target(server: ExportedServer, over: NodeSpread) -> dict[str, str]:
+    if over.nodes > 1:
+        return {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": group_name(server)}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": server.name}
+
+
+def _keda(
+    server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
+) -> dict[str, Any]:
+    waiting, use = queries(server, settings)
+    spec = {
+        "scaleTargetRef": target,
+        "pollingInterval": SYNC_S,
+        "minReplicaCount": policy.least,
+        "maxReplicaCount": policy.most,
+        "fallback": Commented(
+            "Without answers from Prometheus nothing is changed.",
+            {"failureThreshold": 3, "replicas": policy.least, "behavior": "currentReplicasIfHigher"},
+        ),
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(policy)}},
+        "triggers": [
+            Commented(policy.sentence(), _trigger("waiting", waiting, str(policy.waiting_target), settings)),
+            _trigger("kv-use", use, f"{policy.kv_target_ratio:g}", settings),
+        ],
+    }
+    return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(server, settings), spec)
+
+
+def _trigger(name: str, query: str, threshold: str, settings: ClusterSettings) -> dict[str, Any]:
+    no_answer = Commented("No series is no answer, not a load of 0.", "false")
+    about = {
+        "serverAddress": settings.prometheus_url,
+        "query": query,
+        "threshold": threshold,
+        "ignoreNullValues": no_answer,
+    }
+    return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": about}
+
+
+def _hpa(
+    server: ExportedServer, settings: ClusterSettings, policy: ScalingPolicy, target: dict[str, str]
+) -> dict[str, Any]:
+    levels = ((_WAITING_NAME, str(policy.waiting_target)), (_KV_NAME, f"{round(policy.kv_target_ratio * 1000)}m"))
+    metrics: list[Any] = [
+        {
+            "type": "External",
+            "external": {
+                "metric": {"name": name, "selector": {"matchLabels": {"model_name": server.name}}},
+                "target": {"type": "AverageValue", "averageValue": level},
+            },
+        }
+        for name, level in levels
+    ]
+    metrics[0] = Commented(policy.sentence(), metrics[0])
+    spec = {
+        "scaleTargetRef": target,
+        "minReplicas": policy.least,
+        "maxReplicas": policy.most,
+        "metrics": metrics,
+        "behavior": _behavior(policy),
+    }
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(server, settings), spec)
+
+
+def _behavior(policy: ScalingPolicy) -> dict[str, Any]:
+    return {
+        "scaleUp": Commented(
+            "For load that lasts: a burst is over before a new replica serves. At most twice as many until those that "
+            "were added serve: their queue does not count twice.",
+            {
+                "stabilizationWindowSeconds": policy.up_window_s,
+                "policies": [{"type": "Percent", "value": 100, "periodSeconds": policy.up_period_s}],
+            },
+        ),
+        "scaleDown": Commented(
+            "One by one, and only what was not needed for twice as long as it takes to start.",
+            {
+                "stabilizationWindowSeconds": policy.down_window_s,
+                "policies": [{"type": "Pods", "value": 1, "periodSeconds": policy.down_period_s}],
+            },
+        ),
+    }
+
+
+def adapter_values(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """Helm values of prometheus-adapter that make the two metrics of the HorizontalPodAutoscaler."""
+    waiting, use = queries(server, settings)
+    name = server.name  # a label has no slash, which a model's name often has
+    rules = [
+        {
+            "seriesQuery": f'{{__name__=~"^vllm:.*",model_name="{server.served_name}"}}',
+            "resources": {"namespaced": False},
+            "name": {"as": as_},
+            "metricsQuery": f'label_replace({query}, "model_name", "{name}", "", "")',
+        }
+        for as_, query in ((_WAITING_NAME, waiting), (_KV_NAME, use))
+    ]
+    return {"rules": {"default": False, "external": rules}}

@@ -1,0 +1,183 @@
+"""A server over several nodes: a LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), or a RayCluster (ray.io/v1)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports.deploy.cluster.nodes import headless
+from legroom.exports.deploy.cluster.pod import claim_spec, container, metadata, pod_metadata, pod_spec, worker_container
+from legroom.exports.deploy.yaml_text import Commented, manifest
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.cluster.cluster_settings import ClusterSettings
+    from legroom.exports.deploy.cluster.nodes import NodeSpread
+    from legroom.exports.deploy.exported_server import ExportedServer
+
+LEADER = {"app.kubernetes.io/component": "leader"}
+WORKER = {"app.kubernetes.io/component": "worker"}
+
+
+LEAST_VERSION = "0.8.0"
+"""The first with volumeClaimTemplates; LWS_WORKER_INDEX came before it."""
+_LONGEST_NAME = 46
+"""A StatefulSet of a group is called by the set and the group's number, and labels its pods with that name and a hash
+of ten letters: 63 in all, of which six are left for the number."""
+_SUFFIX = "-nodes"
+
+
+def group_name(server: ExportedServer) -> str:
+    """Not the server's own: the set makes a headless Service of its name, in which the pods find each other, and the
+    server's Service has that name already."""
+    most = _LONGEST_NAME - len(_SUFFIX)
+    if len(server.name) <= most:
+        return f"{server.name}{_SUFFIX}"
+    told_apart = hashlib.sha256(server.name.encode()).hexdigest()[:6]
+    return f"{server.name[: most - 7].rstrip('-')}-{told_apart}{_SUFFIX}"
+
+
+def leader_worker_set(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    template = {
+        "size": Commented("Pods of a group, one on each node.", over.nodes),
+        "restartPolicy": Commented(
+            "Ranks that lost one of them wait for it forever: the whole group starts anew.", "RecreateGroupOnPodRestart"
+        ),
+        "leaderTemplate": _leader(server, settings, over),
+        "workerTemplate": _worker(server, settings, over),
+        **_claims(server, settings),
+    }
+    replicas = {} if settings.scaler else {"replicas": settings.replicas}
+    spec: dict[str, Any] = {
+        **replicas,
+        "startupPolicy": Commented(
+            "All pods at once: the first becomes ready only when the others have joined it.", "LeaderCreated"
+        ),
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": Commented(
+                "One group after another, without spare nodes.", {"maxUnavailable": 1, "maxSurge": 0}
+            ),
+        },
+        "leaderWorkerTemplate": template,
+    }
+    return manifest(
+        "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", metadata(server, settings, group_name(server)), spec
+    )
+
+
+def _claims(server: ExportedServer, settings: ClusterSettings) -> dict[str, Any]:
+    """The group starts anew whenever one of its pods does: volumes that end with their pods would make every restart
+    a download."""
+    if settings.cache != "kept" or server.local_model:
+        return {}
+    claim = {"metadata": {"name": "cache"}, "spec": claim_spec(server, "ReadWriteOnce")}
+    why = "A volume for each pod, which it finds again when its group starts anew. They stay when the set is deleted."
+    return {"volumeClaimTemplates": Commented(why, [claim])}
+
+
+def _leader(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    first = container(server, settings, over.leader_lines())
+    return {"metadata": with_role(pod_metadata(server), LEADER), "spec": pod_spec(server, settings, first)}
+
+
+def _worker(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    if over.answers_everywhere:
+        first = container(server, settings, over.worker_lines(), over.worker_wrapper)
+        about = pod_metadata(server)
+        return {"metadata": with_role(about, WORKER), "spec": pod_spec(server, settings, first)}
+    first = worker_container(headless(server), settings, over.worker_lines(), over.worker_wrapper)
+    spec = pod_spec(without_watch(server), settings, first)
+    return {"metadata": with_role(pod_metadata(server, scraped=False), WORKER), "spec": spec}
+
+
+def remarks(server: ExportedServer, settings: ClusterSettings) -> Iterator[str]:
+    """What the cluster's own people know and the file cannot."""
+    yield (
+        "To keep a group on nodes of one rack or network, annotate the set with "
+        "leaderworkerset.sigs.k8s.io/exclusive-topology and the label by which your nodes tell it."
+    )
+    if settings.cache == "kept" and not server.local_model:
+        where = f" --namespace {settings.namespace}" if settings.namespace else ""
+        label = f"leaderworkerset.sigs.k8s.io/name={group_name(server)}"
+        yield f"When it is deleted its volumes stay: kubectl delete pvc{where} -l {label}"
+
+
+def with_role(about: dict[str, Any], role: dict[str, str]) -> dict[str, Any]:
+    return {**about, "labels": {**about["labels"], **role}}
+
+
+def without_watch(server: ExportedServer) -> ExportedServer:
+    """A pod without an HTTP server has nothing to watch."""
+    return replace(server, options=replace(server.options, sidecar=False))
+
+
+_NO_RAY_SINCE = "0.18.0"
+"""requirements/cuda.txt lists ray up to 0.17.1, so vLLM's own images have it until then."""
+_START = "eval ${KUBERAY_GEN_RAY_START_CMD/--block/}"
+"""What KubeRay computed for the pod; without --block it leaves Ray running in the background."""
+
+
+def ray_cluster(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    head = _head(server, settings, over)
+    worker = worker_container(server, settings, ())
+    worker |= {"command": ["/bin/bash", "-c", "eval $KUBERAY_GEN_RAY_START_CMD"], "args": [], **_own_probes()}
+    others = {
+        "groupName": "ranks",
+        "replicas": over.nodes - 1,
+        "minReplicas": over.nodes - 1,
+        "maxReplicas": over.nodes - 1,
+        "rayStartParams": {},
+        "template": {
+            "metadata": with_role(pod_metadata(server, scraped=False), WORKER),
+            "spec": pod_spec(without_watch(server), settings, _addressed(worker)),
+        },
+    }
+    about = metadata(server, settings)
+    about["annotations"] = Commented(
+        "The pods' own commands, into which KubeRay puts its `ray start`.", {"ray.io/overwrite-container-cmd": "true"}
+    )
+    group = {
+        "rayStartParams": {"dashboard-host": "0.0.0.0"},
+        "template": {
+            "metadata": with_role(pod_metadata(server), LEADER),
+            "spec": pod_spec(server, settings, _addressed(head)),
+        },
+    }
+    return manifest("ray.io/v1", "RayCluster", about, {"headGroupSpec": group, "workerGroupSpecs": [others]})
+
+
+def _own_probes() -> dict[str, Any]:
+    """KubeRay gives probes to pods that have none. Its own ask Ray's dashboard agent by wget: vLLM's images have no
+    wget, and `ray[cgraph]` no agent, so the pod would be killed every ten minutes."""
+    ends_with_ray = {"exec": {"command": ["/bin/true"]}}
+    why = "The container ends with its raylet. KubeRay's own probe needs wget and Ray's dashboard in the image."
+    return {"livenessProbe": Commented(why, ends_with_ray), "readinessProbe": ends_with_ray}
+
+
+def _head(server: ExportedServer, settings: ClusterSettings, over: NodeSpread) -> dict[str, Any]:
+    """It waits for the cards of the other nodes: vLLM gives up at once where Ray has too few."""
+    cards = server.gpus * over.nodes
+    wait = (
+        "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
+        f"while ray.cluster_resources().get('GPU', 0) < {cards}: time.sleep(5)"
+    )
+    first = container(server, settings)
+    command = first["command"]
+    first["command"] = ["/bin/bash", "-c", f'{_START} && python3 -c "{wait}" && exec "$0" "$@"', *command]
+    return first
+
+
+def _addressed(first: dict[str, Any]) -> dict[str, Any]:
+    address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    why = Commented("The address by which Ray's other nodes reach it.", address)
+    return {**first, "env": [why, *first.get("env", [])]}
+
+
+def image_remarks(server: ExportedServer) -> Iterator[str]:
+    if server.release.at_least(_NO_RAY_SINCE) and server.options.image is None:
+        yield (
+            f"vLLM's own image has no Ray from {_NO_RAY_SINCE} on: build one with `pip install 'ray[cgraph]'` and name "
+            "it with --image."
+        )

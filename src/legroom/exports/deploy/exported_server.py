@@ -1,0 +1,371 @@
+"""A planned server with everything that the deployment formats write."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.environment import EnvVariable, env_remarks, environment
+from legroom.exports.deploy.flag_comments import flag_comment
+from legroom.exports.deploy.serve_command import (
+    API_KEY_NAME,
+    WITHOUT_API_KEY,
+    Address,
+    Phrase,
+    ServeCommand,
+    address_of,
+    parse_command,
+)
+from legroom.exports.deploy.start_times import DISK_BYTES_S, DOWNLOAD_BYTES_S, DRAIN_S, ENDPOINT_S, StartTimes
+from legroom.exports.deploy.yaml_text import Commented
+from legroom.facts.flags import flag_name, flags_of
+from legroom.facts.metrics import name_of
+from legroom.guard import MIDDLEWARE, TOKEN_NAME
+from legroom.masking import HIDDEN, PLACEHOLDER, is_secret
+from legroom.memory.host_needs import HostNeeds, HostSettings, host_needs
+from legroom.records import dataclass
+from legroom.units import GIB, parse_speed
+from legroom.vllm.parse import parse_flags
+
+if TYPE_CHECKING:
+    from legroom.exports.export_request import ExportRequest
+    from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
+
+_PINNED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+"""Settings that determine memory: written out, so that other defaults of a release change nothing."""
+_UNKNOWN_KEY = (
+    f"No API key: the plan file names none, and it cannot know of {API_KEY_NAME} in the server's environment. If the "
+    f"server has one, set it here too: {WITHOUT_API_KEY}."
+)
+_READ_LARGER = {"fp8": 2, "bitsandbytes": 4}
+"""Quantized while loading: the checkpoint may be this many times the weights on the GPUs."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of a deployment besides the plan."""
+
+    name: str | None = None
+    disk_bytes_s: float = DISK_BYTES_S
+    download_bytes_s: float = DOWNLOAD_BYTES_S
+    drain_s: int = DRAIN_S
+    guard: bool = False
+    sidecar: bool = False
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class CommentedFlag:
+    """A flag and a sentence about its effect."""
+
+    phrase: Phrase
+    why: str
+
+
+@dataclass(frozen=True)
+class ExportedServer:
+    """One server with its flags, environment, times and host needs."""
+
+    name: str
+    model: str
+    release: Release
+    words: ServeCommand
+    lines: tuple[CommentedFlag, ...]
+    env: tuple[EnvVariable, ...]
+    remarks: tuple[str, ...]
+    """Comments for the head of a file, such as variables that are left out."""
+    secrets: tuple[str, ...]
+    gpus: int
+    plan: PlanDocument
+    times: StartTimes
+    host: HostNeeds
+    options: ServerOptions
+
+    @property
+    def address(self) -> Address:
+        return address_of(self.words)
+
+    @property
+    def port(self) -> int:
+        return self.address.port
+
+    @property
+    def drains_itself(self) -> bool:
+        """Whether vLLM lets running requests finish on SIGTERM."""
+        return self.words.get("--shutdown-timeout") is not None
+
+    def stop_sentence(self) -> str:
+        """What a stop does to running requests."""
+        if self.drains_itself:
+            return f"A stop waits for the drain ({self.times.drain_s} s) and the teardown."
+        return f"vLLM {self.release.version} ends running requests at SIGTERM: take it out of the load balancer first."
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in requests."""
+        phrase = self.words.get("--served-model-name")
+        return phrase.values[0] if phrase and phrase.values else self.model
+
+    @property
+    def image(self) -> str:
+        return self.options.image or f"vllm/vllm-openai:v{self.release.version}"
+
+    @property
+    def local_model(self) -> bool:
+        return is_model_folder(self.model)
+
+
+def commented_words(flags: Iterable[CommentedFlag], convert: Callable[[str], str]) -> Iterator[Any]:
+    """The converted words of flags for YAML, with each flag's comment above its first word."""
+    for flag in flags:
+        for i, word in enumerate(flag.phrase.words):
+            yield Commented(flag.why, convert(word)) if i == 0 else convert(word)
+
+
+def server_of(request: ExportRequest) -> ExportedServer:
+    """The server of a request."""
+    server = planned_server(request.needed_plan, server_options(request.options), request.secret_names)
+    if request.from_file and API_KEY_NAME not in server.secrets:
+        return replace(server, remarks=(*server.remarks, _UNKNOWN_KEY))
+    return server
+
+
+def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -> None:
+    """What is the same for a unit, a container and a manifest."""
+    group.add_argument("--name", metavar="NAME", help="what the service is called (default: from the model)")
+    group.add_argument("--disk-speed", metavar="SPEED", help="how fast weights are read (default: 200MB/s)")
+    group.add_argument("--download-speed", metavar="SPEED", help="how fast they are downloaded once (default: 100MB/s)")
+    group.add_argument("--drain", metavar="SECONDS", help=f"for running requests when it stops (default: {DRAIN_S})")
+    group.add_argument("--with-guard", action="store_true", help="legroom's guard in front of the requests")
+    group.add_argument("--with-sidecar", action="store_true", help="legroom watch beside the server")
+    if image:
+        group.add_argument("--image", metavar="IMAGE", help="another image than vllm/vllm-openai of the release")
+
+
+def local_engines(words: ServeCommand, engines: int) -> int:
+    """Data-parallel engines on this machine; 0 where it only receives requests."""
+    local = words.count("--data-parallel-size-local")
+    return engines if local is None else local
+
+
+def local_ranks(words: ServeCommand, args: Mapping[str, Any]) -> int:
+    """GPUs of one engine on this machine."""
+    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    return max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
+
+
+def is_model_folder(model: str) -> bool:
+    """Whether the model is a folder rather than a Hub id. vLLM prefers a folder of that name, too."""
+    if model.startswith(("/", ".", "~")):
+        return True
+    try:
+        return bool(model) and Path(model).is_dir()
+    except (OSError, ValueError):  # a text too long for a name, or with a zero byte
+        return False
+
+
+def server_options(options: Mapping[str, Any]) -> ServerOptions:
+    """The validated options that all deployment formats share."""
+    name = options.get("name")
+    if name is not None and not re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name):
+        raise LegroomError(
+            f"--name {name!r} is not a name",
+            "start with a lowercase letter, then use lowercase letters, digits and dashes, like vllm-chat",
+        )
+    return ServerOptions(
+        name=name,
+        disk_bytes_s=parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S),
+        download_bytes_s=parse_speed(options.get("download_speed"), "--download-speed", DOWNLOAD_BYTES_S),
+        drain_s=_seconds(options.get("drain"), DRAIN_S),
+        guard=bool(options.get("with_guard")),
+        sidecar=bool(options.get("with_sidecar")),
+        image=options.get("image"),
+    )
+
+
+def _seconds(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 6):
+        raise LegroomError(f"--drain {text!r} is not a number of seconds", "write it like --drain 120")
+    return int(text)
+
+
+def planned_server(
+    plan: PlanDocument, options: ServerOptions | None = None, secret_names: Sequence[str] = ()
+) -> ExportedServer:
+    """The server of a plan, with the flags that determine memory written out."""
+    options = options or ServerOptions()
+    release = plan.release
+    words = _with_pinned(parse_command(plan.command, release), plan, release)
+    if _has_guard(words):
+        options = replace(options, guard=True)
+    given = dict(plan.env)
+    engines = local_engines(words, plan.engines)
+    gpus = engines * local_ranks(words, plan.args)
+    checkpoint = checkpoint_bytes(plan, words)
+    local = is_model_folder(words.model)
+    words, drain_s = _with_drain(words, release, options)
+    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
+    if options.guard:
+        words = _with_guard(words)
+    lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
+    return ExportedServer(
+        name=options.name or name_of_model(words.model),
+        model=words.model,
+        release=release,
+        words=words,
+        lines=lines,
+        env=environment(plan, words, release, given, times),
+        remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
+        secrets=secrets_of(words, options, local, (*secret_names, *_secret_names(given))),
+        gpus=gpus,
+        plan=plan,
+        times=times,
+        host=host_needs_of(words, gpus, engines, checkpoint, plan, given),
+        options=options,
+    )
+
+
+def secrets_of(words: ServeCommand, options: ServerOptions, local: bool, given: Sequence[str]) -> tuple[str, ...]:
+    """The variables that must come from a secret store."""
+    names = [*words.secrets, *given]
+    if not local:
+        names.append("HF_TOKEN")
+    if options.guard:
+        names.append(TOKEN_NAME)
+    return tuple(dict.fromkeys(names))
+
+
+def _many_gpus_remark(gpus: int) -> tuple[str, ...]:
+    if gpus <= 8:
+        return ()
+    return (
+        f"This needs {gpus} cards in one machine. If yours have fewer, start a server on each with its share of the "
+        "ranks (--nnodes, --data-parallel-size-local) or use Ray: one file cannot do that.",
+    )
+
+
+def _hidden_secrets_remark(words: ServeCommand) -> tuple[str, ...]:
+    """A remark about flags in which a secret was replaced by a placeholder."""
+    flags = [phrase.flag for phrase in words.phrases if PLACEHOLDER in phrase.value or f"://{HIDDEN}@" in phrase.value]
+    if not flags:
+        return ()
+    named = ", ".join(dict.fromkeys(flags))
+    left_out = f"the secret in it is left out ({PLACEHOLDER}, {HIDDEN})"
+    return (f"{named}: {left_out}. Put it back where only the server can read it.",)
+
+
+def _secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name, value in env.items() if is_secret(name, value))
+
+
+def checkpoint_bytes(plan: PlanDocument, words: ServeCommand) -> int:
+    """Bytes read from disk: the checkpoint where the plan knows it, else the weights on the GPUs and on the host."""
+    if plan.checkpoint_bytes:
+        return plan.checkpoint_bytes
+    ranks = int(plan.args.get("tensor_parallel_size") or 1)
+    stages = [stage.layout for stage in plan.ranks] or [plan.layout]
+    on_cards = plan.host.checkpoint_bytes if plan.host else 0
+    if not on_cards:  # a document of an older legroom
+        on_cards = sum(layout.weights_bytes for layout in stages) * ranks
+    phrase = words.get("--cpu-offload-gb")
+    try:
+        on_host = int(float(phrase.value) * GIB) * ranks * len(stages) if phrase else 0
+    except ValueError:
+        on_host = 0
+    given = words.get("--quantization")
+    return (on_cards + on_host) * _READ_LARGER.get(given.value if given else "", 1)
+
+
+def host_needs_of(
+    words: ServeCommand, gpus: int, engines: int, checkpoint_bytes: int, plan: PlanDocument, given: Mapping[str, str]
+) -> HostNeeds:
+    """CPUs and memory that the host needs."""
+    args = parse_flags(words.words(), plan.release).args
+    return host_needs(
+        HostSettings(
+            args=replace(args, env={**args.env, **given}),
+            release=plan.release,
+            gpus=gpus,
+            engines=engines,
+            has_media=bool(plan.modalities),
+            swaps=plan.args.get("engine") == "V0",
+            checkpoint_bytes=checkpoint_bytes,
+            weights_bytes=plan.layout.weights_bytes,
+        )
+    )
+
+
+def name_of_model(model: str) -> str:
+    """A name from the model's that systemd, Docker and Kubernetes accept."""
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    slug = re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].strip("-")
+    return f"vllm-{slug}" if slug else "vllm"
+
+
+def _with_pinned(words: ServeCommand, plan: PlanDocument, release: Release) -> ServeCommand:
+    table = flags_of(release)
+    for dest in _PINNED:
+        flag = flag_name(dest)
+        value = plan.args.get(dest)
+        if words.get(flag) is not None or value is None or flag not in table:
+            continue
+        words = words.with_phrase(Phrase(flag, (f"{value:g}" if isinstance(value, float) else str(value),)))
+    return words
+
+
+def _with_drain(words: ServeCommand, release: Release, options: ServerOptions) -> tuple[ServeCommand, int]:
+    """Add --shutdown-timeout, with which vLLM drains on SIGTERM (0.18.0 on)."""
+    phrase = words.get("--shutdown-timeout")
+    if phrase is not None and phrase.value.isdigit():
+        return words, int(phrase.value)
+    if phrase is None and "--shutdown-timeout" in flags_of(release) and options.drain_s:
+        words = words.with_phrase(Phrase("--shutdown-timeout", (str(options.drain_s),)))
+    return words, options.drain_s
+
+
+def _has_guard(words: ServeCommand) -> bool:
+    return any(phrase.flag == "--middleware" and MIDDLEWARE in phrase.values for phrase in words.phrases)
+
+
+def _with_guard(words: ServeCommand) -> ServeCommand:
+    return words if _has_guard(words) else words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
+
+
+def guard_drain(server: ExportedServer) -> str:
+    """A shell line that drains the guard and waits until nothing runs; it ends where the guard does not answer."""
+    bearer = '-H "Authorization: Bearer $LEGROOM_GUARD_TOKEN"'
+    on = """-H "Content-Type: application/json" -d '{"on": true}'"""
+    drain, status = (server.address.curl(f"/-/legroom/{what}") for what in ("drain", "status"))
+    return (
+        f"""{drain} -X POST {bearer} {on} """
+        f"""|| exit 0; for turn in $(seq {_turns(server)}); do {status} {bearer} """
+        f"""| grep -Eq '"running": *0[^0-9]' && exit 0; sleep 2; done"""
+    )
+
+
+def metrics_drain(server: ExportedServer) -> str:
+    """A shell line that waits for routers to notice, then until vLLM's metrics report no request."""
+    running = name_of("running", server.release, _engine(server)) or "vllm:num_requests_running"
+    waiting = name_of("waiting", server.release, _engine(server)) or "vllm:num_requests_waiting"
+    return (
+        f"sleep {ENDPOINT_S}; for turn in $(seq {_turns(server)}); do "
+        f"{server.address.curl('/metrics')} | grep -E '^({running}|{waiting})[{{ ]' "
+        f"| grep -Eqv ' 0(\\.0)?$' || exit 0; sleep 2; done"
+    )
+
+
+def _turns(server: ExportedServer) -> int:
+    return max(server.times.drain_s // 2, 1)
+
+
+def _engine(server: ExportedServer) -> str:
+    return "v0" if server.plan.args.get("engine") == "V0" else "v1"

@@ -1,0 +1,176 @@
+"""Sentences about the flags of a planned server, with numbers of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from legroom.drawing.text import wrap
+from legroom.exports.export_request import MARK
+from legroom.guard import MIDDLEWARE
+from legroom.units import gib, human_bytes
+from legroom.version import __version__
+
+if TYPE_CHECKING:
+    from legroom.exports.deploy.serve_command import Phrase
+    from legroom.planning.plan_document import PlanDocument
+
+WRITTEN = f"{MARK} {__version__}."
+
+
+def flag_comment(phrase: Phrase, plan: PlanDocument) -> str:
+    """A sentence about the effect of a flag, with numbers of the plan."""
+    if phrase.flag == "--middleware" and MIDDLEWARE in phrase.values:
+        return "The guard: it refuses requests that the KV cache has no room for."
+    planned = _planned_comments(phrase, plan).get(phrase.flag)
+    return planned or _PLAIN.get(phrase.flag.partition(".")[0], "As given; no figure of the plan depends on it alone.")
+
+
+def headline(plan: PlanDocument) -> tuple[str, ...]:
+    """The comment at the top of a file: the plan, and that legroom wrote it."""
+    gpu, layout, kv = plan.gpu, plan.layout, plan.kv
+    each = "the card" if gpu.count == 1 else "each card"
+    lines = [
+        f"{plan.model} on {gpu.count} x {gpu.name} with vLLM {plan.vllm}.",
+        f"Of {gib(layout.total_bytes)} on {each}: weights {gib(layout.weights_bytes)}, activations "
+        f"{gib(layout.activation_bytes)}, KV cache {gib(layout.kv_cache_bytes)}, "
+        f"{gib(max(layout.headroom_bytes, 0))} free at the peak.",
+    ]
+    if kv.num_blocks > 0:
+        pool = "The pool" if plan.engines == 1 else f"The pool of each of the {plan.engines} data-parallel engines"
+        lines.append(
+            f"{pool} has {kv.num_blocks:,} blocks, {kv.tokens:,} tokens: {kv.max_concurrency:.2f} requests "
+            f"of the full {plan.args['max_model_len']:,} tokens at once."
+        )
+    return (*lines, WRITTEN)
+
+
+def comment_lines(text: str) -> list[str]:
+    """A sentence as wrapped comment lines of a script or a unit."""
+    return wrap(text, 100, "# ", "# ")
+
+
+def _planned_comments(phrase: Phrase, plan: PlanDocument) -> dict[str, str]:
+    """The comments that contain numbers of the plan, by flag."""
+    layout, kv = plan.layout, plan.kv
+    graphs = human_bytes(layout.cuda_graph_bytes)
+    captured = f"Batch sizes captured as CUDA graphs; this release sets {graphs} aside for them."
+    peak = human_bytes(layout.activation_bytes)
+    is_v0 = plan.args.get("engine") == "V0"
+    return {
+        "--max-model-len": _max_model_len(phrase, plan),
+        "--max-num-seqs": _max_num_seqs(plan),
+        "--max-num-batched-tokens": "Tokens computed in one step. They set the activation peak: "
+        f"{peak} of each card in the profile run.",
+        "--gpu-memory-utilization": _utilization(plan),
+        "--tensor-parallel-size": f"GPUs that split every layer between them. {gib(layout.weights_bytes)} of weights "
+        f"and {gib(layout.kv_cache_bytes)} of KV cache lie on each.",
+        "--pipeline-parallel-size": "Stages the layers are split into; the fullest card holds "
+        f"{gib(layout.weights_bytes)} of weights.",
+        "--kv-cache-dtype": f"The data type of the KV cache: {kv.bytes_per_token or 0:,} bytes per token on each card, "
+        "over all layers.",
+        "--block-size": f"Tokens in a block; the last block of a sequence may have up to {kv.block_size - 1} unused. "
+        f"The pool uses {kv.block_size}.",
+        "--enforce-eager": "No CUDA graphs and no compilation: that saves their memory and slows decoding down.",
+        "--kv-cache-memory-bytes": "The size of the KV cache on each card, set rather than computed: "
+        f"{gib(layout.kv_cache_bytes)}.",
+        "--num-gpu-blocks-override": f"Blocks of the pool, set rather than computed: {kv.num_blocks:,}.",
+        "--cpu-offload-gb": f"GiB of weights per card that stay in host memory; {gib(layout.weights_bytes)} remain on "
+        "it. Every step reads the others again.",
+        "--swap-space": "GiB of pinned host memory per GPU for preempted groups of several sequences."
+        if is_v0
+        else "Accepted and not used: the V1 engine recomputes a preempted request.",
+        "--cudagraph-capture-sizes": captured,
+        "--max-cudagraph-capture-size": captured,
+        "--cuda-graph-sizes": captured,
+    }
+
+
+def _max_model_len(phrase: Phrase, plan: PlanDocument) -> str:
+    if phrase.value in ("-1", "auto"):
+        return f"The longest context that memory holds: {plan.args['max_model_len']:,} tokens here."
+    needed = plan.kv.needed_bytes
+    if not needed or plan.kv.num_blocks <= 0:
+        return "The most tokens a request may have."
+    return (
+        f"The most tokens a request may have. One request of that length needs {gib(needed)} of KV cache; the pool "
+        f"holds {plan.kv.max_concurrency:.2f} of them. A lower limit does not make the pool smaller."
+    )
+
+
+def _max_num_seqs(plan: PlanDocument) -> str:
+    if plan.kv.tokens <= 0:
+        return _PLAIN["--max-num-seqs"]
+    average = int(plan.kv.tokens / max(int(plan.args["max_num_seqs"]), 1))
+    return (
+        f"Requests computed in one step. If all of them run, each has {average:,} tokens of the pool on average; any "
+        "more wait, they do not fail."
+    )
+
+
+def _utilization(plan: PlanDocument) -> str:
+    layout = plan.layout
+    if plan.args.get("kv_cache_memory_bytes"):
+        return "The share of the card that must be free at the start; the size of the pool is set separately."
+    share = f"The share of each card that vLLM may use: {gib(layout.budget_bytes)} of {gib(layout.total_bytes)}."
+    if not plan.kv.num_blocks:
+        return f"{share} This model keeps no KV cache."
+    return (
+        f"{share} What weights and activations leave of it becomes KV cache, {gib(layout.kv_cache_bytes)}; another "
+        f"{gib(layout.outside_bytes)} is used outside this share."
+    )
+
+
+_PLAIN: Mapping[str, str] = {
+    "--max-num-seqs": "Requests computed in one step; any more wait, they do not fail.",
+    "--data-parallel-size": "Whole copies of the model, each with its own KV cache.",
+    "--dtype": "The data type that weights and activations are computed in.",
+    "--quantization": "How the weights are quantized; the KV cache is not affected.",
+    "--enable-prefix-caching": "Finished blocks stay cached until their room is needed; that costs no memory.",
+    "--no-enable-prefix-caching": "Blocks are freed when a request ends.",
+    "--enable-chunked-prefill": "Long prompts are computed in pieces, each within the tokens of one step.",
+    "--no-enable-chunked-prefill": "A prompt is computed whole, so one step must hold the longest.",
+    "--enable-expert-parallel": "Whole experts are spread over the GPUs instead of being split.",
+    "--enable-lora": "LoRA adapters: their slots count as weights.",
+    "--lora-modules": "Adapters that are loaded from the start, by name.",
+    "--max-loras": "Adapters in one step, each in a slot for the largest rank.",
+    "--max-lora-rank": "The largest rank that an adapter may have; every slot is sized for it.",
+    "--speculative-config": "Tokens are guessed ahead; the draft model's weights and slots come on top.",
+    "--compilation-config": "What is compiled and captured.",
+    "--async-scheduling": "The next step is scheduled while the last one runs.",
+    "--limit-mm-per-prompt": "Media items a request may have; the profile run uses that many.",
+    "--hf-overrides": "Fields of the model's config to replace.",
+    "--trust-remote-code": "Runs code that comes with the checkpoint: use it only with sources you trust.",
+    "--served-model-name": "The name that requests use.",
+    "--host": "The address it listens on.",
+    "--port": "The port it listens on.",
+    "--middleware": "A layer around every request, as given.",
+    "--shutdown-timeout": "Seconds that running requests get to finish after SIGTERM.",
+    "--disable-custom-all-reduce": "All-reduce by NCCL alone.",
+    "--attention-backend": "Which attention kernels are used.",
+    "--load-format": "How the checkpoint is read.",
+    "--download-dir": "Where the checkpoint is kept.",
+    "--ssl-certfile": "The certificate that clients see: the server answers https.",
+    "--ssl-keyfile": "The private key of its certificate.",
+    "--ssl-ca-certs": "The authorities that may sign client certificates.",
+    "--allowed-local-media-path": "Requests may name files below this folder.",
+    "--tool-parser-plugin": "Code that parses tool calls: use it only from sources you trust.",
+    "--reasoning-parser-plugin": "Code that parses reasoning: use it only from sources you trust.",
+    "--mm-processor-cache-gb": "GiB of host memory for processed media, in every API server and every engine.",
+    "--data-parallel-size-local": "The copies that run on this machine.",
+    "--nnodes": "Machines that share one copy.",
+    "--tokenizer": "Where the tokenizer comes from.",
+    "--revision": "Which revision of the checkpoint.",
+    "--seed": "The seed of the random numbers.",
+    "--kv-offloading-size": "GiB of host memory for KV blocks that leave the card, over all GPUs; it lies in /dev/shm.",
+    "--kv-transfer-config": "Where KV blocks are sent to or come from.",
+    "--api-server-count": "Processes that receive requests and send the answers.",
+    "--enable-sleep-mode": "The server can give the card's memory back and take it again.",
+    "--enable-auto-tool-choice": "The model may call tools.",
+    "--tool-call-parser": "How tool calls are parsed from the model's text.",
+    "--reasoning-parser": "How the model's reasoning is told apart from its answer.",
+    "--chat-template": "How messages are turned into a prompt.",
+    "--disable-log-requests": "Requests are not written to the log.",
+    "--no-enable-log-requests": "Requests are not written to the log.",
+    "--enable-log-requests": "Requests are written to the log.",
+}

@@ -1,0 +1,182 @@
+"""`legroom pack --format`: the packed servers as one compose file, as units of one target, or for llama-swap."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.exports.deploy import compose, systemd
+from legroom.exports.deploy.exported_server import ExportedServer, ServerOptions, planned_server
+from legroom.exports.deploy.flag_comments import WRITTEN, comment_lines
+from legroom.exports.deploy.named_paths import check_paths
+from legroom.exports.deploy.serve_command import check_probes, check_reachable
+from legroom.exports.deploy.yaml_text import Commented, yaml_text
+from legroom.exports.export_request import ExportedFile
+from legroom.facts.sleep_mode import FLAG
+from legroom.planning.plan_json import plan_document
+from legroom.units import gib
+
+if TYPE_CHECKING:
+    from legroom.planning.packing.gpu_packing import PackResult
+    from legroom.planning.packing.placement import Shift
+
+TARGET = "vllm-pack"
+_PREFIX = "vllm-"
+_USER, _BIN = "vllm", "/opt/vllm/bin"
+
+
+def pack_files(result: PackResult, format_name: str) -> tuple[ExportedFile, ...]:
+    """The files of a format; with shifts, a script for each."""
+    servers = tuple(
+        planned_server(plan_document(packed.plan), ServerOptions(name=_PREFIX + packed.name))
+        for packed in result.packed
+    )
+    return _FORMATS[format_name](result, servers)
+
+
+def _head(result: PackResult) -> Iterator[str]:
+    names = ", ".join(packed.name for packed in result.packed)
+    cards = len(result.cards)
+    where = result.cards[0].card.gpu.name if cards == 1 else f"{cards} GPUs"
+    yield f"{names} on {where}, packed so that they start in any order."
+    if result.request.shifts:
+        yield "Who is awake together is one shift; when it changes, the others make room first."
+    for use in result.cards:
+        each = ", ".join(f"{name} {gib(bytes_)}" for name, bytes_ in (*use.awake, *use.asleep))
+        yield f"GPU {use.card.number}, {gib(use.card.gpu.total_bytes)}: {each}; {gib(use.headroom_bytes)} free."
+    yield WRITTEN
+
+
+def _at_first(result: PackResult, servers: Sequence[ExportedServer]) -> list[ExportedServer]:
+    """The servers of the first shift, which start one after the other: profiling counts memory that others allocate
+    meanwhile. The other servers start with their shift."""
+    shifts = result.request.shifts
+    return [server for server in servers if not shifts or _name(server) in shifts[0].awake]
+
+
+def _name(server: ExportedServer) -> str:
+    return server.name.removeprefix(_PREFIX)
+
+
+def _compose(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+    services: dict[str, Any] = {}
+    volumes: dict[str, Any] = {}
+    before: ExportedServer | None = None
+    first = _at_first(result, servers)
+    for server in servers:
+        check_reachable(server.words)
+        check_paths(server)
+        document = compose.document(server)
+        service = document["services"][server.name]
+        if server not in first:
+            service["profiles"] = Commented("Started by the script of its shift.", ["later"])
+        elif before is not None:
+            why = f"One at a time: {before.name} serves before this one looks at the card."
+            service["depends_on"] = Commented(why, {before.name: {"condition": "service_healthy"}})
+        services[server.name] = service
+        volumes |= document["volumes"]
+        before = server if server in first else before
+    remarks = [remark for server in servers for remark in server.remarks]
+    text = yaml_text({"services": services, "volumes": volumes}, head=(*_head(result), *dict.fromkeys(remarks)))
+    scripts = _shift_scripts(result, servers, lambda name: f"docker compose up -d --wait {name}")
+    return (ExportedFile("compose.yaml", text), *scripts)
+
+
+def _systemd(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+    """A unit for each server, in order, all part of one target."""
+    files = []
+    before: tuple[str, ...] = ()
+    first = _at_first(result, servers)
+    for server in servers:
+        check_probes(server.words)
+        check_paths(server, mounted=False)
+        text = systemd.unit_text(server, _USER, _BIN, systemd.UnitPlace(f"{TARGET}.target", before, server in first))
+        files.append(ExportedFile(f"{server.name}.service", text))
+        before = (f"{server.name}.service",) if server in first else before
+    scripts = _shift_scripts(result, servers, lambda name: f"systemctl start {name}.service")
+    return (*files, ExportedFile(f"{TARGET}.target", _target_text(result, first)), *scripts)
+
+
+def _target_text(result: PackResult, servers: Sequence[ExportedServer]) -> str:
+    lines = [line for text in _head(result) for line in comment_lines(text)]
+    units = " ".join(f"{server.name}.service" for server in servers)
+    lines += ["[Unit]", "Description=vLLM servers that share a machine", f"Wants={units}", ""]
+    lines += ["[Install]", "WantedBy=multi-user.target"]
+    return "\n".join(lines) + "\n"
+
+
+def _llama_swap(result: PackResult, servers: Sequence[ExportedServer]) -> tuple[ExportedFile, ...]:
+    """A llama-swap file: a server starts at its first request, and the members of a group stay together."""
+    models = {_name(server): _swapped_model(server) for server in servers}
+    longest = max(server.times.limit_s for server in servers)
+    document: dict[str, Any] = {
+        "healthCheckTimeout": Commented("The longest that one of them may take to start, in seconds.", longest),
+        "models": models,
+        "groups": dict(_groups(result)),
+    }
+    return (ExportedFile("llama-swap.yaml", yaml_text(document, head=tuple(_head(result)))),)
+
+
+def _swapped_model(server: ExportedServer) -> dict[str, Any]:
+    words = [*server.words.head, *server.words.model_words]
+    words += [word for line in server.lines if line.phrase.flag != "--port" for word in line.phrase.words]
+    model: dict[str, Any] = {
+        "cmd": f"{shlex.join(words)} --port ${{PORT}}",
+        "proxy": "http://127.0.0.1:${PORT}",
+        "checkEndpoint": "/health",
+    }
+    if server.env:
+        model["env"] = [f"{line.name}={line.value}" for line in server.env]
+    return model
+
+
+def _groups(result: PackResult) -> Iterator[tuple[str, dict[str, Any]]]:
+    """One group for each shift, and a persistent one for servers of every shift."""
+    shifts = result.request.shifts
+    names = [packed.name for packed in result.packed]
+    if not shifts:
+        yield "pack", {"swap": False, "exclusive": False, "members": names}
+        return
+    always = [name for name in names if all(name in shift.awake for shift in shifts)]
+    if always:
+        yield "always", {"swap": False, "exclusive": False, "persistent": True, "members": always}
+    placed = set(always)
+    for shift in shifts:
+        members = [name for name in names if name in shift.awake and name not in placed]
+        placed |= set(members)
+        if members:
+            yield shift.name, {"swap": False, "exclusive": True, "members": members}
+
+
+def _shift_scripts(
+    result: PackResult, servers: Sequence[ExportedServer], start: Callable[[str], str]
+) -> tuple[ExportedFile, ...]:
+    level = result.request.servers[0].sleep_level
+    return tuple(
+        ExportedFile(f"shift-{shift.name}.sh", _script(shift, servers, level, start), executable=True)
+        for shift in result.request.shifts
+    )
+
+
+def _script(shift: Shift, servers: Sequence[ExportedServer], level: int, start: Callable[[str], str]) -> str:
+    """A script that first puts the other servers to sleep and then starts or wakes those of the shift."""
+    awake = [server for server in servers if _name(server) in shift.awake]
+    lines = ["#!/bin/sh", f"# The shift {shift.name}: awake {', '.join(map(_name, awake))}.", f"# {WRITTEN}", "set -eu"]
+    for server in servers:
+        if server not in awake:
+            lines.append(f"if {_ask(server, '/health')}; then {_ask(server, f'/sleep?level={level}', 'POST')}; fi")
+    for server in awake:
+        lines.append(start(server.name))
+        if server.words.get(FLAG) is not None:
+            lines.append(_ask(server, "/wake_up", "POST"))
+    return "\n".join(lines) + "\n"
+
+
+def _ask(server: ExportedServer, path: str, method: str = "GET") -> str:
+    # Weights are copied while it answers: no limit as short as a probe's.
+    return f"curl -fsS -m 600 -o /dev/null -X {method} {shlex.quote(server.address.url + path)}"
+
+
+_Writer = Callable[["PackResult", Sequence[ExportedServer]], tuple[ExportedFile, ...]]
+_FORMATS: dict[str, _Writer] = {"compose": _compose, "systemd": _systemd, "llama-swap": _llama_swap}

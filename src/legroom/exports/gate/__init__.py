@@ -1,1 +1,0 @@
-"""What sets the gate up in a cluster."""

@@ -1,0 +1,120 @@
+"""A self-signed certificate authority, and the gate's certificate."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+
+_AUTHORITY_DAYS, _CERTIFICATE_DAYS = 3650, 365
+_CLOCK_SKEW = datetime.timedelta(minutes=10)
+_RENEW_BEFORE = datetime.timedelta(days=400)
+"""An authority must outlive the certificates that it signs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def new_authority() -> KeyPair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("legroom gate CA")
+    builder = _builder(name, name, key, _AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs=True), critical=True)
+    return _pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def new_certificate(authority: KeyPair, names: Sequence[str], days: int = _CERTIFICATE_DAYS) -> KeyPair:
+    """A server's certificate for these DNS names."""
+    signer = x509.load_pem_x509_certificate(authority.certificate)
+    signing_key = serialization.load_pem_private_key(authority.key, None)
+    assert isinstance(signing_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_name(names[0]), signer.subject, key, days)
+    builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    return _pair(builder.sign(signing_key, hashes.SHA256()), key)
+
+
+def kept_authority(path: str) -> KeyPair:
+    """The authority in a file, created the first time. With the same authority, an applied webhook trusts a new
+    certificate."""
+    file = Path(path)
+    try:
+        if file.exists():
+            return _read(file)
+        made = new_authority()
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as target:
+            target.write(made.certificate + made.key)
+        return made
+    except OSError as error:
+        raise LegroomError(
+            f"could not use --ca-file {path}: {error.strerror}", "name a file that may be written"
+        ) from None
+
+
+def _read(file: Path) -> KeyPair:
+    text = file.read_bytes()
+    try:
+        certificate = x509.load_pem_x509_certificate(text)
+        key = serialization.load_pem_private_key(text[text.index(b"-----BEGIN PRIVATE KEY") :], None)
+    except ValueError:
+        hint = "legroom export gate makes one where there is none: name another path"
+        raise LegroomError(f"{file} does not hold a certificate and its key", hint) from None
+    if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _RENEW_BEFORE:
+        raise LegroomError(f"the authority in {file} ends soon", "name another file, and apply all that is written")
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return _pair(certificate, key)
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _CLOCK_SKEW)
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    pem = serialization.Encoding.PEM
+    kind, sealing = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return KeyPair(certificate.public_bytes(pem), key.private_bytes(pem, kind, sealing))

@@ -1,0 +1,320 @@
+"""`legroom export gate`: the manifests of the admission webhook."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.yaml_text import Commented, manifest, yaml_text
+from legroom.exports.export_request import MARK, ExportedFile
+from legroom.facts.gpus import gpu
+from legroom.version import __version__
+
+if TYPE_CHECKING:
+    from legroom.exports.export_request import ExportRequest
+    from legroom.exports.gate_certificates import KeyPair
+
+NAME = "gate"
+HELP = "the admission webhook: Deployment, Service, webhook configuration, certificates"
+NAME_IN_CLUSTER = "legroom-gate"
+_PORT = 9443
+_USER = 65532
+"""`nonroot` of the usual minimal images."""
+_TIMEOUT_S = 5
+_DEADLINE_S = _TIMEOUT_S - 1
+_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("", ("pods",)),
+    ("apps", ("deployments", "statefulsets", "replicasets")),
+    ("batch", ("jobs",)),
+    ("leaderworkerset.x-k8s.io", ("leaderworkersets",)),
+    ("serving.kserve.io", ("inferenceservices", "llminferenceservices")),
+    ("kubeai.org", ("models",)),
+    ("ray.io", ("rayclusters",)),
+)
+"""The resources of each API group that the webhook receives."""
+_LABEL = "legroom/gate"
+_DEFAULTS: Mapping[str, Any] = {
+    "namespace": "legroom",
+    "image": f"legroom:{__version__}",
+    "mode": "warn",
+    "opt_in": False,
+    "default_gpu": "",
+    "certificates": "cert-manager",
+    "ca_file": None,
+    "replicas": 2,
+}
+_SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--namespace", metavar="NAME", default=_DEFAULTS["namespace"], help="where it goes (default: %(default)s)"
+    )
+    group.add_argument(
+        "--image",
+        metavar="NAME",
+        default=_DEFAULTS["image"],
+        help="an image with legroom[gate] in it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--mode",
+        choices=("warn", "enforce"),
+        default=_DEFAULTS["mode"],
+        help="of namespaces that do not choose one (default: warn)",
+    )
+    group.add_argument(
+        "--opt-in", action="store_true", help=f"only namespaces with the label {_LABEL}; else all but {_LABEL}=off"
+    )
+    group.add_argument("--default-gpu", metavar="NAME", default="", help="the GPU of a pod that names none")
+    group.add_argument(
+        "--certificates",
+        choices=("cert-manager", "self"),
+        default=_DEFAULTS["certificates"],
+        help="who makes them: cert-manager, or this command (default: cert-manager)",
+    )
+    group.add_argument("--ca-file", metavar="FILE", help="for --certificates self: where the authority is kept")
+    group.add_argument(
+        "--replicas", metavar="N", type=int, default=_DEFAULTS["replicas"], help="how many (default: %(default)s)"
+    )
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    options = {**_DEFAULTS, **request.options}
+    namespace = str(options["namespace"])
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+        raise LegroomError(f"--namespace {namespace!r} is not a name", "use lowercase letters, digits and dashes")
+    if not 1 <= options["replicas"] <= 50:
+        raise LegroomError("--replicas is 1 to 50", "two are enough: one answers while the other is replaced")
+    if options["default_gpu"]:
+        gpu(options["default_gpu"])
+    own = _own_certificates(options, namespace)
+    documents = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": {_LABEL: "off"}}},
+        _account(namespace),
+        *(_secret(namespace, own[1]) if own else _issued(namespace)),
+        _deployment(options, namespace),
+        _service(namespace),
+        _disruption_budget(namespace),
+        _network_policy(namespace),
+    ]
+    head = (
+        f"{MARK} {__version__} export gate. Apply this first, and the webhook once the pods are ready.",
+        "Everything fails open: a gate that is not there lets every manifest through.",
+    )
+    webhook = yaml_text(_webhooks(options, namespace, own[0] if own else None), head=(f"{MARK} {__version__}.",))
+    return (
+        ExportedFile("gate.yaml", yaml_text(*documents, head=head)),
+        ExportedFile("webhook.yaml", webhook),
+        ExportedFile("Dockerfile", _DOCKERFILE),
+    )
+
+
+_DOCKERFILE = f"""\
+# {MARK} {__version__}: an image for the gate. docker build -t legroom:{__version__} .
+FROM python:3.12-slim
+RUN pip install --no-cache-dir 'legroom[gate]=={__version__}'
+USER {_USER}:{_USER}
+ENTRYPOINT ["legroom"]
+"""
+
+
+def _own_certificates(options: Mapping[str, Any], namespace: str) -> tuple[KeyPair, KeyPair] | None:
+    if options["certificates"] != "self":
+        if options.get("ca_file"):
+            raise LegroomError("--ca-file belongs to --certificates self", "cert-manager keeps its own authority")
+        return None
+    from legroom.exports.gate_certificates import kept_authority, new_authority, new_certificate
+
+    authority = kept_authority(options["ca_file"]) if options.get("ca_file") else new_authority()
+    return authority, new_certificate(authority, service_names(namespace))
+
+
+def service_names(namespace: str) -> tuple[str, ...]:
+    """The DNS names of the gate."""
+    name = f"{NAME_IN_CLUSTER}.{namespace}"
+    return f"{name}.svc", name, f"{name}.svc.cluster.local"
+
+
+def _metadata(namespace: str, name: str = NAME_IN_CLUSTER) -> dict[str, Any]:
+    return {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": NAME_IN_CLUSTER}}
+
+
+def _selector() -> dict[str, str]:
+    return {"app.kubernetes.io/name": NAME_IN_CLUSTER}
+
+
+def _account(namespace: str) -> dict[str, Any]:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(namespace)}
+    why = "It asks the API server for nothing, and has no rights."
+    return {**account, "automountServiceAccountToken": Commented(why, False)}
+
+
+def _secret(namespace: str, pair: KeyPair) -> list[dict[str, Any]]:
+    data = {"tls.crt": _base64(pair.certificate), "tls.key": _base64(pair.key)}
+    metadata = _metadata(namespace, f"{NAME_IN_CLUSTER}-tls")
+    return [{"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "metadata": metadata, "data": data}]
+
+
+def _issued(namespace: str) -> list[dict[str, Any]]:
+    """The Issuer and Certificate of cert-manager, which makes and renews the Secret."""
+    issuer = {"apiVersion": "cert-manager.io/v1", "kind": "Issuer", "metadata": _metadata(namespace)}
+    certificate = {"apiVersion": "cert-manager.io/v1", "kind": "Certificate", "metadata": _metadata(namespace)}
+    spec = {
+        "secretName": f"{NAME_IN_CLUSTER}-tls",
+        "dnsNames": list(service_names(namespace)),
+        "issuerRef": {"name": NAME_IN_CLUSTER, "kind": "Issuer"},
+        "duration": "2160h",
+        "renewBefore": "720h",
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Always"},
+    }
+    return [{**issuer, "spec": {"selfSigned": {}}}, {**certificate, "spec": spec}]
+
+
+def _deployment(options: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _selector()},
+    }
+    pod = {
+        "serviceAccountName": NAME_IN_CLUSTER,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [spread],
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(options)],
+        "volumes": [
+            {"name": "tls", "secret": {"secretName": f"{NAME_IN_CLUSTER}-tls"}},
+            {"name": "scratch", "emptyDir": {"sizeLimit": "64Mi"}},
+        ],
+    }
+    scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT), "prometheus.io/scheme": "https"}
+    spec = {
+        "replicas": options["replicas"],
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "selector": {"matchLabels": _selector()},
+        "template": {"metadata": {"labels": _selector(), "annotations": scrape}, "spec": pod},
+    }
+    return manifest("apps/v1", "Deployment", _metadata(namespace), spec)
+
+
+def _container(options: Mapping[str, Any]) -> dict[str, Any]:
+    words = ["gate", "--port", str(_PORT), "--mode", options["mode"], "--deadline", str(_DEADLINE_S)]
+    if options["default_gpu"]:
+        words += ["--default-gpu", options["default_gpu"]]
+    check = {"port": "https", "scheme": "HTTPS"}
+    return {
+        "name": "gate",
+        "image": options["image"],
+        "command": ["legroom"],
+        "args": words,
+        "env": [{"name": "HOME", "value": "/scratch"}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "ports": [{"name": "https", "containerPort": _PORT}],
+        "startupProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 2, "failureThreshold": 30},
+        "livenessProbe": {"httpGet": {"path": "/healthz", **check}, "periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": {"httpGet": {"path": "/readyz", **check}, "periodSeconds": 5, "failureThreshold": 2},
+        "lifecycle": {
+            "preStop": Commented(
+                "The API server learns that the pod is leaving; then what is under way is answered.",
+                {"exec": {"command": ["python", "-c", "import time; time.sleep(5)"]}},
+            )
+        },
+        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "tls", "mountPath": "/etc/legroom/tls", "readOnly": True},
+            {"name": "scratch", "mountPath": "/scratch"},
+        ],
+    }
+
+
+def _service(namespace: str) -> dict[str, Any]:
+    ports = [{"name": "https", "port": 443, "targetPort": "https"}]
+    spec = {"selector": _selector(), "ports": ports}
+    return manifest("v1", "Service", _metadata(namespace), spec)
+
+
+def _disruption_budget(namespace: str) -> dict[str, Any]:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _selector()}}
+    return manifest("policy/v1", "PodDisruptionBudget", _metadata(namespace), spec)
+
+
+def _network_policy(namespace: str) -> dict[str, Any]:
+    spec = {
+        "podSelector": {"matchLabels": _selector()},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": Commented(
+            "API servers have no labels to name them by; what they send is all that is answered.",
+            [{"ports": [{"protocol": "TCP", "port": _PORT}]}],
+        ),
+        "egress": Commented("It asks nobody for anything. With --hub, allow DNS and port 443.", []),
+    }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", _metadata(namespace), spec)
+
+
+def _webhooks(options: Mapping[str, Any], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": NAME_IN_CLUSTER, "labels": _selector()}
+    if authority is None:
+        metadata["annotations"] = {"cert-manager.io/inject-ca-from": f"{namespace}/{NAME_IN_CLUSTER}"}
+    other = "warn" if options["mode"] == "enforce" else "enforce"
+    usual = {"key": _LABEL, "operator": "NotIn", "values": ["off", other]}
+    if options["opt_in"]:
+        usual = {"key": _LABEL, "operator": "In", "values": ["on", options["mode"]]}
+    chosen = {"key": _LABEL, "operator": "In", "values": [other]}
+    hooks = [_webhook(options["mode"], [usual], namespace, authority), _webhook(other, [chosen], namespace, authority)]
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": metadata,
+        "webhooks": hooks,
+    }
+
+
+def _webhook(mode: str, namespaces: list[dict[str, Any]], namespace: str, authority: KeyPair | None) -> dict[str, Any]:
+    client: dict[str, Any] = {
+        "service": {"name": NAME_IN_CLUSTER, "namespace": namespace, "path": f"/validate/{mode}", "port": 443}
+    }
+    if authority is not None:
+        client["caBundle"] = _base64(authority.certificate)
+    left_alone = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [*_SYSTEM, namespace]}
+    return {
+        "name": f"{mode}.gate.legroom.internal",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": Commented("A gate that does not answer lets everything through.", "Ignore"),
+        "timeoutSeconds": _TIMEOUT_S,
+        "matchPolicy": "Equivalent",
+        "namespaceSelector": {"matchExpressions": [left_alone, *namespaces]},
+        "objectSelector": {"matchExpressions": [{"key": _LABEL, "operator": "NotIn", "values": ["off"]}]},
+        "rules": [
+            {
+                "apiGroups": [group],
+                "apiVersions": ["*"],
+                "operations": ["CREATE", "UPDATE"],
+                "resources": list(resources),
+                "scope": "Namespaced",
+            }
+            for group, resources in _KINDS
+        ],
+        "clientConfig": client,
+    }
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

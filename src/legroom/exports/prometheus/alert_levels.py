@@ -1,0 +1,124 @@
+"""The thresholds and windows of the alerts, from the detectors, the plan and the options."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.errors import LegroomError
+from legroom.exports.deploy.exported_server import checkpoint_bytes
+from legroom.exports.deploy.serve_command import parse_command
+from legroom.exports.deploy.start_times import DISK_BYTES_S, StartTimes
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.records import dataclass
+from legroom.units import parse_seconds, parse_speed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from legroom.planning.plan_document import PlanDocument
+
+MOST_SPEED_UP = 60.0
+
+
+@dataclass(frozen=True)
+class AlertLevels:
+    """Every level and time of the alerts. Times are real time; `speed_up` divides them when they are written.
+
+    What a detector of `legroom watch` also looks at is in its thresholds; here is what only a rule needs.
+    """
+
+    detect: Thresholds = DEFAULT
+    down_for_s: float = 600
+    """Longer than a start takes; a plan replaces it."""
+    crash_window_s: float = DEFAULT.crash_over_s
+    """Within which so many restarts are a loop. A plan makes it as long as they take: a server that loads for seven
+    minutes never starts three times in fifteen."""
+    failed_ratio: float = 0.5
+    """The share of failed requests above which the server itself fails."""
+    failed_least_per_s: float = 1 / 60
+    """One a minute; below it a ratio is of one or two requests."""
+    missing_ratio: float = 0.5
+    """The share of the targets an hour ago; autoscaling removes fewer within an hour."""
+    missing_for_s: float = 300
+    """A restarted Prometheus has no targets for a while."""
+    rate_window_s: float = 120
+    """Eight scrapes at the usual 15 s, two at 60 s: a rate needs two."""
+    traffic_least: float = 10
+    """Requests that are expected in the window: one a minute."""
+    ttft_p99_s: float | None = None
+    """None: compare with the server's own previous day."""
+    inter_token_p99_s: float | None = None
+    latency_factor: float = 3.0
+    """Larger than the variation within a day."""
+    ttft_floor_s: float = 1.0
+    """A first token within a second is no problem."""
+    inter_token_floor_s: float = 0.1
+    """Ten tokens a second: faster than people read."""
+    latency_window_s: float = 600
+    latency_for_s: float = 300
+    latency_least: int = 20
+    """The p99 of fewer requests is their maximum."""
+    guard_turned_away_ratio: float = 0.05
+    """One request in twenty."""
+    guard_for_s: float = 300
+    drain_for_s: float = 900
+    """Longer than the longest requests: the drain was forgotten."""
+    speed_up: float = 1.0
+
+    @property
+    def preemptions_least_per_s(self) -> float:
+        """The rate below which preemptions are ignored."""
+        return self.detect.preemptions_least / self.detect.preemption_over_s
+
+    @property
+    def critical_for_s(self) -> float:
+        """The time of pressure plus the time of a lasting queue."""
+        return self.detect.alert_pool_for_s + self.detect.alert_queue_for_s
+
+    def time(self, seconds: float) -> str:
+        """A duration of real time in Prometheus' notation, divided by `speed_up`."""
+        return duration(seconds / self.speed_up)
+
+
+def duration(seconds: float) -> str:
+    """A duration in Prometheus' notation: `5m`, `1h30m`."""
+    left = max(1, round(seconds * 1000))
+    words = ""
+    for unit, size in (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, left = divmod(left, size)
+        words += f"{count}{unit}" if count else ""
+    return words
+
+
+def levels_for(plan: PlanDocument | None, options: Mapping[str, Any]) -> AlertLevels:
+    levels = AlertLevels(
+        ttft_p99_s=parse_seconds(options.get("ttft_p99"), "--ttft-p99"),
+        inter_token_p99_s=parse_seconds(options.get("inter_token_p99"), "--inter-token-p99"),
+        speed_up=_speed_up(options.get("speed_up")),
+    )
+    disk_bytes_s = parse_speed(options.get("disk_speed"), "--disk-speed", DISK_BYTES_S)
+    if plan is None:
+        return levels
+    checkpoint = checkpoint_bytes(plan, parse_command(plan.command, plan.release))
+    # Not a first start, which also downloads: nobody would hear of an outage for as long.
+    start = StartTimes(checkpoint, disk_bytes_s, 0)
+    # One more than the restarts: between two of them lies a start, and before the first some serving.
+    window_s = max(levels.crash_window_s, (levels.detect.crash_restarts + 1) * start.expected_s)
+    return replace(levels, down_for_s=start.limit_s, crash_window_s=math.ceil(window_s / 60) * 60)
+
+
+def _speed_up(text: str | None) -> float:
+    if text is None:
+        return 1.0
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= MOST_SPEED_UP:
+        raise LegroomError(
+            f"--speed-up {text!r} is not a factor from 1 to {MOST_SPEED_UP:g}", "write it like --speed-up 20"
+        )
+    return factor

@@ -1,0 +1,168 @@
+"""PromQL over vLLM's metrics by what they measure, in the names of one release or so that a rename does not matter.
+
+A release can show one measure under two names: the V0 and the V1 engine differ, and for a while an old name stays
+beside the new one. `a or b` over aggregates takes what `a` has and adds from `b` only the servers that `a` does not
+have, so nothing is counted twice; aggregating first removes the name and the labels in which the two differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from legroom.facts.metrics import metrics_of, name_of, names_of, role_of
+from legroom.facts.releases import known_releases, release
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from legroom.facts.releases import Release
+
+IDENTITY = ("model_name", "engine", "le")
+"""Labels of servers, engines and buckets; every other label splits one measure into parts."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """PromQL expressions of the measures of one release, or of any release (None)."""
+
+    release: Release | None
+    selector: str = ""
+    """Label matchers of every series, without braces: `job="vllm"`."""
+    keep: str = ""
+    """The aggregation's labels (`by (instance)`); empty: all but those that split a measure into parts."""
+
+    def has(self, role: str) -> bool:
+        """Whether the release has a series for it."""
+        return bool(self.series(role))
+
+    def series(self, role: str) -> tuple[str, ...]:
+        """The series names of a measure, the preferred one first."""
+        if self.release is None:
+            return names_of(role)
+        names = (name_of(role, self.release, engine) for engine in ("v1", "v0"))
+        return tuple(dict.fromkeys(name for name in names if name))
+
+    def value(self, role: str, how: str = "sum") -> str:
+        """The current value of a gauge."""
+        return self._each(role, lambda name: f"{how} {self._labels(role)} ({name}{self._matching()})")
+
+    def peak(self, role: str, window: str, how: str = "sum") -> str:
+        """The maximum of a gauge within a window."""
+        inner = f"{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"{how} {self._labels(role)} (max_over_time({name}{inner}))")
+
+    def mean(self, role: str, window: str, how: str = "sum") -> str:
+        """The average of a gauge over a window."""
+        inner = f"{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"{how} {self._labels(role)} (avg_over_time({name}{inner}))")
+
+    def queued(self) -> str:
+        """Requests that wait for capacity; from 0.20.0 on without those that wait for other reasons."""
+        ways = []
+        if self.has("waiting_by_reason"):
+            chosen = replace(self, selector=", ".join(filter(None, (self.selector, 'reason="capacity"'))))
+            ways.append(chosen.value("waiting_by_reason"))
+        return either(*ways, self.value("waiting"))
+
+    def rate(self, role: str, window: str) -> str:
+        """The rate of a counter per second."""
+        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{self._matching()}[{window}]))")
+
+    def increase(self, role: str, window: str, offset: str = "") -> str:
+        """The increase of a counter over a window."""
+        back = f" offset {offset}" if offset else ""
+        inner = f"{self._matching()}[{window}]{back}"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
+
+    def resets(self, role: str, window: str) -> str:
+        """The number of resets of a counter."""
+        return self._each(role, lambda name: f"max {self._labels(role)} (resets({name}{self._matching()}[{window}]))")
+
+    def quantile(self, role: str, share: float, window: str) -> str:
+        """A percentile of a histogram over a window."""
+        labels = self._labels(role).replace("by (", "by (le, ")
+        return self._each(
+            role,
+            lambda name: (
+                f"histogram_quantile({share:g}, sum {labels} (rate({name}_bucket{self._matching()}[{window}]))) >= 0"
+            ),
+        )
+
+    def observed(self, role: str, window: str) -> str:
+        """The number of observations of a histogram over a window."""
+        inner = f"_count{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (increase({name}{inner}))")
+
+    def observation_rate(self, role: str, window: str) -> str:
+        """The observations of a histogram per second."""
+        inner = f"_count{self._matching()}[{window}]"
+        return self._each(role, lambda name: f"sum {self._labels(role)} (rate({name}{inner}))")
+
+    def finished_rate(self, window: str) -> str:
+        """Requests finished per second."""
+        return self._finished(self.rate, self.observation_rate, window)
+
+    def failed_rate(self, window: str) -> str:
+        """Requests per second that ended with an error of the server."""
+        where = ", ".join(filter(None, (self.selector, 'finished_reason="error"')))
+        return replace(self, selector=where).rate("request_success", window)
+
+    def finished_count(self, window: str) -> str:
+        """Requests finished over a window."""
+        return self._finished(self.increase, self.observed, window)
+
+    def prefix_hit_ratio(self, window: str) -> str:
+        """The share of looked-up prompt tokens found in the prefix cache: two counters in V1, a gauge in V0."""
+        ways = []
+        if self.has("prefix_hits"):
+            hits, queries = self.series("prefix_hits"), self.series("prefix_queries")
+            labels, inner = self._labels("prefix_hits"), f"{self._matching()}[{window}]"
+            ways += [
+                f"sum {labels} (rate({hit}{inner})) / (sum {labels} (rate({query}{inner})) > 0)"
+                for hit, query in zip(hits, queries, strict=True)
+            ]
+        if self.has("prefix_hit_rate"):
+            # V0 says -1 where prefix caching is off.
+            ways.append(self.value("prefix_hit_rate", "avg") + " >= 0")
+        return either(*ways)
+
+    def _finished(self, counted: Callable[..., str], observed: Callable[..., str], window: str) -> str:
+        """0.4.0 and 0.4.1 count finished requests in the latency histogram alone."""
+        if not self.has("request_success"):
+            return observed("e2e_latency", window)
+        known = counted("request_success", window)
+        return either(known, observed("e2e_latency", window)) if self.release is None else known
+
+    def _each(self, role: str, expression: Callable[[str], str]) -> str:
+        return either(*(expression(name) for name in self.series(role)))
+
+    def _matching(self) -> str:
+        return f"{{{self.selector}}}" if self.selector else ""
+
+    def _labels(self, role: str) -> str:
+        return self.keep or f"without ({', '.join(_parts().get(role, ()))})"
+
+
+def either(*expressions: str) -> str:
+    """The first expression that has a value, for each label set."""
+    return "\nor\n".join(expressions)
+
+
+def grouped(expression: str) -> str:
+    """The expression in parentheses where it contains `or`."""
+    return f"({expression})" if "\nor\n" in expression else expression
+
+
+@cache
+def _parts() -> dict[str, tuple[str, ...]]:
+    """By role, the labels that split a measure into parts in any release (`finished_reason` of finished requests)."""
+    by_role: dict[str, dict[str, None]] = {}
+    for version in known_releases():
+        for metric in metrics_of(release(version)):
+            parts = [label for label in metric.labels if label not in IDENTITY]
+            if parts and (role := role_of(metric.series)):
+                by_role.setdefault(role, {}).update(dict.fromkeys(parts))
+    return {role: tuple(parts) for role, parts in by_role.items()}

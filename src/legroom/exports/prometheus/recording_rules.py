@@ -1,0 +1,124 @@
+"""Recording rules: vLLM's measures under one name each, whatever the release calls them. The alerts read these.
+
+A name begins with the level that it is kept at, as Prometheus advises: `engine:` has one series for each engine of a
+server, `instance:` one for each server, `model:` one for each model of a job, namespace and cluster.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from legroom.exports.prometheus.measures import Measures, either, grouped
+
+if TYPE_CHECKING:
+    from legroom.exports.prometheus.alert_levels import AlertLevels
+
+KV_USE = "engine:legroom_vllm_kv_use:ratio"
+RUNNING = "engine:legroom_vllm_running:count"
+WAITING = "engine:legroom_vllm_waiting:count"
+QUEUED = "engine:legroom_vllm_queued:count"
+PREEMPTIONS = "engine:legroom_vllm_preemptions:rate"
+FAILED = "engine:legroom_vllm_failed:rate"
+FINISHED = "engine:legroom_vllm_finished:rate"
+FINISHED_COUNT = "engine:legroom_vllm_finished:count"
+PROMPT_TOKENS = "engine:legroom_vllm_prompt_tokens:rate"
+GENERATION_TOKENS = "engine:legroom_vllm_generation_tokens:rate"
+PROGRESS = "engine:legroom_vllm_progress:rate"
+PREFIX_HITS = "engine:legroom_vllm_prefix_hit:ratio"
+RECOMPUTED = "engine:legroom_vllm_recomputed:ratio"
+SERVER_ERRORS = "instance:legroom_vllm_server_errors:rate"
+RESTARTS = "instance:legroom_vllm_restarts:count"
+_MODEL = "cluster, namespace, job, model_name"
+MODEL_LEVEL = {
+    "model:legroom_vllm_kv_use:avg": f"avg by ({_MODEL}) ({KV_USE})",
+    "model:legroom_vllm_running:sum": f"sum by ({_MODEL}) ({RUNNING})",
+    "model:legroom_vllm_queued:sum": f"sum by ({_MODEL}) ({QUEUED})",
+    "model:legroom_vllm_generation_tokens:rate": f"sum by ({_MODEL}) ({GENERATION_TOKENS})",
+}
+"""Aggregates over the servers of a model."""
+LATENCIES = {"ttft": "ttft", "inter_token": "inter_token", "e2e_latency": "e2e", "queue_time": "queue_time"}
+BY_INSTANCE = "by (cluster, namespace, job, instance)"
+SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def latency(role: str, share: str) -> str:
+    """The recorded series of a latency's percentile."""
+    return f"engine:legroom_vllm_{LATENCIES[role]}_seconds:{share}"
+
+
+def observed(role: str) -> str:
+    """The recorded series of a latency's number of observations."""
+    return f"engine:legroom_vllm_{LATENCIES[role]}:count"
+
+
+def recordings(measures: Measures, levels: AlertLevels, job: str) -> dict[str, str]:
+    """The expressions of all recorded series that the release has metrics for, by name."""
+    window = levels.time(levels.rate_window_s)
+    records = {
+        KV_USE: measures.value("kv_use", "max"),
+        RUNNING: measures.value("running"),
+        WAITING: measures.value("waiting"),
+        QUEUED: measures.queued(),
+        **_rates(measures, levels, window),
+    }
+    if measures.has("prefix_hits") or measures.has("prefix_hit_rate"):
+        records[PREFIX_HITS] = measures.prefix_hit_ratio(window)
+    records |= _latencies(measures, levels)
+    records[RESTARTS] = restarts(measures, levels.time(levels.crash_window_s), job)
+    records[SERVER_ERRORS] = server_errors(window, job)
+    return records | MODEL_LEVEL
+
+
+def _rates(measures: Measures, levels: AlertLevels, window: str) -> dict[str, str]:
+    records = {}
+    if measures.has("preemptions"):
+        records[PREEMPTIONS] = measures.rate("preemptions", window)
+    records[FINISHED] = measures.finished_rate(window)
+    if measures.has("request_success"):
+        records[FAILED] = measures.failed_rate(window)
+    prompts, outputs = (measures.rate(role, window) for role in ("prompt_tokens", "generation_tokens"))
+    records[FINISHED_COUNT] = measures.finished_count(levels.time(levels.detect.no_traffic_s))
+    records[PROMPT_TOKENS] = prompts
+    records[GENERATION_TOKENS] = outputs
+    records[PROGRESS] = f"{grouped(prompts)}\n+\n{grouped(outputs)}"
+    if measures.has("prompt_tokens_recomputed"):
+        again = measures.rate("prompt_tokens_recomputed", window)
+        records[RECOMPUTED] = f"{grouped(again)}\n/\n({grouped(prompts)} > 0)"
+    return records
+
+
+def _latencies(measures: Measures, levels: AlertLevels) -> dict[str, str]:
+    window = levels.time(levels.latency_window_s)
+    records = {}
+    for role in filter(measures.has, LATENCIES):
+        for name, share in SHARES.items():
+            records[latency(role, name)] = measures.quantile(role, share, window)
+        records[observed(role)] = measures.observed(role, window)
+    return records
+
+
+def restarts(measures: Measures, window: str, job: str) -> str:
+    """Starts within a window: the process's own start time where it is shown (not with several API servers, nor by
+    V0's separate engine process), else how often a counter began again. That of prompts: an embedder generates none."""
+    by_instance = Measures(measures.release, measures.selector, BY_INSTANCE)
+    begun = either(
+        f'max {BY_INSTANCE} (changes(process_start_time_seconds{{job="{job}"}}[{window}]))',
+        by_instance.resets("prompt_tokens", window),
+    )
+    return f"{begun}\nor\n{_replaced(window, job)}"
+
+
+def _replaced(window: str, job: str) -> str:
+    """How often a pod came back under its name with another address, whether or not it ever served: the pods of a
+    LeaderWorkerSet are made anew when one of them ends, and every one of their addresses is an instance of its own."""
+    by_pod = "by (cluster, namespace, job, pod)"
+    addresses = (
+        f'count by (cluster, namespace, job, pod, instance) (count_over_time(up{{job="{job}", pod!=""}}[{window}]))'
+    )
+    again = f"(count {by_pod} ({addresses}) > 1) - 1"
+    return f'max {BY_INSTANCE} (label_replace({again}, "instance", "$1", "pod", "(.+)"))'
+
+
+def server_errors(window: str, job: str) -> str:
+    """The rate of HTTP 5xx, which vLLM counts even when its engine is dead."""
+    return f'sum {BY_INSTANCE} (rate(http_requests_total{{job="{job}", status=~"5.*"}}[{window}]))'

@@ -1,0 +1,297 @@
+"""`legroom export runbook`: the troubleshooting tree of the catalog, as Markdown with Mermaid and as SVG."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from legroom.drawing.svg import Svg
+from legroom.drawing.text import wrap
+from legroom.explain.catalog_entries import bundled
+from legroom.explain.entry import Entry, Language, Localized
+from legroom.exports.export_request import MARK, ExportedFile
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.exports.export_request import ExportRequest
+
+NAME = "runbook"
+HELP = "the troubleshooting tree of the catalog: Markdown with Mermaid, and SVG"
+_SIGNED = f"<!-- {MARK}. -->\n"
+_WORDS = {
+    "en": {
+        "title": "Runbook: vLLM and memory",
+        "intro": "Generated from legroom's catalog. `legroom diagnose vllm.log` walks this tree for you, with the "
+        "numbers of your server; `legroom explain LR203` tells the whole story of one cause.",
+        "where": "Where does it happen?",
+        "look": "How to see it",
+        "sign": "In the log",
+        "why": "Why",
+        "do": "What helps",
+        "not": "What not to try",
+        "myth": "you may have read this",
+        "verify": "How to verify",
+        "next": "What may come next",
+        "confused": "Easily taken for",
+        "worked": "worked in {worked} of {tried} counted threads",
+    },
+    "zh": {
+        "title": "手册：vLLM 与显存",
+        "intro": "由 legroom 的知识库生成。`legroom diagnose vllm.log` 会结合你的服务器的数字替你走完这棵树；"
+        "`legroom explain LR203` 讲述一个原因的全部细节。",
+        "where": "问题出现在哪里？",
+        "look": "如何辨认",
+        "sign": "日志里的样子",
+        "why": "原因",
+        "do": "有效的办法",
+        "not": "不要尝试",
+        "myth": "常见误解",
+        "verify": "如何验证",
+        "next": "之后可能出现",
+        "confused": "容易混淆",
+        "worked": "统计的 {tried} 个讨论中 {worked} 个有效",
+    },
+}
+
+
+def add_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--language", choices=("en", "zh"), default="en", help="English or Chinese (default: en)")
+
+
+def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
+    language: Language = request.options.get("language", "en")
+    branches = tree(bundled())
+    return (
+        ExportedFile("runbook.md", f"{runbook_text(branches, language)}\n{_SIGNED}"),
+        ExportedFile("runbook.svg", runbook_svg(branches, language) + _SIGNED),
+    )
+
+
+def runbook_text(branches: Sequence[Branch], language: Language = "en") -> str:
+    return "\n".join(_page(branches, language)) + "\n"
+
+
+def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:
+    words = _WORDS[language]
+    yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")
+    yield from (f"## {words['where']}", "", "```mermaid", overview(branches, language).rstrip(), "```")
+    for branch in branches:
+        yield from ("", f"## {branch.question.said(language)}", "")
+        yield from (f"{words['look']}: {branch.look.said(language)}.", "")
+        yield from ("```mermaid", flowchart(branch, language).rstrip(), "```")
+        for entry in branch.entries:
+            yield from _entry(entry, language)
+
+
+def _entry(entry: Entry, language: Language) -> Iterator[str]:
+    words = _WORDS[language]
+    yield from ("", f"### {entry.id}: {entry.title.said(language)}", "")
+    for signature in entry.signatures[:2]:
+        yield f"{words['sign']}: {signature.text.said(language)}"
+        yield ""
+    yield from (f"{words['why']}: {entry.cause.said(language)}", "", f"**{words['do']}**", "")
+    for workaround in entry.workarounds:
+        count = entry.counted(workaround.kind)
+        counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
+        how = workaround.how.said(language)
+        condition = workaround.condition.said(language)
+        extra = "; ".join(text for text in (condition, counted) if text)
+        yield f"- {workaround.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
+    yield from ("", f"**{words['not']}**", "")
+    for dead in entry.dead_ends:
+        read = f" ({words['myth']})" if dead.myth else ""
+        yield f"- {dead.action.said(language)}{read}: {dead.why_fails.said(language)}"
+    if entry.story:
+        yield from ("", f"{words['verify']}: {entry.story.verify.said(language)}")
+    for name, ids in (("next", entry.leads_to), ("confused", entry.confused_with)):
+        if ids:
+            yield from ("", f"{words[name]}: {', '.join(ids)}")
+
+
+def _code(text: str) -> str:
+    fence = "``" if "`" in text else "`"
+    return f"{fence}{text}{fence}"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A group of causes by where the failure happens."""
+
+    key: str
+    """The first digit of its entries."""
+    question: Localized
+    look: Localized
+    """How to recognize it."""
+    colour: str
+    entries: tuple[Entry, ...] = ()
+
+
+_YES = {"en": "yes", "zh": "是"}
+_NO = {"en": "no", "zh": "否"}
+_START = {"en": "vLLM stops, or requests fail", "zh": "vLLM 停止，或请求失败"}
+_UNKNOWN = {"en": "legroom diagnose vllm.log", "zh": "legroom diagnose vllm.log"}
+_WIDTH = 1280.0
+_LEFT, _QUESTION = 24.0, 236.0
+_CAUSES, _REMEDIES = 300.0, 770.0
+_ROW, _GAP = 22.0, 26.0
+_TITLE = {"en": "What to do when vLLM runs out of memory", "zh": "vLLM 显存不足时怎么办"}
+_COLUMNS = {"en": ("where", "what it is", "what to try first"), "zh": ("位置", "原因", "先试什么")}
+_BRANCHES = (
+    Branch(
+        "9",
+        Localized("Is it something else than memory?", "是否根本不是显存问题？"),
+        Localized(
+            "the last lines name a driver, a kernel, NCCL or a flag, and no size",
+            "末尾几行提到驱动、内核、NCCL 或参数，没有字节数",
+        ),
+        "grey",
+    ),
+    Branch(
+        "1",
+        Localized("Does it end while the model loads?", "是否在加载模型时失败？"),
+        Localized("before the line that says what model loading took", "在 Model loading took 之前"),
+        "blue",
+    ),
+    Branch(
+        "3",
+        Localized("In the profile run, in graph capture or in a warm-up?", "是否在探测、图捕获或预热时失败？"),
+        Localized(
+            "after loading; profile_run, capture_model or warming up is in the traceback",
+            "加载之后；堆栈里有 profile_run、capture_model 或 warm up",
+        ),
+        "purple",
+    ),
+    Branch(
+        "2",
+        Localized("When the KV cache is sized?", "是否在确定 KV 缓存大小时失败？"),
+        Localized(
+            "the message speaks of cache blocks, of max seq len or of KV cache memory",
+            "报错提到 cache blocks、max seq len 或 KV cache memory",
+        ),
+        "green",
+    ),
+    Branch(
+        "4",
+        Localized("While it serves?", "是否在服务期间出现？"),
+        Localized("it had started, and requests were answered", "已经启动，并且处理过请求"),
+        "orange",
+    ),
+    Branch(
+        "5",
+        Localized("Is it the host?", "是否是主机的问题？"),
+        Localized(
+            "the process was killed, or /dev/shm, pinned or unified memory is named",
+            "进程被杀死，或提到 /dev/shm、锁页内存、统一内存",
+        ),
+        "red",
+    ),
+)
+
+
+def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
+    """The branches with their catalog entries."""
+    own = [entry for entry in entries if entry.id.startswith("LR") and entry.story is not None]
+    branches = (
+        replace(branch, entries=tuple(entry for entry in own if entry.id[2:3] == branch.key)) for branch in _BRANCHES
+    )
+    return tuple(branch for branch in branches if branch.entries)
+
+
+def _first_remedy(entry: Entry, language: Language) -> str:
+    """The first workaround of an entry."""
+    return entry.workarounds[0].action.said(language) if entry.workarounds else ""
+
+
+def overview(branches: Sequence[Branch], language: Language) -> str:
+    """A Mermaid flowchart of all branches."""
+    lines = ["flowchart TD", f"  start([{label(_START[language])}])"]
+    before, arrow = "start", "-->"
+    for branch in branches:
+        node = f"q{branch.key}"
+        lines.append(f"  {node}{{{label(branch.question.said(language))}}}")
+        lines.append(f"  {before} {arrow} {node}")
+        ids = f"LR{branch.key}xx: {len(branch.entries)}"
+        lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{label(ids)}]")
+        before, arrow = node, f"-->|{_NO[language]}|"
+    lines.append(f"  {before} {arrow} unknown[{label(_UNKNOWN[language])}]")
+    return "\n".join(lines) + "\n"
+
+
+def flowchart(branch: Branch, language: Language) -> str:
+    """A Mermaid flowchart of one branch: causes, first workarounds and follow-up causes."""
+    return "\n".join(_flowchart_lines(branch, language)) + "\n"
+
+
+def _flowchart_lines(branch: Branch, language: Language) -> Iterator[str]:
+    yield "flowchart LR"
+    yield f"  start{{{label(branch.question.said(language))}}}"
+    shown = {entry.id for entry in branch.entries}
+    for entry in branch.entries:
+        yield f"  {entry.id}[{label(f'{entry.id}: {entry.title.said(language)}')}]"
+        yield f"  start --> {entry.id}"
+        remedy = _first_remedy(entry, language)
+        if remedy:
+            yield f"  {entry.id} --> {entry.id}do([{label(remedy)}])"
+    for entry in branch.entries:
+        for following in entry.leads_to:
+            if following in shown:
+                yield f"  {entry.id} -.-> {following}"
+
+
+def label(text: str) -> str:
+    """A quoted and escaped label of Mermaid."""
+    escaped = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;")
+    return f'"{" ".join(escaped.split())}"'
+
+
+def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
+    page = Svg(_WIDTH, _TITLE[language])
+    page.text(_LEFT, 38, _TITLE[language], "sans ink", size=20, bold=True)
+    for x, words in zip((_LEFT, _CAUSES + 16, _REMEDIES), _COLUMNS[language], strict=True):
+        page.text(x, 66, words, "sans soft", size=12.5)
+    y = 80.0
+    for number, branch in enumerate(branches):
+        height = max(_ROW * len(branch.entries), _question_height(branch, language))
+        if number:
+            middle = _LEFT + _QUESTION / 2
+            page.line(middle, y - _GAP, middle, y)
+            page.text(middle + 6, y - _GAP / 2 + 4, _NO[language], "sans soft", size=11)
+        _branch(page, branch, y, height, language)
+        y += height + _GAP
+    return page.render(y)
+
+
+def _question_height(branch: Branch, language: Language) -> float:
+    lines = len(wrap(branch.question.said(language), 24)) * 18 + len(wrap(branch.look.said(language), 33)) * 15
+    return lines + 26.0
+
+
+def _branch(page: Svg, branch: Branch, y: float, height: float, language: Language) -> None:
+    page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
+    page.box(_LEFT, y, 5, height, fill=branch.colour)
+    row = y + 20
+    for line in wrap(branch.question.said(language), 24):
+        page.text(_LEFT + 16, row, line, "sans ink", size=14, bold=True)
+        row += 18
+    row += 2
+    for line in wrap(branch.look.said(language), 33):
+        page.text(_LEFT + 16, row, line, "sans soft", size=11.5)
+        row += 15
+    spine, middle = _CAUSES - 14, y + _ROW / 2
+    page.line(_LEFT + _QUESTION, middle, spine, middle)
+    last = y + _ROW * (len(branch.entries) - 0.5)
+    page.line(spine, middle, spine, last)
+    for number, entry in enumerate(branch.entries):
+        centre = y + _ROW * (number + 0.5)
+        page.line(spine, centre, _CAUSES, centre)
+        page.box(_CAUSES, centre - 9, 6, 18, fill=branch.colour, tip=entry.cause.said(language))
+        page.text(_CAUSES + 16, centre + 4, entry.id, "ink", size=12.5, bold=True)
+        page.text(_CAUSES + 66, centre + 4, _cut(entry.title.said(language), 58), "sans ink", size=12.5)
+        page.text(_REMEDIES, centre + 4, _cut(_first_remedy(entry, language), 68), "sans soft", size=12.5)
+
+
+def _cut(text: str, width: int) -> str:
+    lines = wrap(text, width)
+    return lines[0] if len(lines) < 2 else wrap(text, width - 2)[0] + " …"

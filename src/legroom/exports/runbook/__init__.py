@@ -1,1 +1,0 @@
-"""The troubleshooting tree from the catalog: Markdown with Mermaid, and a picture."""

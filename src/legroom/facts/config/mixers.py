@@ -1,0 +1,445 @@
+"""The mixer of every layer, read from a config.json.
+
+A layer pattern comes from `layer_types` where the config has one, else from the fields and the defaults of its
+architecture (Gemma-2 alternates, Gemma-3 has one full layer in six ...), else every layer is full attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.config.fields import int_field, optional_int
+from legroom.facts.config.layer_patterns import layer_kinds
+from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, attending, latent
+
+
+def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
+    """The state-space mixer of one layer of the given kind."""
+    readers = {
+        "mamba1": _mamba1,
+        "mamba2": _mamba2,
+        "gdn": _gdn,
+        "kda": _kda,
+        "lightning": _lightning,
+        "short_conv": _short_conv,
+    }
+    if kind not in readers:
+        raise LegroomError(
+            f"the model config has a layer of type {kind!r}, which legroom does not know",
+            "known: full, sliding, chunked, linear attention, mamba, conv",
+        )
+    return StateSpace(kind, tuple(sorted(readers[kind](text).items())))
+
+
+def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    for name in names:
+        value = text.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int_field(text, name, low=0)
+    return int_field(text, names[0], default=default)
+
+
+def _mamba1(text: Mapping[str, Any]) -> dict[str, int]:
+    hidden = int_field(text, "hidden_size")
+    expand = _first(text, "mamba_expand", "expand", default=2)
+    inner = expand * hidden
+    if text.get("mamba_expand") is None and isinstance(text.get("d_inner"), int):
+        inner = int_field(text, "d_inner")
+    rank = text.get("mamba_dt_rank", text.get("time_step_rank"))
+    return {
+        "intermediate_size": inner,
+        "state_size": _first(text, "mamba_d_state", "state_size", "d_state", default=16),
+        "conv_kernel": _first(text, "mamba_d_conv", "conv_kernel", "d_conv", default=4),
+        "time_step_rank": rank if isinstance(rank, int) else math.ceil(hidden / 16),
+    }
+
+
+def _mamba2(text: Mapping[str, Any]) -> dict[str, int]:
+    hidden = int_field(text, "hidden_size")
+    heads = _first(text, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads", default=0)
+    head_dim = _first(text, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim", default=0)
+    inner = optional_int(text, "mamba_d_ssm") or 0
+    if not inner and text.get("mamba_num_heads") is not None:
+        inner = heads * head_dim  # Nemotron-H: expand is written but not used
+    inner = inner or _first(text, "mamba_expand", "expand", default=2) * hidden
+    heads = heads or (inner // head_dim if head_dim else 0)
+    if not heads:
+        raise LegroomError("the model config has no mamba_num_heads", "a Mamba-2 model needs its number of heads")
+    return {
+        "intermediate_size": inner,
+        "n_groups": _first(text, "mamba_n_groups", "n_groups", "mamba_ngroups", default=1),
+        "num_heads": heads,
+        "head_dim": head_dim or inner // heads,
+        "state_size": _first(text, "mamba_d_state", "ssm_state_size", "state_size", default=128),
+        "conv_kernel": _first(text, "mamba_d_conv", "conv_kernel", default=4),
+        "chunk_size": _first(text, "mamba_chunk_size", "chunk_size", default=256),
+    }
+
+
+def _gdn(text: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        "num_k_heads": int_field(text, "linear_num_key_heads"),
+        "num_v_heads": int_field(text, "linear_num_value_heads"),
+        "head_k_dim": int_field(text, "linear_key_head_dim"),
+        "head_v_dim": int_field(text, "linear_value_head_dim"),
+        "conv_kernel": int_field(text, "linear_conv_kernel_dim", default=4),
+    }
+
+
+def _kda(text: Mapping[str, Any]) -> dict[str, int]:
+    linear = text.get("linear_attn_config")
+    if not isinstance(linear, Mapping):
+        raise LegroomError("the model config has no linear_attn_config", "a Kimi linear model needs one")
+    return {
+        "num_heads": int_field(linear, "num_heads"),
+        "head_dim": int_field(linear, "head_dim"),
+        "conv_kernel": int_field(linear, "short_conv_kernel_size", default=4),
+        "full_rank_gate": int(bool(linear.get("use_full_rank_gate"))),
+    }
+
+
+def _lightning(text: Mapping[str, Any]) -> dict[str, int]:
+    heads = int_field(text, "num_attention_heads")
+    head_dim = int_field(text, "head_dim", default=int_field(text, "hidden_size") // heads)
+    return {"num_heads": heads, "head_dim": head_dim}
+
+
+def _short_conv(text: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        "intermediate_size": int_field(text, "conv_dim", default=int_field(text, "hidden_size")),
+        "conv_kernel": int_field(text, "conv_L_cache", default=3),
+    }
+
+
+_LATENT_TYPES = {
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "deepseek_ref",
+    "dots3_note",
+    "glm_moe_dsa",
+    "glm4_moe_lite",
+    "glm5_next",
+    "glm5_next_text",
+    "kimi_k2",
+    "kimi_linear",
+    "longcat_flash",
+    "pangu_ultra_moe",
+    "bailing_hybrid",
+    "hy_v4",
+    "deepseek_mtp",
+    "k3_dspark",
+}
+"""Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank keep full heads."""
+
+_QKV_BIAS = (
+    "Qwen2",
+    "QWen",
+    "GPT2",
+    "GPTNeoX",
+    "GPTBigCode",
+    "Bloom",
+    "OPT",
+    "Starcoder2",
+    "PhiForCausal",
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "Whisper",
+    "Bart",
+    "GptOss",
+    "MiMoForCausal",
+)
+_O_BIAS = (
+    "GPT2",
+    "GPTNeoX",
+    "GPTBigCode",
+    "Bloom",
+    "OPT",
+    "Starcoder2",
+    "PhiForCausal",
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "Whisper",
+    "Bart",
+    "GptOss",
+)
+_QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
+_GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
+_ENCODER_ONLY = (
+    "BertModel",
+    "BertFor",
+    "RobertaModel",
+    "RobertaFor",
+    "XLMRoberta",
+    "ModernBert",
+    "NomicBert",
+    "GteModel",
+    "GteNewModel",
+    "JinaRoberta",
+    "SnowflakeGte",
+    "HF_ColBERT",
+    "LlamaBidirectional",
+    "BertSplade",
+)
+
+
+def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
+    """The main mixer of every layer; None where a layer has none (Nemotron-H blocks, DeciLM no-ops)."""
+    kinds = layer_kinds(text, architecture)
+    return tuple(_mixer(text, architecture, index, kind) for index, kind in enumerate(kinds))
+
+
+def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
+    """What a layer mixes with besides its main mixer, a tuple a layer."""
+    kinds = layer_kinds(text, architecture)
+    if any(word in architecture for word in ("Whisper", "BartFor", "MBart", "T5For", "CohereAsr", "Florence2")):
+        cross = _attention(text, architecture, "cross", 0)
+        return tuple((cross,) for _ in kinds)
+    return tuple(
+        (_attention(text, architecture, "full", index),) if kind.endswith("+full") else ()
+        for index, kind in enumerate(kinds)
+    )
+
+
+def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, ...]:
+    """The encoder of an encoder-decoder model: attention without a cache."""
+    if not any(word in architecture for word in ("Whisper", "BartFor", "MBart")):
+        return ()
+    heads = int_field(text, "encoder_attention_heads", default=int_field(text, "num_attention_heads"))
+    head_dim = int_field(text, "hidden_size") // heads
+    count = int_field(text, "encoder_layers", default=int_field(text, "num_hidden_layers"))
+    return (Attention(heads, heads, head_dim, head_dim, qkv_bias=True, o_bias=True, causal=False),) * count
+
+
+_PREDICTS_ONE = frozenset({"qwen3_next"})
+"""Families whose configs do not name their prediction layers; vLLM builds one (measured: 3.07 GiB for Qwen3-Next)."""
+
+
+def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) -> tuple[Mixer, ...]:
+    """The multi-token-prediction layers of the checkpoint: full attention of the model's own widths."""
+    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
+    unnamed = 1 if text.get("model_type") in _PREDICTS_ONE else 0
+    count = next((text[name] for name in names if isinstance(text.get(name), int)), unnamed)
+    attention = attending(layer_mixers)
+    if not attention or not 0 < count < 64:
+        return ()
+    if latent(attention[-1:]) and attention[-1].window is not None:
+        first = int_field(text, "num_hidden_layers")
+        return tuple(_compressed_latent(text, first + index) for index in range(count))
+    full = [mixer for mixer in attention if mixer.window is None]
+    return ((full or attention)[-1],) * count
+
+
+def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str) -> Mixer | None:
+    kind = kind.partition("+")[0]
+    if kind == "none":
+        return None
+    if kind not in ("full", "sliding", "chunked", "latent", "latent_sliding"):
+        return state_space(text, kind)
+    if text.get("compress_ratios") is not None and text.get("head_dim") is not None and is_latent(text):
+        return _compressed_latent(text, index)
+    if is_latent(text):
+        return _latent(text, index)
+    return _attention(text, architecture, kind, index)
+
+
+def is_latent(text: Mapping[str, Any]) -> bool:
+    """Whether vLLM serves this as multi-head latent attention."""
+    return str(text.get("model_type")) in _LATENT_TYPES and (
+        text.get("kv_lora_rank") is not None or text.get("compress_ratios") is not None
+    )
+
+
+def _latent(text: Mapping[str, Any], index: int) -> LatentAttention:
+    index_dim = int_field(text, "index_head_dim", default=0, low=0)
+    return LatentAttention(
+        heads=int_field(text, "num_attention_heads"),
+        kv_lora_rank=int_field(text, "kv_lora_rank"),
+        q_lora_rank=optional_int(text, "q_lora_rank"),
+        qk_nope_head_dim=int_field(text, "qk_nope_head_dim", low=0),
+        qk_rope_head_dim=int_field(text, "qk_rope_head_dim", low=0),
+        v_head_dim=int_field(text, "v_head_dim"),
+        index_heads=int_field(text, "index_n_heads", default=0, low=0),
+        index_head_dim=index_dim if _has_indexer(text, index) else 0,
+        output_gate=bool(text.get("mla_use_output_gate", False)),
+    )
+
+
+def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
+    """GLM-5.2 shares one indexer among several layers: only the `full` ones keep an index cache."""
+    if not text.get("index_head_dim"):
+        return False
+    types = text.get("indexer_types")
+    if isinstance(types, list) and index < len(types):
+        return bool(types[index] != "shared")
+    frequency = text.get("index_topk_freq")
+    return not (isinstance(frequency, int) and frequency > 1 and index % frequency != 0)
+
+
+def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
+    """DeepSeek-V4: one shared latent head, a sliding window, and compressed states every `compress_ratio` tokens."""
+    ratios = text["compress_ratios"]
+    ratio = ratios[index] if isinstance(ratios, list) and index < len(ratios) else 0
+    rope_dim = int_field(text, "qk_rope_head_dim", low=0)
+    return LatentAttention(
+        heads=int_field(text, "num_attention_heads"),
+        kv_lora_rank=int_field(text, "head_dim") - rope_dim,
+        q_lora_rank=optional_int(text, "q_lora_rank"),
+        qk_nope_head_dim=int_field(text, "head_dim") - rope_dim,
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=int_field(text, "head_dim"),
+        index_heads=int_field(text, "index_n_heads", default=64),
+        index_head_dim=int_field(text, "index_head_dim", default=128) if ratio == 4 else 0,
+        window=int_field(text, "sliding_window"),
+        compress_ratio=int(ratio),
+        o_groups=int_field(text, "o_groups", default=8),
+        o_lora_rank=int_field(text, "o_lora_rank", default=1024),
+    )
+
+
+def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
+    heads, kv_heads, head_dim, v_head_dim = _head_shape(text, architecture, kind, index)
+    plain = not text.get("attention_bias")
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        window=_window(text) if kind == "sliding" else None,
+        chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
+        shares_kv=_shares_kv(text, index),
+        k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
+        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain or _states_qkv_bias(text),
+        o_bias=_bias(text, architecture, _O_BIAS) or (not plain and "GptOss" not in architecture and _o_bias(text)),
+        qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
+        output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
+        sinks="GptOss" in architecture,
+        causal=not is_encoder_only(architecture, text),
+        cross=kind == "cross",
+        index_head_dim=_sparse_index_dim(text, index),
+    )
+
+
+def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
+    """Embedding models that attend both ways keep no KV cache at all."""
+    both_ways = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
+    return both_ways or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
+
+
+def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
+    if any(text.get(name) is False for name in ("use_bias", "bias", "enable_bias")):
+        return False
+    return architecture.startswith(families)
+
+
+def _states_qkv_bias(text: Mapping[str, Any]) -> bool:
+    return bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
+
+
+def _o_bias(text: Mapping[str, Any]) -> bool:
+    return str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
+
+
+def _window(text: Mapping[str, Any]) -> int:
+    return int_field(text, "sliding_window")
+
+
+def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> tuple[int, int, int, int]:
+    """Heads, KV heads, head size and value head size of one layer, before tensor parallelism."""
+    heads = int_field(text, "num_attention_heads")
+    hidden = int_field(text, "hidden_size")
+    blocks = text.get("block_configs")
+    if isinstance(blocks, list) and index < len(blocks):
+        group = (blocks[index].get("attention") or {}).get("n_heads_in_group")
+        if isinstance(group, int) and group > 0:
+            return heads, heads // group, *(2 * (_head_dim(text, heads, hidden),))
+    if str(text.get("model_type")).startswith(("gemma4", "diffusion_gemma")):
+        return _gemma4_head_shape(text, kind, heads)
+    if text.get("swa_num_key_value_heads") is not None or text.get("swa_head_dim") is not None:
+        return _mimo_head_shape(text, kind, heads)
+    if text.get("kv_lora_rank") is not None and text.get("qk_nope_head_dim") is not None:
+        # MLA weights served with full heads (MiniCPM3): keys and values are padded to one head size.
+        head_dim = int_field(text, "qk_nope_head_dim") + int_field(text, "qk_rope_head_dim", low=0)
+        return heads, heads, head_dim, head_dim
+    kv_heads = _per_layer(text, "num_key_value_heads", index)
+    if kv_heads is None:
+        kv_heads = _default_kv_heads(text, heads)
+    heads = _per_layer(text, "num_attention_heads", index) or heads
+    head_dim = _head_dim(text, heads, hidden)
+    if kv_heads > heads or heads % kv_heads:
+        raise LegroomError(
+            f"the model config has {heads} attention heads for {kv_heads} key/value heads, which do not divide",
+            "num_attention_heads must be a multiple of num_key_value_heads",
+        )
+    v_head_dim = optional_int(text, "v_head_dim")
+    return heads, kv_heads, head_dim, v_head_dim if v_head_dim and text.get("model_type") == "mimo_v2" else head_dim
+
+
+def _default_kv_heads(text: Mapping[str, Any], heads: int) -> int:
+    """Multi-query flags of Falcon, StarCoder and ChatGLM; else one KV head an attention head."""
+    if text.get("multi_query_attention") and isinstance(text.get("multi_query_group_num"), int):
+        return int(text["multi_query_group_num"])
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):
+        return 1
+    return heads
+
+
+def _per_layer(text: Mapping[str, Any], name: str, index: int) -> int | None:
+    value = text.get(name)
+    if name == "num_key_value_heads" and text.get("multi_query") and not text.get("new_decoder_architecture"):
+        return 1  # falcon-7b also writes n_head_kv
+    if isinstance(value, list) and index < len(value):
+        return int_field({name: value[index]}, name)
+    return optional_int(text, name)
+
+
+def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
+    given = text.get("head_dim")
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return int_field(text, "head_dim")
+    if heads > hidden or hidden % heads:
+        raise LegroomError(
+            f"hidden_size {hidden} does not divide over {heads} attention heads", "the config needs a head_dim"
+        )
+    return hidden // heads
+
+
+def _gemma4_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
+    kv_heads = int_field(text, "num_key_value_heads")
+    head_dim = int_field(text, "head_dim")
+    if kind == "full":
+        head_dim = int_field(text, "global_head_dim", default=512)
+        if text.get("attention_k_eq_v"):
+            kv_heads = int_field(text, "num_global_key_value_heads", default=kv_heads)
+    return heads, kv_heads, head_dim, head_dim
+
+
+def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[int, int, int, int]:
+    prefix = "swa_" if kind == "sliding" else ""
+    kv_heads = int_field(text, f"{prefix}num_key_value_heads", default=int_field(text, "num_key_value_heads"))
+    head_dim = int_field(text, f"{prefix}head_dim", default=int_field(text, "head_dim"))
+    v_head_dim = int_field(text, f"{prefix}v_head_dim", default=int_field(text, "v_head_dim", default=head_dim))
+    return int_field(text, f"{prefix}num_attention_heads", default=heads), kv_heads, head_dim, v_head_dim
+
+
+def _shares_kv(text: Mapping[str, Any], index: int) -> bool:
+    """The last layers of Gemma-3n and the small Gemma-4 models read the cache of an earlier one."""
+    shared = text.get("num_kv_shared_layers")
+    return isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0
+
+
+def _sparse_index_dim(text: Mapping[str, Any], index: int) -> int:
+    sparse = text.get("sparse_attention_config")
+    if not isinstance(sparse, Mapping) or not sparse.get("use_sparse_attention", False):
+        return 0
+    frequency = sparse.get("sparse_attention_freq")
+    on = frequency[index] if isinstance(frequency, list) and index < len(frequency) else 1
+    return int_field(sparse, "sparse_index_dim", default=128) if on else 0

@@ -1,0 +1,183 @@
+"""A model's config.json read into a `Model`, and the longest length vLLM derives from it without --max-model-len."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.config.feedforward import feedforwards
+from legroom.facts.config.fields import (
+    LENGTH_NAMES,
+    architecture_table,
+    canonical_text_config,
+    int_field,
+    nested_text_config,
+)
+from legroom.facts.config.mixers import draft_mixers, encoder_mixers, further_mixers, mixers
+from legroom.facts.config.modalities import modalities
+from legroom.facts.config.quantization import quantization
+from legroom.facts.model import Layer, Mixer, Model, latent, with_kv_heads
+
+_DTYPES = {"float16", "bfloat16", "float32"}
+_DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+
+# A decoder published as an embedding model carries a sentence-transformers pooling config, by which vLLM serves it with
+# the pooling runner; its config.json alone is that of the decoder, so the name has to tell.
+_NAMED_EMBEDDING = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])", re.IGNORECASE)
+
+
+def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
+    """The model that a config.json describes; a config that describes none is refused with what is wrong."""
+    if not isinstance(config, Mapping) or not config:
+        raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
+    text = canonical_text_config(config)
+    architecture = architecture_of(config, text)
+    layer_mixers = mixers(text, architecture)
+    blocks = feedforwards(text, architecture)
+    further = further_mixers(text, architecture)
+    if not len(layer_mixers) == len(blocks) == len(further):
+        raise LegroomError(
+            f"the model config describes {len(layer_mixers)} attention and {len(blocks)} feed-forward layers",
+            "layer_types and block lists must have num_hidden_layers entries",
+        )
+    kinds: dict[Layer, Layer] = {}
+    layers = tuple(
+        kinds.setdefault(layer, layer)  # one object for all that are alike, which is quicker to tell than by comparing
+        for layer in map(Layer, layer_mixers, blocks, further)
+    )
+    last_block = next((block for block in reversed(blocks) if block is not None), None)
+    return Model(
+        name=name or str(config.get("_name_or_path") or config.get("model_type") or "model"),
+        architecture=architecture,
+        model_type=str(text.get("model_type") or ""),
+        dtype=dtype_of(config, text),
+        hidden_size=int_field(text, "hidden_size"),
+        vocab_size=int_field(text, "vocab_size"),
+        max_position_embeddings=derived_max_len(config, text),
+        layers=layers,
+        tie_word_embeddings=_tied(config, text),
+        quantization=quantization(config),
+        modalities=modalities(config),
+        encoder_layers=tuple(Layer(mixer, block) for mixer, block in zip(*_encoder(text, architecture), strict=True)),
+        draft_layers=tuple(Layer(mixer, last_block) for mixer in draft_mixers(text, layer_mixers)),
+        is_pooling=_is_pooling(architecture, layer_mixers) or bool(_NAMED_EMBEDDING.search(name)),
+        known=architecture in architecture_table()[1],
+        config=text,
+        source=source,
+    )
+
+
+def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The first architecture the config names, or the one its model type is served by."""
+    for given in (config.get("architectures"), text.get("architectures")):
+        if isinstance(given, list | tuple) and given and isinstance(given[0], str):
+            return given[0]
+    by_type, _ = architecture_table()
+    for model_type in (config.get("model_type"), text.get("model_type")):
+        architecture = by_type.get(str(model_type)) or by_type.get(str(model_type).split(" ")[0])
+        if architecture:
+            return architecture
+    return ""
+
+
+def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """The precision the checkpoint says it is stored in; bfloat16 where it says nothing, as nearly all are."""
+    for where in (config, text, config.get("vision_config") or {}):
+        value = where.get("dtype") or where.get("torch_dtype") if isinstance(where, Mapping) else None
+        if isinstance(value, str):
+            dtype = value.removeprefix("torch.").lower()
+            dtype = _DTYPE_NAMES.get(dtype, dtype)
+            if dtype in _DTYPES:
+                return dtype
+    return "bfloat16"
+
+
+def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Newer multimodal checkpoints state it at the top, older ones in the text config."""
+    nested = nested_text_config(config)
+    if nested is not None and nested.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is None:
+        return bool(text.get("tie_word_embeddings", False))
+    value = config.get("tie_word_embeddings") if nested is None else nested.get("tie_word_embeddings")
+    return bool(text.get("tie_word_embeddings", False)) if value is None else bool(value)
+
+
+def _encoder(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], tuple[Any, ...]]:
+    mixed = encoder_mixers(text, architecture)
+    if not mixed:
+        return (), ()
+    width = int_field(text, "encoder_ffn_dim", default=4 * int_field(text, "hidden_size"))
+    encoder = {**text, "num_hidden_layers": len(mixed), "intermediate_size": width}
+    return mixed, feedforwards(encoder, architecture)[: len(mixed)]
+
+
+def _is_pooling(architecture: str, layer_mixers: tuple[Mixer | None, ...]) -> bool:
+    heads = with_kv_heads(layer_mixers)
+    encoder_only = bool(heads) and not latent(layer_mixers) and not any(mixer.causal for mixer in heads)
+    outputs = ("ForSequenceClassification", "RewardModel", "EmbeddingModel", "ForTokenClassification", "ForMaskedLM")
+    # vLLM serves a bare decoder (MistralModel, Qwen2Model) as an embedding model and drops its head.
+    bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "ChatModel", "GLMModel"))
+    return encoder_only or bare or architecture.endswith(outputs)
+
+
+_ALREADY_SCALED = {"su", "longrope", "llama3"}
+_YARN = {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+_FALLBACK_LEN = 2048
+"""vLLM assumes this where a config names no length at all."""
+
+
+def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
+    """The smallest length the config names, times its rope scaling.
+
+    `yarn_multiplies`: older releases computed YaRN lengths as original length x factor; newer ones take
+    max_position_embeddings as already scaled. The two agree for checkpoints that follow the convention.
+    """
+    lengths = {key: _length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
+    if not lengths:
+        return _FALLBACK_LEN
+    derived: float = lengths.get("model_max_length") or min(lengths.values())
+    ropes = list(_rope_parameters(text))
+    if "gemma3" not in str(text.get("model_type")):
+        derived = _scaled(derived, ropes, yarn_multiplies)
+    if any(_rope_type(rope) in ("longrope", "su") for rope in ropes):
+        original = text.get("original_max_position_embeddings")
+        # 0.11.1+ starts LongRoPE models at their original length unless asked for more.
+        if isinstance(original, int) and original > 0:
+            return original
+    return int(derived)
+
+
+def _length(text: Mapping[str, Any], key: str) -> int:
+    value = text[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        raise LegroomError(f"{key} in the model config is {value!r}, not a length", "check the config.json")
+    return int(min(value, 2**40))
+
+
+def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """One set of parameters, or one for every layer type (Gemma-3, Gemma-4)."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        if not isinstance(rope, Mapping):
+            continue
+        inner = [value for value in rope.values() if isinstance(value, Mapping)]
+        yield from inner or [rope]
+        return
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def _scaled(length: float, ropes: list[Mapping[str, Any]], yarn_multiplies: bool) -> float:
+    factor = 1.0
+    for rope in ropes:
+        kind = _rope_type(rope)
+        if kind in _ALREADY_SCALED or (kind in _YARN and not yarn_multiplies):
+            continue
+        value = rope.get("factor")
+        factor = float(value) if isinstance(value, int | float) and value > 0 else factor
+        if kind in _YARN and isinstance(rope.get("original_max_position_embeddings"), int):
+            length = float(rope["original_max_position_embeddings"])
+    return length * factor

@@ -1,0 +1,137 @@
+"""What each vLLM release supports: GPU generations, CUDA and driver of its wheels, and quantization methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Literal
+
+from legroom.facts import read_data
+from legroom.facts.releases import Release, release
+from legroom.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The default wheel of a range of releases. Data in `data/builds.json`."""
+
+    since: str
+    """The first release of the range."""
+    cuda: str
+    capabilities: tuple[str, ...]
+    """Compute capabilities with kernels, oldest first; a newer minor of the same major runs them too."""
+
+    def has_kernels_for(self, capability: tuple[int, int]) -> bool:
+        built = (tuple(map(int, name.split("."))) for name in self.capabilities)
+        return any(major == capability[0] and minor <= capability[1] for major, minor in built)
+
+    @property
+    def oldest_driver(self) -> str | None:
+        """The oldest Linux driver that runs this CUDA version."""
+        driver = read_data("builds.json")["drivers"].get(self.cuda)
+        return str(driver) if driver else None
+
+
+@cache
+def builds() -> tuple[Build, ...]:
+    """Every build, the oldest first."""
+    rows = read_data("builds.json")["builds"]
+    return tuple(Build(row["since"], row["cuda"], tuple(row["capabilities"])) for row in rows)
+
+
+def build_of(known: Release) -> Build:
+    """The default wheel of a release."""
+    return next((build for build in reversed(builds()) if known.at_least(build.since)), builds()[0])
+
+
+def last_build_with(capability: tuple[int, int]) -> tuple[Build, Build | None] | None:
+    """The newest build that runs on a GPU, and the next one, which does not; None where no build runs on it."""
+    for index in reversed(range(len(builds()))):
+        if builds()[index].has_kernels_for(capability):
+            return builds()[index], builds()[index + 1] if index + 1 < len(builds()) else None
+    return None
+
+
+def first_build_with(capability: tuple[int, int]) -> Build | None:
+    return next((build for build in builds() if build.has_kernels_for(capability)), None)
+
+
+def driver_is_older(driver: str, than: str) -> bool:
+    numbers = [[int(part) for part in version.split(".") if part.isdigit()] for version in (driver, than)]
+    return numbers[0] < numbers[1]
+
+
+def newest_build_for_driver(driver: str, known: Release) -> Build | None:
+    """The newest build up to a release whose CUDA version a driver runs."""
+    older = [build for build in builds() if not release(build.since).after(known.version)]
+    fits = [build for build in older if build.oldest_driver and not driver_is_older(driver, build.oldest_driver)]
+    return fits[-1] if fits else None
+
+
+def supported_capabilities(release: Release) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The oldest and the newest compute capability of a release's published builds (`data/card_support.json`)."""
+    bounds = []
+    for end in ("oldest", "newest"):
+        row = _row(read_data("card_support.json")[end], release)
+        assert row is not None
+        bounds.append((int(row[1][0]), int(row[1][1])))
+    return bounds[0], bounds[1]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationMethod:
+    """One quantization method in one release. Data in `data/quantization_methods.json`."""
+
+    name: str
+    min_capability: int
+    """Ten times the lowest compute capability, as vLLM writes it: 75 is Turing."""
+    dtypes: tuple[str, ...]
+    of_plain: Literal["online", "file", "arguments"]
+    """With an unquantized checkpoint: quantizes while loading, lacks its config file, or its config class raises."""
+
+
+def _methods() -> Any:
+    return read_data("quantization_methods.json")
+
+
+def _row(rows: Sequence[Sequence[Any]], release: Release) -> Sequence[Any] | None:
+    """The last of rows [first release, ...] that applies to a release."""
+    begun = [row for row in rows if release.at_least(row[0])]
+    return begun[-1] if begun else None
+
+
+def quantization_method(name: str, release: Release) -> QuantizationMethod | None:
+    """A method as the release has it; None where it has none of that name."""
+    row = _row(_methods()["methods"].get(name, ()), release)
+    if row is None or row[1] is None:
+        return None
+    return QuantizationMethod(name, row[1], tuple(row[2]), row[3])
+
+
+def quantization_methods(release: Release) -> tuple[str, ...]:
+    """Every value that the release accepts for --quantization."""
+    return tuple(name for name in _methods()["methods"] if quantization_method(name, release))
+
+
+def plugin_of(name: str, release: Release) -> str | None:
+    """The package that provides a method which an earlier release had built in."""
+    since, package = _methods()["plugins"].get(name, (None, ""))
+    return str(package) if since and release.at_least(since) else None
+
+
+def is_deprecated(name: str, release: Release) -> bool:
+    """Whether the method needs --allow-deprecated-quantization."""
+    span = _methods()["deprecated"].get(name)
+    return bool(span) and release.within(span[0], span[1])
+
+
+def amd_methods(release: Release) -> tuple[str, ...] | None:
+    """The methods that run on AMD cards; None where the release does not check."""
+    row = _row(_methods()["amd"], release)
+    return tuple(row[1]) if row else None
+
+
+def scheme_capability(scheme: str, release: Release) -> int | None:
+    """Ten times the lowest compute capability for a compressed-tensors scheme; None where the release lacks it."""
+    row = _row(_methods()["schemes"][scheme], release)
+    return int(row[1]) if row else None

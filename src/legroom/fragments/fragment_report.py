@@ -1,0 +1,297 @@
+"""What a reading comes to: its parts told apart, and what would have served the request that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from legroom.fragments.fragment_sources import AllocatorReading, CallSite
+from legroom.memory.allocator_replay import RefusedRequest, SettingTried, try_settings
+from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, AllocatorSettings, segment_bytes
+from legroom.records import dataclass
+from legroom.units import GIB, MIB, human_bytes
+
+PartName = Literal[
+    "allocated",
+    "rounding",
+    "free_whole_segments",
+    "free_in_pieces",
+    "graph_pools",
+    "non_torch",
+    "non_torch_growth",
+    "others",
+    "kv_last_blocks",
+    "failed_request",
+    "leak",
+]
+_SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
+_LEAK_FROM_BYTES = MIB
+_OTHERS_FROM_BYTES = GIB
+"""Below this it is the driver's own."""
+_MOST_SITES = 8
+_MUCH_IN_PIECES_BYTES = GIB
+_MUCH_IN_PIECES_RATIO = 0.15
+"""As `watch` has them (live/thresholds.py): below this it is what every server has."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """One thing that memory is in, or that was found out; `bytes` None: not known in bytes."""
+
+    part: PartName
+    bytes: int | None
+    text: str
+    details: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"part": self.part, "bytes": self.bytes, "text": self.text, **self.details}
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentReport:
+    reading: AllocatorReading
+    parts: tuple[MemoryPart, ...]
+    would_expandable_segments_help: bool | None
+    """None: nothing failed, or the source does not tell enough."""
+
+    @property
+    def largest_free_bytes(self) -> int | None:
+        return self.reading.state.largest_free_bytes
+
+    @property
+    def fragmentation_ratio(self) -> float | None:
+        """The share of the free bytes that the largest free piece lacks: 0 where they lie in one piece."""
+        free, largest = self.reading.state.usable_free_bytes, self.largest_free_bytes
+        if free <= 0:
+            return 0.0
+        return None if largest is None else round(max(0.0, 1 - largest / free), 4)
+
+    @property
+    def has_problem(self) -> bool:
+        """A request failed, something leaks, or more lies in pieces than usual."""
+        return any(part.part in ("failed_request", "leak") for part in self.parts) or self.is_in_pieces
+
+    @property
+    def is_in_pieces(self) -> bool:
+        pieces = next((part.bytes or 0 for part in self.parts if part.part == "free_in_pieces"), 0)
+        reserved = self.reading.state.reserved_bytes
+        return pieces >= _MUCH_IN_PIECES_BYTES and pieces >= _MUCH_IN_PIECES_RATIO * reserved
+
+    def part(self, name: PartName) -> MemoryPart | None:
+        return next((part for part in self.parts if part.part == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        state = self.reading.state
+        return {
+            "allocated_bytes": state.allocated_bytes,
+            "reserved_bytes": state.reserved_bytes,
+            "largest_free_bytes": self.largest_free_bytes,
+            "fragmentation_ratio": self.fragmentation_ratio,
+            "would_expandable_segments_help": self.would_expandable_segments_help,
+            "parts": [part.to_json() for part in self.parts],
+        }
+
+
+def fragment_report(
+    reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
+) -> FragmentReport:
+    """`needed_bytes`: a request to ask about, where none failed; `earlier`: the same process before."""
+    if needed_bytes is not None:
+        fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
+        reading = replace(reading, refused=None if fits else _asked(reading, needed_bytes), history=None)
+    tried = _tried(reading)
+    expandable = next((t.served for t in tried if t.settings.expandable_segments), None)
+    if reading.refused is not None and reading.settings.expandable_segments:
+        expandable = False  # they are on already
+    parts = [*_state_parts(reading), *_beside_parts(reading)]
+    if reading.refused is not None:
+        parts.append(_failed_part(reading, reading.refused, tried, asked=needed_bytes is not None))
+    if earlier is not None:
+        parts += _growth_parts(earlier, reading)
+    return FragmentReport(reading, tuple(parts), expandable)
+
+
+def _asked(reading: AllocatorReading, needed_bytes: int) -> RefusedRequest:
+    reserved = reading.state.reserved_bytes
+    return RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
+
+
+def _candidates(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
+    if not settings.expandable_segments:
+        yield replace(settings, expandable_segments=True)
+    for size in _SPLIT_SIZES_MIB:
+        if settings.max_split_bytes != size * MIB:
+            yield replace(settings, expandable_segments=False, max_split_bytes=size * MIB)
+
+
+def _tried(reading: AllocatorReading) -> tuple[SettingTried, ...]:
+    if reading.refused is None:
+        return ()
+    if reading.history is not None:
+        tried = tuple(try_settings(reading.history, reading.refused, reading.settings, _candidates(reading.settings)))
+        if tried:
+            return tried
+    if reading.settings.expandable_segments:
+        return ()
+    served = _served_by_pages(reading, reading.refused)
+    return (SettingTried(replace(reading.settings, expandable_segments=True), served),)
+
+
+def _served_by_pages(reading: AllocatorReading, request: RefusedRequest) -> bool | None:
+    """Without a history: expandable segments give back every free page, so all that is free serves, less the pages
+    that are partly used."""
+    state = reading.state
+    allocated = state.allocated_bytes + (state.private_free_bytes or 0)
+    needed = segment_bytes(reading.settings.rounded(request.size_bytes))
+    limit = request.reserved_bytes
+    if request.card_free_bytes is not None and request.card_free_bytes < needed:
+        limit += request.card_free_bytes
+        if allocated + needed > limit:
+            return False
+    elif allocated + needed >= limit + needed:
+        return False  # nothing is free in the reserve
+    edges = sum(1 for segment in state.segments for block in segment.blocks if block.state == "free")
+    partly_used = min(LARGE_SEGMENT_BYTES * max(edges, 1), state.unallocated_bytes)
+    return True if allocated + needed + partly_used <= limit else None
+
+
+def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
+    state = reading.state
+    if reading.is_host:
+        text = "of the host, held by the worker's process: without a GPU PyTorch keeps no reserve that could fragment"
+        yield MemoryPart("allocated", state.allocated_bytes, text, {})
+        return
+    yield MemoryPart("allocated", state.allocated_bytes, "handed out to tensors", {})
+    if reading.requested_bytes is not None and state.allocated_bytes > reading.requested_bytes:
+        rounding = state.allocated_bytes - reading.requested_bytes
+        yield MemoryPart("rounding", rounding, "of that, more than was asked for: blocks are rounded up", {})
+    private = state.private_pool_bytes or state.graph_pool_bytes or 0
+    private_free = state.private_free_bytes or 0
+    if private:
+        text = "reserved by private pools (CUDA graphs): what is free there serves nobody else"
+        yield MemoryPart("graph_pools", private, text, {"free_bytes": private_free})
+    pieces = _in_pieces(reading)
+    if pieces is None:
+        yield MemoryPart("free_in_pieces", state.usable_free_bytes, "reserved and free; how it lies is not told", {})
+        return
+    whole = max(state.usable_free_bytes - pieces, 0)
+    if whole:
+        yield MemoryPart("free_whole_segments", whole, "free in whole segments or pages: goes back when needed", {})
+    count = sum(
+        1
+        for segment in state.segments
+        if not segment.pool and segment.allocated_bytes
+        for block in segment.blocks
+        if block.state == "free"
+    )
+    details: dict[str, Any] = {"pieces": count} if state.segments else {}
+    text = "free between blocks in use: it serves requests that fit a piece, and cannot go back to the card"
+    yield MemoryPart("free_in_pieces", pieces, text, details)
+
+
+def _in_pieces(reading: AllocatorReading) -> int | None:
+    """Free bytes of segments that are partly in use; of expandable ones only what is not a whole page."""
+    state = reading.state
+    common = [segment for segment in state.segments if not segment.pool and segment.allocated_bytes]
+    if not state.segments:
+        split = state.inactive_split_bytes
+        return None if split is None else min(split, state.usable_free_bytes)
+    total = 0
+    for segment in common:
+        free = segment.size_bytes - segment.allocated_bytes
+        total += _page_rests(segment) if segment.is_expandable else free
+    return total
+
+
+def _page_rests(segment: Any) -> int:
+    page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
+    offset = rests = 0
+    for block in segment.blocks:
+        end = offset + block.size_bytes
+        if block.state == "free":
+            whole = max(0, end // page * page - -(-offset // page) * page)
+            rests += block.size_bytes - whole
+        offset = end
+    return rests
+
+
+def _beside_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
+    if reading.non_torch_bytes is not None:
+        text = "held by the process beside PyTorch: context, modules, communication, graphs"
+        yield MemoryPart("non_torch", reading.non_torch_bytes, text, {})
+    if reading.non_torch_growth_bytes is not None and abs(reading.non_torch_growth_bytes) >= _LEAK_FROM_BYTES:
+        growth = reading.non_torch_growth_bytes
+        yield MemoryPart("non_torch_growth", growth, "change of that between the first look and the last", {})
+    if (others := reading.others_bytes) is not None and others >= _OTHERS_FROM_BYTES:
+        yield MemoryPart("others", others, "held by other processes on the same card", {})
+    if (kv := reading.kv) is not None and kv.running:
+        share = kv.empty_slots / max(kv.blocks * kv.block_size, 1)
+        text = (
+            f"about {kv.empty_slots:,} token slots in the last blocks of {kv.running:,} running requests are empty: "
+            f"{share:.2%} of the KV pool"
+        )
+        details = {"slots": kv.empty_slots, "share_of_pool": round(share, 6), "running": kv.running}
+        yield MemoryPart("kv_last_blocks", None, text, details)
+
+
+def _failed_part(
+    reading: AllocatorReading, request: RefusedRequest, tried: Sequence[SettingTried], *, asked: bool
+) -> MemoryPart:
+    served = [trial.settings.as_text() for trial in tried if trial.served]
+    refused = [trial.settings.as_text() for trial in tried if trial.served is False]
+    free, size = reading.state.usable_free_bytes, human_bytes(request.size_bytes)
+    what = f"no free piece has {size}" if asked else f"{size} could not be served"
+    if served:
+        text = f"{what}, though {human_bytes(free)} were free: {served[0]} would have served it"
+    elif refused and (reading.others_bytes or 0) >= max(request.size_bytes, _OTHERS_FROM_BYTES):
+        others = human_bytes(reading.others_bytes or 0)
+        text = f"{what}, and no setting of the allocator would have helped: other processes hold {others} of the card"
+    elif refused:
+        text = f"{what}, and no setting of the allocator would have helped: too little was free"
+    elif reading.settings.expandable_segments:
+        text = f"{what}, with expandable segments on: too little was free"
+    else:
+        text = f"{what}; whether a setting would have helped cannot be told from this source"
+    details = {
+        "asked": asked,
+        "served_by": served,
+        "refused_by": refused,
+        "replayed": bool(reading.history is not None and len(tried) > 1),
+        "card_free_bytes": request.card_free_bytes,
+    }
+    return MemoryPart("failed_request", request.size_bytes, text, details)
+
+
+def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterable[MemoryPart]:
+    if earlier.non_torch_bytes is not None and later.non_torch_bytes is not None:
+        growth = later.non_torch_bytes - earlier.non_torch_bytes
+        if abs(growth) >= _LEAK_FROM_BYTES:
+            yield MemoryPart("non_torch_growth", growth, "change of what is held beside PyTorch", {})
+    grown = grown_sites(earlier.sites, later.sites)
+    if grown:
+        total = sum(site.bytes for site in grown)
+        worst = grown[0]
+        text = (
+            f"{human_bytes(total)} more are allocated than before; {human_bytes(worst.bytes)} of them in "
+            f"{worst.blocks:,} blocks from {worst.place}"
+        )
+        rows = [{"place": site.place, "bytes": site.bytes, "blocks": site.blocks} for site in grown[:_MOST_SITES]]
+        yield MemoryPart("leak", total, text, {"sites": rows})
+    elif not (earlier.sites and later.sites):
+        growth = later.state.allocated_bytes - earlier.state.allocated_bytes
+        if growth >= _LEAK_FROM_BYTES:
+            text = f"{human_bytes(growth)} more are allocated than before; no source names the place"
+            yield MemoryPart("leak", growth, text, {"sites": []})
+
+
+def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
+    """Places that hold more bytes in more blocks than before, the most first."""
+    before = {site.place: site for site in earlier}
+    grown = []
+    for site in later:
+        was = before.get(site.place, CallSite(site.place, 0, 0))
+        growth = CallSite(site.place, site.bytes - was.bytes, site.blocks - was.blocks)
+        if growth.bytes >= _LEAK_FROM_BYTES and growth.blocks > 0:
+            grown.append(growth)
+    return sorted(grown, key=lambda site: -site.bytes)

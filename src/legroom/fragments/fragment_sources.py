@@ -1,0 +1,250 @@
+"""What tells of an allocator's memory (a snapshot, a black box, `memory_summary()` text, a server's metrics), read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.fragments.plain_pickle import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle
+from legroom.memory.allocator_replay import AllocatorHistory, RefusedRequest
+from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
+from legroom.records import dataclass
+from legroom.units import KIB, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.live.metrics.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """A place in a program that allocated, and what of it is still allocated."""
+
+    place: str
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvSlots:
+    """The KV pool as vLLM counts it. The last block of a request is half empty on average."""
+
+    running: int
+    blocks: int
+    block_size: int
+    used_blocks: int
+
+    @property
+    def empty_slots(self) -> int:
+        """Token slots in last blocks that hold nothing, by expectation."""
+        return round(self.running * (self.block_size - 1) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorReading:
+    """None or empty: the source does not say."""
+
+    source: str
+    device: str
+    state: AllocatorState
+    settings: AllocatorSettings
+    requested_bytes: int | None = None
+    """What the allocated blocks were asked for, before rounding."""
+    history: AllocatorHistory | None = None
+    refused: RefusedRequest | None = None
+    sites: tuple[CallSite, ...] = ()
+    non_torch_bytes: int | None = None
+    non_torch_growth_bytes: int | None = None
+    """Between the first and the last reading that the source has."""
+    card_free_bytes: int | None = None
+    others_bytes: int | None = None
+    """Held on the card by other processes."""
+    kv: KvSlots | None = None
+    is_host: bool = False
+    """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""
+
+
+_HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"
+
+
+def read_source(source: str) -> tuple[AllocatorReading, ...]:
+    """The fullest device first."""
+    if source.startswith(("http://", "https://")):
+        return read_server(source)
+    return read_content(_content(Path(source)), source)
+
+
+def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
+    if is_pickle(content[:2]):
+        from legroom.fragments.torch_snapshot import read_snapshot
+
+        return read_snapshot(content, max_made_bytes)
+    if is_record(content[:200]):
+        return (black_box_reading(parse_record(content, name)),)
+    text = content.decode("utf-8", "replace")
+    if is_summary(text):
+        return (read_summary(text),)
+    if content[:2] == b"PK":
+        raise LegroomError(f"{name} is a zip archive, not a memory snapshot", "torch.save was used: " + _HINT)
+    raise LegroomError(f"{name} is nothing that tells of an allocator's memory", _HINT)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise LegroomError(
+                f"{path} has {human_bytes(size)}; legroom reads snapshots of up to {human_bytes(MAX_FILE_BYTES)}",
+                "record a shorter history: torch.cuda.memory._record_memory_history(max_entries=100000)",
+            )
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise LegroomError(f"could not read {path}: {error.strerror}", _HINT) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise LegroomError(f"{path} goes on beyond {human_bytes(MAX_FILE_BYTES)}", _HINT)
+    return content
+
+
+def black_box_reading(record: BlackBox) -> AllocatorReading:
+    """What a worker wrote down when memory ran out."""
+    state = record.allocator
+    if state is None:
+        raise LegroomError("the black box has no allocator's state", "its worker ran without a GPU")
+    free = record.card.free_bytes if record.card else None
+    refused = None
+    if record.request is not None and record.request.wanted_bytes:
+        refused = RefusedRequest(record.request.wanted_bytes, state.reserved_bytes, free, state.reserved_bytes)
+    non_torch = [reading.non_torch_bytes for reading in record.history if reading.non_torch_bytes is not None]
+    return AllocatorReading(
+        "black box",
+        record.card.gpu if record.card else "0",
+        state,
+        parse_allocator_settings(state.settings or ""),
+        refused=refused,
+        non_torch_bytes=record.non_torch_bytes,
+        non_torch_growth_bytes=non_torch[-1] - non_torch[0] if len(non_torch) > 1 else None,
+        card_free_bytes=free,
+        others_bytes=record.card.others_bytes if record.card else None,
+    )
+
+
+_HEADING = "memory summary, device ID"
+_DEVICE = re.compile(r"memory summary, device ID ([0-9]{1,4})")
+_COUNTS = re.compile(r"CUDA OOMs: ([0-9]{1,12}) *\| *cudaMalloc retries: ([0-9]{1,12})")
+_ROW = re.compile(
+    r"^\|\s*(Allocated memory|Active memory|Requested memory|GPU reserved memory|Non-releasable memory)\s*"
+    r"\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)\s*\|\s*([0-9]{1,9})\s*([KMGTP]?i?B)",
+    re.MULTILINE,
+)
+_UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB**3, "GB": KIB**3, "TiB": KIB**4}
+"""Before 2.0 torch wrote MB and meant MiB."""
+
+
+def is_summary(text: str) -> bool:
+    return _HEADING in text
+
+
+def read_summary(text: str) -> AllocatorReading:
+    """The last summary of a text, which may be a log."""
+    text = text[text.rfind(_HEADING) :]
+    rows = {name: (_bytes(now, unit), _bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
+    if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
+        raise LegroomError("the memory summary lacks its rows of allocated and reserved memory", "give the whole table")
+    device, counts = _DEVICE.search(text), _COUNTS.search(text)
+    allocated, reserved = rows["Allocated memory"], rows["GPU reserved memory"]
+    state = AllocatorState(
+        allocated[0],
+        reserved[0],
+        active_bytes=rows.get("Active memory", (None,))[0],
+        inactive_split_bytes=rows.get("Non-releasable memory", (None,))[0],
+        peak_allocated_bytes=allocated[1],
+        ooms=int(counts.group(1)) if counts else None,
+        alloc_retries=int(counts.group(2)) if counts else None,
+    )
+    requested = rows.get("Requested memory", (None,))[0]
+    name = device.group(1) if device else "0"
+    return AllocatorReading("memory_summary() text", name, state, AllocatorSettings(), requested_bytes=requested)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(number) * _UNITS.get(unit, 1)
+
+
+_GAUGE = re.compile(r"^legroom_worker_([a-z_]{1,40})\{([^}\n]{0,300})\} ([0-9.eE+]{1,30})", re.MULTILINE)
+_LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
+
+
+def read_server(address: str) -> tuple[AllocatorReading, ...]:
+    """From a running server; the fullest GPU first."""
+    from legroom.live.metrics.exposition import parse_sample
+    from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session
+
+    target = endpoint(address)
+
+    async def page() -> bytes:
+        async with open_session() as session:
+            return await fetch(session, target, TIMEOUT_S)
+
+    body = asyncio.run(page())
+    return read_page(body.decode("utf-8", "replace"), parse_sample(body, time.time(), target.server))
+
+
+def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
+    workers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name, labels, value in _GAUGE.findall(text):
+        named = dict(_LABEL.findall(labels))
+        workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
+    kv = _slots(sample)
+    readings = [
+        AllocatorReading(
+            "server",
+            gpu,
+            AllocatorState(
+                gauges["allocated_bytes"],
+                gauges["reserved_bytes"],
+                active_bytes=gauges.get("active_bytes"),
+                inactive_split_bytes=gauges.get("inactive_split_bytes"),
+                largest_free_bytes=gauges.get("largest_free_bytes"),
+                graph_pool_bytes=gauges.get("graph_pool_bytes"),
+                peak_allocated_bytes=gauges.get("peak_allocated_bytes"),
+            ),
+            AllocatorSettings(),
+            non_torch_bytes=gauges.get("non_torch_bytes"),
+            kv=kv,
+        )
+        for (gpu, _), gauges in workers.items()
+        if "reserved_bytes" in gauges and "allocated_bytes" in gauges
+    ]
+    readings += [_host_reading(gauges["host_rss_bytes"], kv) for gauges in _without_gpu(workers)]
+    if not readings:
+        raise LegroomError(
+            "the server's page does not show its workers' memory",
+            "start vLLM with LEGROOM_WORKER_MEMORY=1 where legroom is installed beside it",
+            UNREACHABLE,
+        )
+    return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
+
+
+def _without_gpu(workers: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[dict[str, int]]:
+    return (gauges for (gpu, _), gauges in workers.items() if gpu == "cpu" and "host_rss_bytes" in gauges)
+
+
+def _host_reading(rss_bytes: int, kv: KvSlots | None) -> AllocatorReading:
+    state = AllocatorState(rss_bytes, rss_bytes)
+    return AllocatorReading("server", "cpu", state, AllocatorSettings(), kv=kv, is_host=True)
+
+
+def _slots(sample: Sample) -> KvSlots | None:
+    engines = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
+    if not engines or any(engine.running is None for engine in engines):
+        return None
+    blocks = sum(engine.num_blocks or 0 for engine in engines)
+    used = sum(round((engine.kv_use or 0.0) * (engine.num_blocks or 0)) for engine in engines)
+    return KvSlots(round(sample.running or 0), blocks, engines[0].block_size or 1, used)

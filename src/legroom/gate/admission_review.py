@@ -1,0 +1,148 @@
+"""Kubernetes' AdmissionReview (admission.k8s.io/v1): the request and the response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
+from typing import Any, Literal
+
+from legroom.errors import LegroomError
+from legroom.records import dataclass
+
+Mode = Literal["warn", "enforce"]
+OWN_PREFIX = "legroom/"
+SWITCH = "legroom/gate"
+"""Label or annotation: `off` skips the object, `warn` and `enforce` choose the mode for it."""
+_VERSION = "admission.k8s.io/v1"
+_POD_OWNERS = frozenset(
+    {
+        "ReplicaSet",
+        "StatefulSet",
+        "Deployment",
+        "DaemonSet",
+        "Job",
+        "CronJob",
+        "LeaderWorkerSet",
+        "RayCluster",
+        "ReplicationController",
+    }
+)
+"""Controllers that were reviewed themselves, so what they create is not reviewed again."""
+_IRRELEVANT_FIELDS = (
+    "replicas",
+    "selector",
+    "strategy",
+    "updateStrategy",
+    "revisionHistoryLimit",
+    "minReadySeconds",
+    "progressDeadlineSeconds",
+    "paused",
+    "minReplicas",
+    "maxReplicas",
+    "nodeName",
+)
+"""Fields of a spec that do not change how its server starts."""
+_WARNING_CHARACTERS = 250
+"""The API server truncates warnings above 256 characters."""
+_MAX_WARNINGS = 12
+"""The API server drops warnings beyond 4,096 characters in total, which 16 of 250 reach."""
+
+
+@dataclass(frozen=True)
+class AdmissionRequest:
+    """The request of a review."""
+
+    uid: str
+    operation: str
+    kind: str
+    namespace: str
+    new: Mapping[str, Any]
+    old: Mapping[str, Any]
+
+    @property
+    def switch(self) -> str:
+        """The value of the label or annotation `legroom/gate`; empty where there is none."""
+        return next((value for owner in _annotations_and_labels(self.new) if (value := owner.get(SWITCH))), "")
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether a controller that was reviewed itself created this object."""
+        owners = _mapping(self.new.get("metadata")).get("ownerReferences")
+        return any(
+            owner.get("controller") is True and owner.get("kind") in _POD_OWNERS
+            for owner in (owners if isinstance(owners, list) else ())
+            if isinstance(owner, Mapping)
+        )
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.operation in ("DELETE", "CONNECT") or bool(
+            _mapping(self.new.get("metadata")).get("deletionTimestamp")
+        )
+
+
+class NotAReview(LegroomError):
+    """The body is not an AdmissionReview with a request."""
+
+
+def parse_review(document: Any) -> AdmissionRequest:
+    review = _mapping(document)
+    request = _mapping(review.get("request"))
+    if review.get("kind") != "AdmissionReview" or review.get("apiVersion") != _VERSION or not request:
+        raise NotAReview(f"this is no AdmissionReview of {_VERSION} with a request", "only an API server asks here")
+    uid = request.get("uid")
+    if not isinstance(uid, str) or not 0 < len(uid) <= 128:
+        raise NotAReview("the review's request has no uid", "only an API server asks here")
+    kind = _mapping(request.get("kind"))
+    return AdmissionRequest(
+        uid,
+        str(request.get("operation") or ""),
+        str(kind.get("kind") or ""),
+        str(request.get("namespace") or ""),
+        _mapping(request.get("object")),
+        _mapping(request.get("oldObject")),
+    )
+
+
+def startup_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an object that decide whether its server starts; names, labels and replica counts are left out."""
+    spec = _mapping(manifest.get("spec"))
+    kept = {key: value for key, value in spec.items() if key not in _IRRELEVANT_FIELDS}
+    template = _mapping(kept.get("template"))
+    if isinstance(template.get("metadata"), Mapping):
+        kept["template"] = {**template, "metadata": _legroom_annotations(template)}
+    return {
+        "apiVersion": manifest.get("apiVersion"),
+        "kind": manifest.get("kind"),
+        "metadata": _legroom_annotations(manifest),
+        "spec": kept,
+    }
+
+
+def review_response(uid: str, allowed: bool, message: str = "", warnings: Sequence[str] = ()) -> bytes:
+    """The body of the response."""
+    response: dict[str, Any] = {"uid": uid, "allowed": allowed}
+    if message and not allowed:
+        response["status"] = {"status": "Failure", "code": 422, "reason": "Invalid", "message": message}
+    if warnings:
+        split = [wrap(f"legroom: {text}", _WARNING_CHARACTERS, break_on_hyphens=False) for text in warnings]
+        response["warnings"] = [part for parts in split for part in parts][:_MAX_WARNINGS]
+    return json.dumps({"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}).encode()
+
+
+def _legroom_annotations(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    annotations = _mapping(_mapping(manifest.get("metadata")).get("annotations"))
+    return {"annotations": {key: value for key, value in annotations.items() if str(key).startswith(OWN_PREFIX)}}
+
+
+def _annotations_and_labels(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    template = _mapping(_mapping(manifest.get("spec")).get("template"))
+    for owner in (manifest, template):
+        metadata = _mapping(owner.get("metadata"))
+        yield _mapping(metadata.get("annotations"))
+        yield _mapping(metadata.get("labels"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

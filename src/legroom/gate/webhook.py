@@ -1,0 +1,339 @@
+"""The admission webhook over HTTPS: reviews, probes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+from cryptography import x509
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from legroom.errors import BAD_INPUT, LegroomError
+from legroom.gate.admission_review import (
+    AdmissionRequest,
+    Mode,
+    NotAReview,
+    parse_review,
+    review_response,
+    startup_fields,
+)
+from legroom.gate.verdict import Verdict
+from legroom.gate.verdict_cache import CacheOptions, NoVerdict, VerdictCache
+from legroom.records import dataclass
+from legroom.web.uvicorn_server import serve_asgi
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+MAX_BODY_BYTES = 8 << 20
+"""etcd stores objects of up to 1.5 MiB; an update carries two, and JSON escapes add to them."""
+_MAX_BUFFERED_BYTES = 64 << 20
+"""Of all bodies that are being received."""
+_GIL_SWITCH_INTERVAL_S = 0.0005
+"""Python's default of 5 ms would delay every read and write of the event loop by that much while a plan runs."""
+_PATHS: Mapping[str, Mode | None] = {"/validate": None, "/validate/warn": "warn", "/validate/enforce": "enforce"}
+_MODES: Mapping[str, Mode] = {"warn": "warn", "enforce": "enforce"}
+_OUTCOMES = (
+    "allowed",
+    "warned",
+    "refused",
+    "would_refuse",
+    "not_understood",
+    "no_server",
+    "skipped",
+    "unchanged",
+    "failed_open",
+)
+_FAILED_OPEN = {
+    "timeout": "no verdict in time",
+    "error": "an error in the gate; its log shows where",
+    "overload": "too many other objects",
+}
+_BEING_SEARCHED = "Flags that fix it are being searched for: the answer to the next try has them."
+
+
+@dataclass(frozen=True, slots=True)
+class GatePolicy:
+    """Which objects are reviewed, and whether a failing one is refused."""
+
+    mode: Mode = "warn"
+    only_namespaces: frozenset[str] = frozenset()
+    not_namespaces: frozenset[str] = frozenset({"kube-system", "kube-public", "kube-node-lease"})
+    only_labelled: bool = False
+    """Skip objects without the label or annotation `legroom/gate`."""
+
+    def mode_for(self, request: AdmissionRequest, path_mode: Mode | None) -> Mode | None:
+        """The mode for one object; None skips it."""
+        switch, namespace = request.switch, request.namespace
+        if switch == "off" or namespace in self.not_namespaces:
+            return None
+        if (self.only_namespaces and namespace not in self.only_namespaces) or (self.only_labelled and not switch):
+            return None
+        return _MODES.get(switch) or path_mode or self.mode
+
+
+class GateMetrics:
+    """The series `legroom_gate_*`."""
+
+    def __init__(self) -> None:
+        untyped: Any = prometheus_client
+        untyped.disable_created_metrics()
+        self._registry = CollectorRegistry()
+        self.reviews = self._counter("reviews", "Objects reviewed, by outcome.", outcome=_OUTCOMES)
+        self.failed_open = self._counter("failed_open", "Objects allowed without a verdict.", reason=_FAILED_OPEN)
+        self.cache = self._counter("cache", "Lookups in the verdict cache.", result=("hit", "miss"))
+        self.bad_request = self._counter("bad_request", "Bodies that were no AdmissionReview, or too large.")
+        self.answered_before_search = self._counter(
+            "answered_before_search", "Answers given while fixes for the object were still searched for."
+        )
+        self.searches_dropped = self._counter("searches_dropped", "Searches for fixes not started: the queue is full.")
+        self.certificate_reloads = self._counter("certificate_reloads", "Certificates reloaded.")
+        self.certificate_reload_failures = self._counter(
+            "certificate_reload_failures", "Certificates that could not be loaded; the old one stays in use."
+        )
+        self.decision_seconds = Histogram(
+            "legroom_gate_decision_seconds",
+            "Time from the last byte of the request to the answer.",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+            registry=self._registry,
+        )
+        self.certificate_expiry = Gauge(
+            "legroom_gate_certificate_expiry_timestamp_seconds",
+            "When the certificate in use expires.",
+            registry=self._registry,
+        )
+
+    def _counter(self, name: str, documentation: str, **labels: Any) -> Counter:
+        """A counter in which every value of its label exists from the start."""
+        counter = Counter(f"legroom_gate_{name}", documentation, list(labels), registry=self._registry)
+        for value in next(iter(labels.values()), ()):
+            counter.labels(value)
+        return counter
+
+    def page(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _BadBody(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
+
+
+class GateApp:
+    """The ASGI application."""
+
+    def __init__(self, policy: GatePolicy, verdicts: VerdictCache, metrics: GateMetrics) -> None:
+        self._policy, self._verdicts, self._metrics = policy, verdicts, metrics
+        self._buffered_bytes = 0
+        self.is_ready = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path in _PATHS:
+            await self._review(scope, receive, send)
+        elif method not in ("GET", "HEAD"):
+            await _respond(send, 405, b"only a GET is answered here\n")
+        elif path in ("/healthz", "/livez"):
+            await _respond(send, 200, b"ok\n")
+        elif path == "/readyz":
+            await _respond(send, *((200, b"ok\n") if self.is_ready else (503, b"it has just started\n")))
+        elif path == "/metrics":
+            await _respond(send, 200, self._metrics.page(), b"text/plain; version=0.0.4; charset=utf-8")
+        else:
+            await _respond(send, 404, b"reviews go to /validate\n")
+
+    async def _review(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await _respond(send, 405, b"a review is a POST\n")
+            return
+        body = b""
+        try:
+            body = await self._body(receive)
+            started_s = time.perf_counter()
+            request = parse_review(json.loads(body))
+        except _BadBody as refused:
+            self._metrics.bad_request.inc()
+            await _respond(send, refused.status, f"{refused.text}\n".encode())
+            return
+        except (NotAReview, ValueError, RecursionError) as error:
+            self._metrics.bad_request.inc()
+            text = error.message if isinstance(error, LegroomError) else "the body is not JSON"
+            await _respond(send, 400, f"{text}\n".encode())
+            return
+        finally:
+            self._buffered_bytes -= len(body)
+        outcome, response = await self._decide(request, _PATHS[scope["path"]])
+        self._metrics.decision_seconds.observe(time.perf_counter() - started_s)
+        self._metrics.reviews.labels(outcome).inc()
+        await _respond(send, 200, response, b"application/json")
+
+    async def _body(self, receive: Receive, timeout_s: float = 10.0) -> bytes:
+        """The whole body; its bytes count as buffered until it is parsed."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _BadBody(400, "the connection ended")
+                    piece = message.get("body", b"")
+                    size += len(piece)
+                    self._buffered_bytes += len(piece)
+                    if size > MAX_BODY_BYTES:
+                        raise _BadBody(413, f"a review has at most {MAX_BODY_BYTES >> 20} MiB")
+                    if self._buffered_bytes > _MAX_BUFFERED_BYTES:
+                        raise _BadBody(429, "too many large reviews at once")
+                    pieces.append(piece)
+                    if not message.get("more_body"):
+                        return b"".join(pieces)
+        except (TimeoutError, _BadBody) as error:
+            self._buffered_bytes -= size
+            raise error if isinstance(error, _BadBody) else _BadBody(408, "the review stopped coming") from None
+
+    async def _decide(self, request: AdmissionRequest, path_mode: Mode | None) -> tuple[str, bytes]:
+        """The outcome that is counted, and the body of the response."""
+        mode = self._policy.mode_for(request, path_mode)
+        if mode is None or request.is_deleted or request.is_owned:
+            return "skipped", review_response(request.uid, True)
+        try:
+            fields = startup_fields(request.new)
+            if request.operation == "UPDATE" and request.old and fields == startup_fields(request.old):
+                return "unchanged", review_response(request.uid, True)
+            key, verdict = self._verdicts.get(fields)
+            self._metrics.cache.labels("miss" if verdict is None else "hit").inc()
+            if verdict is None or not verdict.is_searched:
+                verdict = await self._verdicts.decide(key, fields)
+        except NoVerdict as error:
+            return self._fail_open(request, error.reason)
+        except Exception as error:
+            print(f"legroom gate: {type(error).__name__}: {error}", file=sys.stderr)
+            return self._fail_open(request, "error")
+        if not verdict.is_searched:
+            self._metrics.answered_before_search.inc()
+        return _response_to(request.uid, verdict, mode)
+
+    def _fail_open(self, request: AdmissionRequest, reason: str) -> tuple[str, bytes]:
+        self._metrics.failed_open.labels(reason).inc()
+        warning = f"this {request.kind} was not checked ({_FAILED_OPEN[reason]}) and is let through"
+        return "failed_open", review_response(request.uid, True, warnings=[warning])
+
+
+def _response_to(uid: str, verdict: Verdict, mode: Mode) -> tuple[str, bytes]:
+    sentences = verdict.sentences
+    if not verdict.is_searched and not verdict.has_fixes:
+        sentences = (*sentences, _BEING_SEARCHED)
+    match verdict.outcome:
+        case "does_not_fit" if mode == "enforce":
+            return "refused", review_response(uid, False, " ".join(sentences))
+        case "does_not_fit":
+            return "would_refuse", review_response(uid, True, warnings=sentences)
+        case "not_understood":
+            return "not_understood", review_response(uid, True, warnings=sentences)
+        case "tight":
+            return "warned", review_response(uid, True, warnings=sentences)
+        case outcome:
+            return "no_server" if outcome == "no_server" else "allowed", review_response(uid, True)
+
+
+async def _respond(send: Send, status: int, body: bytes, media_type: bytes = b"text/plain; charset=utf-8") -> None:
+    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """A certificate and its key, as a mounted Secret of type kubernetes.io/tls."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def in_folder(cls, folder: str) -> CertificateFiles:
+        return cls(Path(folder) / "tls.crt", Path(folder) / "tls.key")
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """Changes when the files do; Kubernetes updates a mounted Secret by swapping a link."""
+        return tuple(
+            (info.st_mtime_ns, info.st_ino, info.st_size) for info in (self.certificate.stat(), self.key.stat())
+        )
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for TLS 1.2 and later, or a `LegroomError` where the files cannot be loaded."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            reason = error.strerror or str(error)
+            hint = "a Secret of type kubernetes.io/tls has them as tls.crt and tls.key; legroom export gate writes one"
+            raise LegroomError(f"no certificate in {self.certificate.parent}: {reason}", hint, BAD_INPUT) from None
+        return context
+
+    def expiry_timestamp_s(self) -> float:
+        return x509.load_pem_x509_certificate(self.certificate.read_bytes()).not_valid_after_utc.timestamp()
+
+
+async def reload_certificates(
+    context: ssl.SSLContext, files: CertificateFiles, metrics: GateMetrics, interval_s: float = 5.0
+) -> None:
+    """Load the files into the context whenever they change; if that fails, the old certificate stays in use."""
+    loaded = files.fingerprint()
+    metrics.certificate_expiry.set(files.expiry_timestamp_s())
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            current = files.fingerprint()
+            if current == loaded:
+                continue
+            context.load_cert_chain(files.certificate, files.key)
+            metrics.certificate_expiry.set(files.expiry_timestamp_s())
+        except (OSError, ssl.SSLError, ValueError) as error:
+            metrics.certificate_reload_failures.inc()
+            print(f"legroom gate: the new certificate could not be loaded: {error}", file=sys.stderr)
+            continue
+        loaded = current
+        metrics.certificate_reloads.inc()
+
+
+def serve(listening: socket.socket, policy: GatePolicy, options: CacheOptions, files: CertificateFiles) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    context = files.server_context()
+    metrics = GateMetrics()
+    verdicts = VerdictCache(options, metrics.searches_dropped.inc)
+    app = GateApp(policy, verdicts, metrics)
+    sys.setswitchinterval(_GIL_SWITCH_INTERVAL_S)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn raises the signal again after its shutdown
+
+    async def warm_up() -> None:
+        with suppress(Exception):  # without a warm-up the first requests are slower
+            await verdicts.warm_up()
+        app.is_ready = True
+
+    async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await app(scope, receive, send)
+            return
+        await receive()
+        tasks = [asyncio.create_task(reload_certificates(context, files, metrics)), asyncio.create_task(warm_up())]
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        app.is_ready = False
+        for task in tasks:
+            task.cancel()
+        verdicts.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    serve_asgi(asgi, listening, context, log_level="critical")

@@ -1,0 +1,120 @@
+"""The report of lint, as legroom's JSON and as SARIF 2.1.0."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from legroom.deployments.source_text import Place, Unread
+from legroom.lint.rule import LintFinding, Rule
+from legroom.lint.rules import rules
+from legroom.records import dataclass
+from legroom.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file with nothing in it to check."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    release: str
+    files: tuple[str, ...]
+    findings: tuple[LintFinding, ...]
+    unread: tuple[Unread, ...]
+    skipped: tuple[Skipped, ...]
+    ignored: int = 0
+    """How many findings a comment or an option silenced."""
+
+    @property
+    def not_understood(self) -> int:
+        """How many files have vLLM flags that were not checked."""
+        return len({finding.place.path for finding in self.findings if finding.rule == "not-understood"})
+
+
+def report_json(report: LintReport) -> dict[str, Any]:
+    """The document of `legroom lint --json`."""
+    return {
+        "vllm": report.release,
+        "files": list(report.files),
+        "findings": [
+            {
+                "path": finding.place.path,
+                "line": finding.place.line,
+                "column": finding.place.column,
+                "rule": finding.rule,
+                "severity": finding.severity,
+                "message": finding.message,
+                "suggestion": finding.suggestion,
+            }
+            for finding in report.findings
+        ],
+        "unread": [
+            {"path": gap.place.path, "line": gap.place.line, "reason": gap.reason, "hint": gap.hint}
+            for gap in report.unread
+        ],
+        "skipped": [{"path": file.path, "reason": file.reason} for file in report.skipped],
+        "ignored": report.ignored,
+        "not_understood": report.not_understood,
+    }
+
+
+def sarif(report: LintReport) -> dict[str, Any]:
+    """The report as one SARIF run."""
+    known = rules()
+    broken = {finding.rule for finding in report.findings}
+    used = [rule_id for rule_id in known if rule_id in broken]
+    run = {
+        "tool": {
+            "driver": {"name": "legroom", "version": __version__, "rules": [_rule(known[rule_id]) for rule_id in used]}
+        },
+        "results": [_result(finding, used.index(finding.rule)) for finding in report.findings],
+        "invocations": [
+            {
+                "executionSuccessful": not report.unread,
+                "toolExecutionNotifications": [
+                    {
+                        "level": "error",
+                        "message": {"text": f"{gap.place.path} {gap.reason}"},
+                        "locations": [_location(gap.place)],
+                    }
+                    for gap in report.unread
+                ],
+            }
+        ],
+        "columnKind": "unicodeCodePoints",
+        "properties": {"vllm": report.release},
+    }
+    return {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "fullDescription": {"text": rule.help},
+        "defaultConfiguration": {"level": rule.severity},
+    }
+
+
+def _result(finding: LintFinding, index: int) -> dict[str, Any]:
+    text = f"{finding.message}. {finding.suggestion}" if finding.suggestion else finding.message
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": text},
+        "locations": [_location(finding.place, finding.length)],
+    }
+
+
+def _location(place: Place, length: int = 0) -> dict[str, Any]:
+    region: dict[str, int] = {"startLine": place.line, "startColumn": place.column}
+    if length:
+        region["endColumn"] = place.column + length
+    uri = quote(place.path.replace("\\", "/"), safe="/:@!$&'()*+,;=-._~", errors="surrogateescape")
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}

@@ -1,0 +1,144 @@
+"""The subjects that rules check in a file: servers and commands that `deployments` reads, and PromQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from legroom.deployments.file_kinds import Kind
+from legroom.deployments.file_reader import document_kind, read_file
+from legroom.deployments.source_text import Place, Unread
+from legroom.deployments.subjects import FilePart, Subject
+from legroom.errors import LegroomError
+from legroom.facts.releases import Release
+from legroom.lint.expressions import (
+    Expression,
+    dashboard_expressions,
+    manifest_queries,
+    program_series,
+    rule_expressions,
+)
+from legroom.lint.lint_report import Skipped
+
+_RECOGNIZED = re.compile(r"^\s*- (alert|record):|\"panels\"\s*:|^\[Service\]", re.MULTILINE)
+"""What a broken part of a file was meant to be: rules, a dashboard, a unit."""
+_NOTHING = {
+    "yaml": "YAML, but nothing in it starts vLLM or asks for its series",
+    "env": "it sets no variable of vLLM",
+    "python": "it starts no vLLM and names none of its series",
+    "document": "nothing in it is about vLLM: no rules, dashboard, script, unit or manifest was found",
+}
+"""Why a file of a kind has nothing to check."""
+_KINDS_WITH_FLAGS = ("yaml", "json", "dockerfile", "unit", "shell")
+_VLLM_FLAG = re.compile(
+    r"(?<![\w-])--(max[-_]model[-_]len|gpu[-_]memory[-_]utilization|max[-_]num[-_]batched[-_]tokens|kv[-_]transfer[-_]config|"
+    r"kv[-_]cache[-_]dtype|max[-_]num[-_]seqs|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching)(?![\w-])"
+)
+
+
+@dataclass(frozen=True)
+class UnclaimedFlags:
+    """vLLM flags in a file that belong to no server that was read."""
+
+    place: Place
+    flag: str
+    lines: int
+
+
+@dataclass(frozen=True)
+class LintedPart:
+    """The subjects of one part of a file."""
+
+    subjects: tuple[Subject | Expression | UnclaimedFlags, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Series that the part records, each with its expression."""
+    is_known: bool = False
+    """Whether the file is of a kind that is linted, even if it has no subject."""
+    nothing: str = ""
+    """Why there is nothing to check, where it is not the reason of its kind."""
+
+
+def linted_parts(path: str, text: str, release: Release) -> Iterator[LintedPart | Unread | Skipped]:
+    """The parts of a file, and the parts of it that cannot be read or have nothing to check."""
+    kind: Kind | None = None
+    nothing, is_empty = "", True
+    read_lines: set[int] = set()
+    for part in read_file(path, text, release):
+        unread = part.unread
+        try:
+            linted = _linted(part)
+        except LegroomError as error:
+            linted, unread = None, Unread(part.source.place(0), error.message, error.hint)
+        if part.is_whole:
+            kind, nothing = part.kind, linted.nothing if linted else ""
+        read_lines |= {server.place_of(word).line for server in part.servers for word in server.words}
+        if linted is not None:
+            is_empty = is_empty and not linted.subjects and not linted.is_known
+            yield linted
+        # A broken part is reported only where it is clear what it was meant to be.
+        if unread is not None and (part.is_whole or _RECOGNIZED.search(part.source.text)):
+            is_empty = False
+            yield unread
+    if kind in _KINDS_WITH_FLAGS and (unclaimed := _unclaimed(path, text, read_lines)) is not None:
+        is_empty = False
+        yield LintedPart((unclaimed,))
+    nothing = nothing or _NOTHING.get(kind or "", "")
+    if is_empty and nothing:
+        yield Skipped(path, nothing)
+
+
+def _unclaimed(path: str, text: str, read_lines: set[int]) -> UnclaimedFlags | None:
+    """Flags that only vLLM has, on lines that belong to no server that was read."""
+    unclaimed = [
+        (number, flag)
+        for number, line in enumerate(text.splitlines() if "vllm" in text.lower() else (), 1)
+        if number not in read_lines and not line.lstrip().startswith("#") and (flag := _VLLM_FLAG.search(line))
+    ]
+    if not unclaimed:
+        return None
+    number, flag = unclaimed[0]
+    return UnclaimedFlags(Place(path, number, flag.start() + 1), flag[0], len(unclaimed))
+
+
+def _linted(part: FilePart) -> LintedPart | None:
+    """A part with its PromQL; None where it could not be read."""
+    if part.unread is not None and not part.subjects and not part.documents:
+        return None
+    if part.kind == "json":
+        return _json(part)
+    if part.kind == "yaml":
+        return _yaml(part)
+    if part.kind == "promql":
+        return LintedPart((Expression(part.source.text, part.source.place, "panel"),))
+    if part.kind == "python":
+        return LintedPart((*part.subjects, *program_series(part.source)))
+    if part.kind == "document":
+        return LintedPart(part.subjects)
+    return LintedPart(part.subjects, is_known=part.kind != "env" and part.is_whole)
+
+
+def _json(part: FilePart) -> LintedPart:
+    expressions = dashboard_expressions(part.source)
+    if expressions is None:
+        if part.documents:
+            return _yaml(part)
+        return LintedPart(nothing="JSON, but no Grafana dashboard: it has no panels")
+    if not any("vllm" in expression.text for expression in expressions):
+        return LintedPart(nothing="a dashboard without any vLLM metric")
+    return LintedPart((*part.subjects, *expressions))
+
+
+def _yaml(part: FilePart) -> LintedPart:
+    expressions: list[Expression] = []
+    records: dict[str, str] = {}
+    kinds = [document_kind(document) for document in part.documents]
+    for kind, document in zip(kinds, part.documents, strict=True):
+        if kind == "rules":
+            rules, recorded = rule_expressions(document)
+            expressions += rules
+            records |= recorded
+        elif kind in ("kubernetes", "other"):
+            expressions += manifest_queries(document)
+    is_known = part.is_whole and any(kind != "other" for kind in kinds)
+    return LintedPart((*part.subjects, *expressions), records, is_known, nothing=_NOTHING["yaml"])

@@ -1,0 +1,217 @@
+"""Lint files and texts against the rules."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.source_text import MAX_FILE_BYTES, Place, Unread, read_text
+from legroom.deployments.subjects import StartedServer
+from legroom.errors import LegroomError
+from legroom.facts.releases import latest
+from legroom.facts.releases import release as known_release
+from legroom.lint.expressions import Expression, declared_series
+from legroom.lint.lint_report import LintReport, Skipped
+from legroom.lint.linted_parts import LintedPart, linted_parts
+from legroom.lint.rule import Context, LintFinding
+from legroom.lint.rules import all_checks
+from legroom.lint.rules.metric_names import names_exporter
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.planning.plan_document import PlanDocument
+
+
+_COMMENT = re.compile(r"legroom:\s*ignore(?P<file>-file)?(?P<rules>(?:[ \t]+[a-z][a-z-]*,?)*)")
+_MIG = re.compile(r"nvidia-smi\b[^\n]*\s(-mig|--multi-instance-gpu)\b|mig-parted")
+_RELABELING = re.compile(r"replacement:\s*[\"']?vllm_")
+"""A Prometheus relabeling that renames vLLM's series."""
+_TEST_CODE = re.compile(r"(^|/)(tests?/.*|test_[^/]*|[^/]*_test|conftest)\.py$|(^|/)(fixtures|testdata)/")
+_COMMENT_LINE = re.compile(r"\s*(#|//|<!--|;)")
+_ALL_RULES = "*"
+_OWN_FILE = re.compile(r"Written by legroom \S+ for (?:vLLM (?P<release>[\d.]+\d)|any vLLM)")
+_OWN_DASHBOARD = "written by legroom export grafana"
+
+
+class IgnoreComments:
+    """The findings that comments of a file silence: of a line, of the command below a comment line, or of the file."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[int, set[str]] = {}
+        self._file: set[str] = set()
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            comment = _COMMENT.search(line)
+            if comment is None:
+                continue
+            rules = set(re.findall(r"[a-z][a-z-]*", comment["rules"])) or {_ALL_RULES}
+            if comment["file"]:
+                self._file |= rules
+                continue
+            below = _command_below(lines, number) if _COMMENT_LINE.match(line) else ()
+            for silenced in (number, *below):
+                self._lines.setdefault(silenced, set()).update(rules)
+
+    def silences(self, finding: LintFinding) -> bool:
+        silenced = self._file | self._lines.get(finding.place.line, set())
+        return finding.rule in silenced or _ALL_RULES in silenced
+
+
+def _command_below(lines: list[str], number: int) -> Iterable[int]:
+    """The numbers of the next line that is not a comment and of its continuation lines."""
+    row = number
+    while row < len(lines) and (not lines[row].strip() or _COMMENT_LINE.match(lines[row])):
+        row += 1
+    while row < len(lines):
+        yield row + 1
+        if not lines[row].rstrip().endswith("\\"):
+            break
+        row += 1
+
+
+SEARCHED = frozenset(
+    {".yaml", ".yml", ".rules", ".json", ".sh", ".bash", ".service", ".md", ".markdown", ".py", ".env", ".promql"}
+    | {".dockerfile"}
+)
+"""The suffixes of the files that are linted in a folder; a file that is named is linted whatever its suffix."""
+_BY_NAME = re.compile(r"(Docker|Container)file(\.[\w-]+)?|supervisor[\w-]*\.(conf|ini)")
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    release: Release | None = None
+    plan: PlanDocument | None = None
+    ignore: frozenset[str] = frozenset()
+    any_release: bool = False
+    """Series of any release are valid; flags are read for the newest."""
+    only: frozenset[str] = frozenset()
+    """The rules to check; empty: all."""
+
+
+def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
+    texts: list[tuple[str, str]] = []
+    unread: list[Unread] = []
+    for named in paths:
+        files = list(_files_in(named))
+        for path in files:
+            try:
+                texts.append((path, _standard_input() if path == "-" else read_text(Path(path))))
+            except LegroomError as error:
+                reason = error.message.removeprefix(path).strip() or error.message
+                unread.append(Unread(Place(path, 1, 1), reason, error.hint))
+        if not files:
+            hint = "name the files themselves: a file that is named is read whatever it is called"
+            unread.append(Unread(Place(named, 1, 1), "holds no file of a kind that lint looks for", hint))
+    return lint_texts(texts, options, unread)
+
+
+def _standard_input() -> str:
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise LegroomError("- is too large", f"legroom reads files up to {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise LegroomError("- is not text", "pipe a script, a rule file, a unit or a manifest") from None
+
+
+def _files_in(path: str) -> Iterable[str]:
+    """The file itself, or the files of a folder without hidden ones."""
+    folder = Path(path)
+    if not folder.is_dir():
+        yield path
+        return
+    for inner in sorted(folder.rglob("*")):
+        is_searched = inner.suffix.lower() in SEARCHED or _BY_NAME.fullmatch(inner.name)
+        is_hidden = any(part.startswith(".") for part in inner.relative_to(folder).parts)
+        if is_searched and not is_hidden and inner.is_file():
+            yield str(inner)
+
+
+def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: Iterable[Unread] = ()) -> LintReport:
+    """Lint texts, each with the path it is reported under."""
+    release = options.release or (options.plan.release if options.plan else latest())
+    not_read, skipped = list(unread), []
+    contexts = {path: _context_of(text, options) for path, text in texts}
+    parts: list[tuple[str, LintedPart]] = []
+    for path, text in texts:
+        for item in linted_parts(path, text, contexts[path].release):
+            if isinstance(item, Unread):
+                not_read.append(item)
+            elif isinstance(item, Skipped):
+                skipped.append(item)
+            else:
+                parts.append((path, item))
+    records = {name: expression for _, part in parts for name, expression in part.records.items()}
+    declared = frozenset(name for path, text in texts if path.endswith(".py") for name in declared_series(text))
+    is_relabeled = any(_RELABELING.search(text) for _, text in texts)
+    with_exporter = {path for path, part in parts if is_relabeled or any(map(_names_exporter, part.subjects))}
+    with_mig = {path for path, text in texts if _MIG.search(text)}
+    examples = {path for path, text in texts if kind_of(path, text) == "document" or _TEST_CODE.search(path)}
+    comments = {path: IgnoreComments(text) for path, text in texts}
+    distinct: dict[LintFinding, None] = {}
+    silenced: dict[LintFinding, None] = {}
+    for path, part in parts:
+        context = replace(
+            contexts[path],
+            records=records,
+            declared=declared,
+            has_exporter_series=path in with_exporter,
+            configures_mig=path in with_mig,
+        )
+        for finding in _check(part, context, options.only):
+            if isinstance(finding, Unread):
+                not_read.append(finding)
+            elif finding.rule in options.ignore or comments[path].silences(finding):
+                silenced[finding] = None
+            elif finding.severity == "error" and path in examples:  # it may show a mistake on purpose
+                distinct[replace(finding, severity="warning")] = None
+            else:
+                distinct[finding] = None
+    order = {path: i for i, (path, _) in enumerate(texts)}
+    findings = sorted(distinct, key=lambda finding: (order.get(finding.place.path, 0), *finding.sort_key))
+    files = tuple(path for path, _ in texts)
+    unread = tuple(dict.fromkeys(not_read))
+    return LintReport(release.version, files, tuple(findings), unread, tuple(skipped), len(silenced))
+
+
+def lint_servers(servers: Iterable[StartedServer], options: LintOptions) -> list[LintFinding]:
+    """The findings in servers that are read already, without what only a whole file shows."""
+    context = Context(options.release, options.plan, any_release=options.any_release)
+    checked = _check(LintedPart(tuple(servers)), context, options.only)
+    findings = (each for each in checked if isinstance(each, LintFinding))
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.sort_key)
+
+
+def _names_exporter(subject: object) -> bool:
+    return isinstance(subject, Expression) and names_exporter(subject)
+
+
+def _context_of(text: str, options: LintOptions) -> Context:
+    """A file that legroom wrote is linted for the release in its header, unless another is requested."""
+    context = Context(options.release, options.plan, {}, options.any_release)
+    if options.release is not None or options.any_release:
+        return context
+    own = _OWN_FILE.search(text[:4096])
+    if own and own["release"]:
+        return replace(context, requested_release=known_release(own["release"]))
+    return replace(context, any_release=bool(own) or _OWN_DASHBOARD in text)
+
+
+def _check(part: LintedPart, context: Context, only: frozenset[str]) -> Iterable[LintFinding | Unread]:
+    for subject in part.subjects:
+        if isinstance(subject, StartedServer):
+            try:
+                context.release_of(subject)
+            except LegroomError as error:
+                yield Unread(subject.place, f"a server that was not judged: {error.message}", error.hint)
+                continue
+        for check in all_checks():
+            if isinstance(subject, check.subject_type) and (not only or any(rule.id in only for rule in check.rules)):
+                yield from (finding for finding in check.find(subject, context) if not only or finding.rule in only)

@@ -1,0 +1,113 @@
+"""Alerts that fire on a healthy server, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.facts.metrics import releases_of
+from legroom.lint.expressions import COMPARED, Expression
+from legroom.lint.promql_reader import NO_LEVEL, Comparison, Operand, operands, roles_behind, roles_in, series_names
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+
+FULL_POOL = Rule(
+    "alert-full-pool",
+    "warning",
+    "An alert on a full KV cache alone",
+    "A full pool is the healthy state of a busy server: blocks of finished requests stay until somebody needs them. "
+    "Pressure is a full pool while requests wait or are preempted (LR403).",
+)
+NEVER = Rule(
+    "alert-never",
+    "error",
+    "A threshold that cannot be reached",
+    "The use of the KV cache is a ratio from 0 to 1, and no more requests run than --max-num-seqs allows.",
+)
+NO_TRAFFIC = Rule(
+    "alert-no-traffic",
+    "warning",
+    "An alert on silence",
+    "No request in five minutes is a quiet night, not a fault. No progress while requests run is one (LR908).",
+)
+_LOAD = frozenset({"running", "waiting"})
+_PRESSURE = frozenset({"waiting", "preemptions", "queue_time", "swapped", "ttft", "e2e_latency", "inter_token"}) | {
+    "prompt_tokens_recomputed"
+}
+_PROGRESS = frozenset({"request_success", "generation_tokens", "prompt_tokens"})
+_NOT_PROGRESS = frozenset({"absent", "absent_over_time", "count", "resets", "time", "timestamp"})
+"""Functions over a progress counter whose result says nothing about progress."""
+
+
+@checks(Expression, FULL_POOL)
+def full_pool(alert: Expression, context: Context) -> Iterator[LintFinding]:
+    if alert.owner != "alert" or roles_behind(alert.text, context) & _PRESSURE:
+        return
+    for operand in operands(alert.text):
+        if "kv_use" in roles_in(operand.text, context) and not operand.functions & NO_LEVEL and _is_upper(operand):
+            message = (
+                f"{_lead(alert)}fires on a full KV cache, which is healthy while nothing waits and nothing is preempted"
+            )
+            suggestion = "add `and on (instance) vllm:num_requests_waiting > 0`, or take legroom export prometheus"
+            yield finding(FULL_POOL, alert.locate(0), message, suggestion)
+            return
+
+
+def _lead(alert: Expression) -> str:
+    return f"{alert.name} " if alert.name else ""
+
+
+def _is_upper(operand: Operand) -> bool:
+    """Whether the alert fires above a level. A sum above one is over many servers and counts the pools in use."""
+    adds_up = "sum" in operand.functions
+    return any(
+        comparison.operator in (">", ">=") and not (adds_up and comparison.number > 1 and not comparison.scaled)
+        for comparison in operand.comparisons()
+    )
+
+
+@checks(Expression, NEVER)
+def never(expression: Expression, context: Context) -> Iterator[LintFinding]:
+    for operand in operands(expression.text) if expression.owner in COMPARED else ():
+        if not operand.functions & (NO_LEVEL | {"sum", "sum_over_time"}):
+            yield from _out_of_range(expression, operand, context)
+
+
+def _out_of_range(expression: Expression, operand: Operand, context: Context) -> Iterator[LintFinding]:
+    used = roles_in(operand.text, context)
+    for comparison in operand.comparisons():
+        if comparison.operator not in (">", ">=") or comparison.scaled:
+            continue
+        place = expression.locate(comparison.offset)
+        if used == {"kv_use"} and comparison.number > 1:
+            message = f"the KV cache's use is a ratio: it is never above 1, and {comparison.number:g} is asked for"
+            suggestion = f"write {comparison.number / 100:g}" if comparison.number <= 100 else ""
+            yield finding(NEVER, place, message, suggestion, severity=_ratio_severity(operand))
+        elif used == {"running"} and context.plan is not None:
+            limit = int(context.plan.args["max_num_seqs"])
+            if comparison.number >= limit:
+                message = f"the plan lets at most {limit} requests run (--max-num-seqs), so this never fires"
+                yield finding(NEVER, place, message, f"write a number below {limit}")
+
+
+def _ratio_severity(operand: Operand) -> Severity | None:
+    """An exporter that exposes the use under another name may expose it in percent."""
+    names = [series.text for series in series_names(operand.text) if series.text.startswith("vllm")]
+    return None if all(map(releases_of, names)) else "warning"
+
+
+@checks(Expression, NO_TRAFFIC)
+def no_traffic(alert: Expression, context: Context) -> Iterator[LintFinding]:
+    """`rate(success) == 0` without a condition that requests run."""
+    if alert.owner != "alert" or roles_behind(alert.text, context) & _LOAD:
+        return
+    progress = [operand for operand in operands(alert.text) if roles_in(operand.text, context) & _PROGRESS]
+    compared = [comparison for operand in progress for comparison in operand.comparisons()]
+    if any(comparison.operator in (">", "!=") and comparison.number >= 0 for comparison in compared):
+        return  # another counter must move, so there is traffic
+    silent = [operand for operand in progress if not operand.functions & _NOT_PROGRESS]
+    if any(_is_zero(comparison) for operand in silent for comparison in operand.comparisons()):
+        suggestion = "add `and on (instance) vllm:num_requests_running > 0`"
+        yield finding(NO_TRAFFIC, alert.locate(0), f"{_lead(alert)}fires whenever no requests come in", suggestion)
+
+
+def _is_zero(comparison: Comparison) -> bool:
+    return comparison.number == 0 and comparison.operator in ("==", "<=")

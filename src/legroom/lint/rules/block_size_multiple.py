@@ -1,0 +1,27 @@
+"""Block sizes that FlashAttention does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.deployments.subjects import StartedServer
+from legroom.lint.rule import Context, LintFinding, Rule, checks, finding, flag_word
+
+RULE = Rule(
+    "block-size",
+    "warning",
+    "A block size that FlashAttention does not take",
+    "At most block_size - 1 slots of a sequence stay empty, 15 tokens with 16. FlashAttention takes multiples of 16: a "
+    "smaller block costs the fast kernels or the start (LR403).",
+)
+
+
+@checks(StartedServer, RULE)
+def block_size(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    size = context.parsed(server).args.block_size
+    word = flag_word(server, "--block-size")
+    if size is not None and word is not None and size % 16:
+        message = (
+            f"--block-size {size}: FlashAttention takes multiples of 16, and 16 wastes at most 15 tokens a sequence"
+        )
+        yield finding(RULE, server.place_of(word), message, "leave it out", len(word.text))

@@ -1,0 +1,220 @@
+"""Flags that the release does not accept, or accepts and does not use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from legroom.deployments.file_kinds import kind_of
+from legroom.deployments.subjects import InvokedCommand, StartedServer
+from legroom.facts.flags import advice, companion_of
+from legroom.lint.rule import (
+    Context,
+    LintFinding,
+    Rule,
+    Severity,
+    checks,
+    finding,
+    flag_word,
+    has_same_words,
+    similarity,
+)
+from legroom.vllm.command_line import plain_name
+from legroom.vllm.flag_problems import FlagProblem
+
+_STOPS = "vLLM ends with 'unrecognized arguments' before it loads anything."
+UNKNOWN = Rule("flag-unknown", "error", "A flag that no vLLM release has", _STOPS)
+REMOVED = Rule("flag-removed", "error", "A flag that this release no longer has", _STOPS)
+NOT_YET = Rule("flag-not-yet", "error", "A flag that this release does not have yet", _STOPS)
+VALUE = Rule("flag-value", "error", "A value that the flag does not take", "vLLM ends with a usage error at the start.")
+IGNORED = Rule(
+    "flag-ignored",
+    "warning",
+    "A flag that changes nothing",
+    "vLLM accepts it and does not use it, whatever its name promises.",
+)
+OTHER = Rule(
+    "flag-of-another",
+    "note",
+    "Flags of another program",
+    "A program that reads vLLM's command line and has flags of its own: those are not judged.",
+)
+_BY_KIND = {
+    "unknown": UNKNOWN,
+    "removed": REMOVED,
+    "renamed": REMOVED,
+    "not_yet": NOT_YET,
+    "bad_value": VALUE,
+    "bad_choice": VALUE,
+    "ignored": IGNORED,
+}
+_SHARE = "--gpu-memory-utilization"
+_VARIABLE = re.compile(
+    r"\$|\{\{|<|`|\{[A-Za-z_][^{}\"',;]*\}|\{\d*\}|\.\.\.|…|\?\?|%\w+%|%(\(\w+\))?[sdrif](?!\w)|@\w+@|__\w+__"
+)
+"""A variable or placeholder in a value."""
+_FILLED_IN = re.compile(r"[A-Z][A-Z0-9_-]*|\{.*[:\[,]\s*[A-Z][A-Z0-9_]*\s*[,}\]].*", re.DOTALL)
+"""`REPLACE_ENV_MAX_MODEL_LEN`, `PORT`, `{"num_speculative_tokens": N}`: placeholders in capitals."""
+_CHOICE_FOR_READER = re.compile(
+    r"\d[\d.]*([-~–,/|]\d[\d.]*)+|\{[\d.,]+\}|\[[\w |-]+\]|[A-Za-z_][\w.]*\(.*\)|[a-z]+([_-][a-z]+)+"
+)
+"""`0.15-0.45`, `1/2/4` and `best_share(model)` in a document: a value that the reader chooses or computes."""
+_MORE = re.compile(r"'?([A-Z][A-Z_]*|etc\.?|and|or)'?")
+"""`OPTIONS`, `etc` in a document: more arguments may follow."""
+_EXTENSIONS = {"--omni": "vLLM-Omni"}
+"""Switches that hand the command line to another program with its own flags."""
+_EXTENSION_MODULES = {"dynamo.vllm.omni": "vLLM-Omni"}
+_OTHER_RELEASE = frozenset({"removed", "renamed", "not_yet"})
+_FORK = frozenset({"unknown", "bad_choice"})
+"""Problems that a fork, a plugin or a newer release may not have."""
+
+
+@checks(StartedServer, UNKNOWN, REMOVED, NOT_YET, VALUE, IGNORED, OTHER)
+def flag_problems(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    if any(word.text.startswith("--help") for word in server.words):
+        return
+    problems = context.parsed(server).problems
+    given = frozenset(plain_name(word.text) for word in server.words if word.text.startswith("--"))
+    if any(problem.kind == "unknown" for problem in problems) and (program := companion_of(given)):
+        yield finding(OTHER, server.place, f"flags of {program} are not judged: it reads this command line itself")
+        return
+    extension = next((name for word in server.words if (name := _EXTENSIONS.get(word.text))), "")
+    strays = sum(not problem.flag.startswith("-") for problem in problems)
+    reported = set()
+    for problem in problems:
+        if (problem.flag, problem.kind) in reported or problem.kind not in _BY_KIND:
+            continue
+        if not _is_accepted(server, problem, strays, extension):
+            reported.add((problem.flag, problem.kind))
+            yield _finding(server, context, problem)
+    if extension:
+        message = f"flags of {extension} are not judged: {extension} reads this command line itself"
+        yield finding(OTHER, server.place, message)
+    yield from _percent_share(server, context)
+
+
+@checks(InvokedCommand, OTHER)
+def extension_module(command: InvokedCommand, context: Context) -> Iterator[LintFinding]:
+    for word in command.values_of("-m"):
+        if other := _EXTENSION_MODULES.get(word.text):
+            message = f"flags of {other} are not judged: {word.text} reads this command line itself"
+            yield finding(OTHER, command.locate(word.offset), message, length=len(word.text))
+
+
+def _is_accepted(server: StartedServer, problem: FlagProblem, strays: int, extension: str) -> bool:
+    """Whether a problem of the command line is no mistake of its author."""
+    is_stray = not problem.flag.startswith("-")
+    if is_stray and (strays > 2 or server.runs in ("config", "python")):
+        return True  # a sentence, or the value of a key that is reported already
+    if is_stray and problem.flag.strip("'").startswith(("[", "(")):
+        return True  # `vllm serve MODEL [options]`
+    if problem.kind == "bad_choice" and server.runs == "python":
+        return True  # LLM(...) does not check choices, the command line does
+    if extension and problem.kind in ("unknown", "bad_value"):
+        return True
+    if problem.kind == "bad_value" and not problem.value and _is_emptied(server, problem.flag):
+        return True  # an empty variable
+    if problem.flag == "--config" and problem.kind == "ignored":
+        return True  # the config file is on another machine
+    return _is_placeholder(server, problem)
+
+
+def _finding(server: StartedServer, context: Context, problem: FlagProblem) -> LintFinding:
+    word = next((word for word in server.words if _gives_flag(word.text, problem.flag)), None)
+    message = problem.message
+    severity: Severity | None = None
+    if word and problem.kind == "unknown" and word.text.startswith("--no-") and "--no-" not in problem.flag:
+        message = message.replace(problem.flag, word.text.partition("=")[0], 1)
+    if _depends_on_release(server, context, problem):
+        severity = "warning"
+        if problem.kind != "unknown" and not context.is_release_certain(server):
+            message += f" ({_why_uncertain(server, context)})"
+    elif problem.kind in ("unknown", "bad_value", "bad_choice") and server.runs == "config":
+        severity = "warning"  # the file may be another program's
+    elif problem.kind in _OTHER_RELEASE and server.runs == "python" and not server.named_release:
+        severity = "warning"  # programs often check the version and have a call for each
+    place = server.place_of(word) if word else server.place
+    return finding(_BY_KIND[problem.kind], place, message, _suggestion(problem), len(problem.flag), severity)
+
+
+def _suggestion(problem: FlagProblem) -> str:
+    if not problem.instead:
+        return "leave it out"
+    if problem.kind == "unknown" and advice(problem.flag) is None:
+        return f"leave it out, or did you mean {problem.instead}?"
+    return f"leave it out, or see {problem.instead}" if problem.kind == "removed" else f"write {problem.instead}"
+
+
+def _depends_on_release(server: StartedServer, context: Context, problem: FlagProblem) -> bool:
+    """Whether a release that the server may run accepts the flag."""
+    if problem.kind in _OTHER_RELEASE:
+        return not context.is_release_certain(server)
+    if problem.kind in _FORK:
+        is_typo = problem.kind == "unknown" and _is_typo(server, problem)
+        return not context.runs_published_build(server) and not is_typo
+    return not context.is_release_certain(server) and not context.is_refused_by_all(server, problem.flag, problem.kind)
+
+
+def _is_typo(server: StartedServer, problem: FlagProblem) -> bool:
+    """Whether an unknown flag differs from a known one by a letter or two; another word makes a fork's own flag."""
+    candidate = problem.instead.partition(" ")[0]
+    if server.launcher or server.image or not has_same_words(problem.flag, candidate, "-"):
+        return False
+    return similarity(problem.flag, candidate) >= 0.92
+
+
+def _why_uncertain(server: StartedServer, context: Context) -> str:
+    runs = server.launcher or ("the image" if "$" in server.image or "{{" in server.image else server.image)
+    if context.has_unknown_release(server):
+        return f"which release {runs} holds is not known"
+    if server.is_release_assumed and server.named_release:
+        return f"that {context.release_of(server)} is what runs is only likely"
+    if server.named_release:
+        return f"{runs or 'it'} is not vLLM's own build of {context.release_of(server)}"
+    return f"the file names no release, and {context.release} is assumed"
+
+
+def _is_placeholder(server: StartedServer, problem: FlagProblem) -> bool:
+    """Whether a program or the reader of a document replaces the value."""
+    if _VARIABLE.search(problem.flag) or _VARIABLE.search(problem.value):
+        return True
+    is_document = kind_of(server.place.path, "") == "document"
+    if not problem.flag.startswith("-"):
+        return is_document and bool(_MORE.fullmatch(problem.flag))
+    if problem.kind != "bad_value":
+        return False
+    names_itself = bool(problem.value) and problem.value.replace("_", "-") in problem.flag
+    return bool(_FILLED_IN.fullmatch(problem.value)) or (
+        is_document and (names_itself or bool(_CHOICE_FOR_READER.fullmatch(problem.value)))
+    )
+
+
+def _is_emptied(server: StartedServer, flag: str) -> bool:
+    """Whether the value of a flag is an empty word."""
+    texts = [word.text for word in server.words]
+    return any(
+        plain_name(text) == flag and (text.endswith("=") or texts[i + 1 : i + 2] == [""])
+        for i, text in enumerate(texts)
+    )
+
+
+def _percent_share(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    """A share of GPU memory above 1, which every release refuses."""
+    share = context.parsed(server).args.gpu_memory_utilization
+    word = flag_word(server, _SHARE, "--device-memory-utilization")
+    if share is None or share <= 1 or word is None:
+        return
+    message = f"{_SHARE} is a share of the GPU from 0 to 1, and {share:g} is asked for"
+    suggestion = f"write {_SHARE} {share / 100:g}" if 2 <= share <= 100 else ""
+    severity: Severity | None = "warning" if server.runs == "config" else None  # it may be another program's percent
+    yield finding(VALUE, server.place_of(word), message, suggestion, len(_SHARE), severity)
+
+
+def _gives_flag(word: str, flag: str) -> bool:
+    head = word.partition("=")[0]
+    if flag in (head, word):
+        return True
+    if not head.startswith("--"):
+        return flag == head.partition(".")[0]
+    plain = plain_name(head)
+    return flag in (plain, plain.replace("--no-", "--", 1)) or (plain.startswith(flag) and len(flag) > 4)

@@ -1,0 +1,37 @@
+"""Container memory limits below what the processes need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legroom.deployments.subjects import StartedServer
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding
+from legroom.memory.host_needs import HostSettings, host_needs
+from legroom.units import human_bytes
+
+RULE = Rule(
+    "host-memory",
+    "error",
+    "A memory limit below what the processes hold",
+    "Every GPU has a worker process beside the API server and the engine; above the limit the kernel ends one of them "
+    "(exit code 137, OOMKilled), whatever the GPU has left (LR501).",
+)
+
+
+@checks(StartedServer, RULE)
+def host_memory(server: StartedServer, context: Context) -> Iterator[LintFinding]:
+    if not server.memory_limit_bytes or not server.gpu_count:
+        return
+    args = context.parsed(server).args
+    ranks = min(args.engine_ranks, server.gpu_count)
+    engines = max(min(args.gpus_needed, server.gpu_count) // ranks, 1)
+    needs = host_needs(HostSettings(args, context.release_of(server), ranks * engines, engines))
+    if server.memory_limit_bytes < needs.least_bytes:
+        limit, least = human_bytes(server.memory_limit_bytes), human_bytes(needs.least_bytes)
+        count = ranks * engines
+        hold = f"{count} ranks hold" if count > 1 else "one rank holds"
+        message = f"the container may use {limit} of the host's memory, and {hold} at least {least}"
+        suggestion = f"allow at least {human_bytes(needs.request_bytes)}"
+        # A launcher chooses the processes itself.
+        severity: Severity | None = "warning" if server.launcher else None
+        yield finding(RULE, server.place, message, suggestion, severity=severity)

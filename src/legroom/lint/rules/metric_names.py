@@ -1,0 +1,171 @@
+"""Series that no vLLM release, or not this one, exposes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from legroom.facts.metrics import (
+    all_exposed_names,
+    is_shown_by_companion,
+    metrics_of,
+    name_of,
+    nearest,
+    ratio_instead,
+    releases_of,
+    role_of,
+)
+from legroom.lint.expressions import NAMES_ONLY, Expression
+from legroom.lint.promql_reader import Token, series_names, tokens
+from legroom.lint.rule import Context, LintFinding, Rule, Severity, checks, finding, has_same_words, similarity
+
+HIDDEN = Rule(
+    "metric-hidden",
+    "warning",
+    "A deprecated series that is hidden by default",
+    "Before a metric is removed a release hides it: it appears only under --show-hidden-metrics-for-version.",
+)
+UNKNOWN = Rule(
+    "metric-unknown",
+    "error",
+    "A series that this vLLM release does not show",
+    "An alert or a panel over a series that is not there never fires and stays empty. vLLM's names have a colon, and "
+    "several were renamed between releases.",
+)
+FOREIGN = Rule(
+    "metric-foreign",
+    "warning",
+    "A series that is not one of vLLM's, under its prefix",
+    "Nothing of vLLM has a name like it. A router or an exporter beside vLLM may show it; otherwise it is never there.",
+)
+_VLLM_NAME = re.compile(r"vllm[:_][a-zA-Z0-9_:]+")
+_KSERVE = "kserve_"
+"""KServe's monitors of an LLMInferenceService put it before vLLM's names (config/monitoring/llmisvc)."""
+_ENDING = re.compile(r"_(total|bucket|sum|count|info)$")
+
+
+@checks(Expression, HIDDEN)
+def hidden(expression: Expression, context: Context) -> Iterator[LintFinding]:
+    if expression.owner in NAMES_ONLY or context.any_release:
+        return
+    declared = metrics_of(context.release)
+    shown = {name for metric in declared if not metric.hidden for name in metric.exposed}
+    names = {name for metric in declared if metric.hidden for name in metric.exposed} - shown - set(context.records)
+    for series in series_names(expression.text):
+        if series.text in names:
+            role = role_of(series.text)
+            instead = name_of(role, context.release) if role else None
+            message = f"vLLM {context.release} hides {series.text} unless --show-hidden-metrics-for-version is given"
+            suggestion = f"write {instead}" if instead else ""
+            yield finding(HIDDEN, expression.locate(series.offset), message, suggestion, len(series.text))
+
+
+@checks(Expression, UNKNOWN, FOREIGN)
+def unknown(expression: Expression, context: Context) -> Iterator[LintFinding]:
+    known = context.series | _families(expression, context)
+    is_query = expression.owner not in NAMES_ONLY
+    named = list(series_names(expression.text)) if is_query else [Token("name", expression.text, 0)]
+    has_alternatives = any(token.text == "or" for token in tokens(expression.text)) and any(
+        series.text in known for series in named
+    )
+    for series in named:
+        prefix = _KSERVE if series.text.startswith(_KSERVE) and is_query else ""
+        name = series.text.removeprefix(prefix)
+        if (
+            not _VLLM_NAME.fullmatch(name)
+            or name in known
+            or name in context.records
+            or name in context.declared
+            or is_shown_by_companion(name)
+        ):
+            continue
+        instead = nearest(name, context.release) or ""
+        if expression.owner == "family":
+            instead = instead.removesuffix("_total")
+        if releases_of(name) and (has_alternatives or instead in expression.beside):
+            continue  # `new or old`, or a program that knows both names
+        if not is_query and not instead and name not in all_exposed_names():
+            continue  # any string may begin with vllm_
+        spans = _releases_with(name, is_query)
+        rule = UNKNOWN if instead or spans else FOREIGN
+        if rule is FOREIGN and ":" in name[len("vllm:") :]:
+            continue  # level:series:operation is a recorded series of another file
+        better = ratio_instead(name, context.release).replace("vllm:", f"{prefix}vllm:") if is_query else ""
+        suggestion = f"write {better or prefix + instead}" if better or instead else _removal(name)
+        message = f"{name} {_why(spans, context)}"
+        severity: Severity | None = None
+        if not is_query:  # a program may be written for several releases
+            severity = "warning"
+            if f"{name}_total" in known:  # the program may add the ending itself
+                severity, message = "note", f"{name} is shown as {name}_total"
+        elif rule is UNKNOWN and not _is_certain(expression, context, name, instead, bool(spans), has_alternatives):
+            severity = "warning"
+        yield finding(rule, expression.locate(series.offset), message, suggestion, len(name), severity)
+
+
+def _families(expression: Expression, context: Context) -> set[str]:
+    """Family names that a program may use: it often adds `_sum` and `_count` to a histogram's name itself."""
+    kinds = {"text": ("histogram",), "family": ("histogram", "counter")}.get(expression.owner, ())
+    metrics = (metric for metric in metrics_of(context.release) if metric.type in kinds)
+    return {metric.name.removesuffix("_total") if metric.type == "counter" else metric.name for metric in metrics}
+
+
+def _is_certain(
+    expression: Expression, context: Context, name: str, instead: str, is_of_other_release: bool, has_alternatives: bool
+) -> bool:
+    if instead == f"{name}_bucket" and _may_be_native_histogram(expression.text):
+        return False
+    if is_of_other_release:
+        return context.is_release_given
+    may_be_exporters = context.has_exporter_series and name.startswith("vllm_")
+    return not has_alternatives and not may_be_exporters and _is_typo(name, instead)
+
+
+def _may_be_native_histogram(expression: str) -> bool:
+    """Prometheus can convert every histogram to a native one, which has no buckets."""
+    words = {token.text for token in tokens(expression)}
+    return "le" not in words and any(word.startswith("histogram_") for word in words)
+
+
+def names_exporter(expression: Expression) -> bool:
+    """Whether it queries a `vllm_` series that vLLM has under no spelling."""
+    names = (series.text for series in series_names(expression.text) if series.text.startswith("vllm_"))
+    return expression.owner not in NAMES_ONLY and any(_base_name(name) not in _base_names() for name in names)
+
+
+@cache
+def _base_names() -> frozenset[str]:
+    return frozenset(map(_base_name, all_exposed_names()))
+
+
+def _base_name(name: str) -> str:
+    return _ENDING.sub("", name.replace(":", "_", 1))
+
+
+def _is_typo(name: str, instead: str) -> bool:
+    """Whether only the colon, the ending or a letter or two are wrong. Other names may be an exporter's."""
+    base, right = _base_name(name), _base_name(instead)
+    if base == right or name.replace("vllm_", "vllm:", 1) in all_exposed_names():
+        return True
+    return name.startswith("vllm:") and has_same_words(base, right, "_") and similarity(base, right) >= 0.94
+
+
+def _removal(name: str) -> str:
+    if releases_of(name):
+        return "leave it out: this release shows nothing like it"
+    return "leave it out, unless something beside vLLM shows it"
+
+
+def _releases_with(name: str, is_query: bool) -> tuple[tuple[str, str], ...]:
+    """The releases that expose a series; a program may name its family."""
+    endings = ("",) if is_query else ("", "_total", "_bucket")
+    return next((spans for ending in endings if (spans := releases_of(name + ending))), ())
+
+
+def _why(spans: tuple[tuple[str, str], ...], context: Context) -> str:
+    if not spans:
+        return "is shown by no vLLM release"
+    releases = " and ".join(first if first == last else f"{first} to {last}" for first, last in spans)
+    assumed = "" if context.is_release_given else ", which is assumed"
+    return f"is shown by vLLM {releases}, not by {context.release}{assumed}"

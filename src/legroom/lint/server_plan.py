@@ -1,0 +1,63 @@
+"""The plan of a server from its file alone: its model, flags and GPU."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from legroom.deployments.subjects import StartedServer
+from legroom.errors import LegroomError
+from legroom.facts.bundled import find, mirrored
+from legroom.facts.releases import Release
+from legroom.records import dataclass
+from legroom.vllm.parse import parse_flags
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+
+_TEMPLATE = re.compile(r"\$|\{\{|\{%|<[\w -]+>")
+_SLICE = re.compile(r"mig|time-?slic|shared|vgpu", re.IGNORECASE)
+"""Shares of a GPU whose size the name does not say."""
+_ANY_GPU = "h200"
+"""Used where no GPU is named: weights and host memory do not depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    plan: Plan
+    is_gpu_known: bool
+    """Whether the file names the GPU; otherwise only weights and host memory of the plan are valid."""
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return self.plan.host.checkpoint_bytes
+
+
+def plan_of_server(server: StartedServer, release: Release) -> ServerPlan | None:
+    """None where the model is not bundled with legroom or a flag has a template value. Nothing is fetched."""
+    words = tuple(word.text for word in server.words)
+    if server.call is not None or any(_TEMPLATE.search(word) for word in words):
+        return None
+    gpu_name = server.gpu_names[0] if len(server.gpu_names) == 1 else ""
+    return _planned(words, release, gpu_name, server.gpu_count)
+
+
+@lru_cache(maxsize=256)
+def _planned(words: tuple[str, ...], release: Release, gpu_name: str, gpus: int | None) -> ServerPlan | None:
+    from legroom.planning.machine import Machine, make_plan  # only where a model is known
+
+    parsed = parse_flags(words, release)
+    if any(problem.stops_vllm for problem in parsed.problems):
+        return None
+    model = parsed.args.model
+    if not model or (find(model) is None and mirrored(model) is None):
+        return None
+    is_gpu_known = bool(gpu_name) and not _SLICE.search(gpu_name)
+    for name in (gpu_name, _ANY_GPU) if is_gpu_known else (_ANY_GPU,):
+        try:
+            plan = make_plan(parsed.args, release, Machine(name, gpus if name == gpu_name else None), advice=False)
+        except LegroomError:
+            continue
+        return ServerPlan(plan, name == gpu_name)
+    return None

@@ -1,0 +1,292 @@
+"""Recording what was seen, and playing it back: the same scrapes in the same order, as fast as one likes.
+
+A recording is lines of JSON, compressed where the file's name ends in .gz or .zst. The first says what it is; then
+one a scrape, with only what changed since the server's last:
+
+    {"legroom": "recording", "version": 1}
+    {"t": 1700000000.0, "s": "http://host:8000", "new": ["vllm:num_requests_running{...}"], "v": [[0, 3.0]]}
+    {"t": 1700000005.0, "s": "http://host:8000", "fail": ["timeout", "did not answer within 4 s"]}
+
+`new` names series that are met for the first time, numbered on from the last; `v` pairs numbers with values; `gone`
+lists numbers that are no longer shown; `full` marks a line that does not build on those before it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+from legroom.errors import LegroomError
+from legroom.facts import metrics
+from legroom.live.metrics.exposition import NotMetrics, parse_sample
+from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
+from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
+
+_PLAIN = {
+    "kv_use": "kv_use",
+    "running": "running",
+    "waiting": "waiting",
+    "swapped": "swapped",
+    "preemptions": "preemptions",
+    "prefix_queries": "prefix_queries",
+    "prefix_hits": "prefix_hits",
+    "prefix_hit_rate": "prefix_hit_rate",
+    "prompt_tokens": "prompt_tokens",
+    "generation_tokens": "generation_tokens",
+    "prompt_tokens_cached": "cached_tokens",
+    "prompt_tokens_recomputed": "recomputed_tokens",
+}
+_HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
+_SERVER = {
+    "allocated_bytes": "legroom_worker_allocated_bytes",
+    "reserved_bytes": "legroom_worker_reserved_bytes",
+    "host_rss_bytes": "legroom_worker_host_rss_bytes",
+    "others_bytes": "legroom_worker_others_bytes",
+    "alloc_retries": "legroom_worker_alloc_retries",
+    "api_server_rss_bytes": API_SERVER_RSS,
+    "stopped_engines": STOPPED_ENGINES,
+}
+
+
+def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Every series of a sample, with its value. GPU memory seen from outside is no series of the server's."""
+    pools = Counter((engine.model, *_pool(engine).items()) for engine in sample.engines)
+    for engine in sample.engines:
+        yield from _engine(engine)
+        if pool := _pool(engine):
+            # As vLLM has it: every one of a server's data-parallel engines names the blocks of all together.
+            if engine.num_blocks is not None:
+                pool["num_gpu_blocks"] = str(engine.num_blocks * pools[engine.model, *pool.items()])
+            yield _named("cache_config", _base(engine), **pool), 1.0
+    if sample.rejections is not None:
+        yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
+    if sample.process_start_s is not None:
+        yield "process_start_time_seconds", sample.process_start_s
+    for field, name in _SERVER.items():
+        value = getattr(sample, field)
+        if value is not None:
+            yield name, float(value)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _named(role: str, base: str, **extra: str) -> str:
+    more = "".join(f",{name}={_quoted(value)}" for name, value in extra.items())
+    return f"{metrics.names_of(role)[0]}{{{base}{more}}}"
+
+
+def _base(engine: EngineSample) -> str:
+    return f"engine={_quoted(engine.engine)},model_name={_quoted(engine.model)}"
+
+
+def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
+    base = _base(engine)
+    for role, field in _PLAIN.items():
+        value = getattr(engine, field)
+        if value is not None:
+            yield _named(role, base), value
+    if engine.waiting_for_capacity is not None:
+        yield _named("waiting_by_reason", base, reason="capacity"), engine.waiting_for_capacity
+    if engine.finished is not None:
+        reasons = {"abort": engine.aborted, "error": engine.errored}
+        known = {reason: value for reason, value in reasons.items() if value is not None}
+        yield _named("request_success", base, finished_reason="stop"), engine.finished - sum(known.values())
+        for reason, value in known.items():
+            yield _named("request_success", base, finished_reason=reason), value
+    if engine.asleep:
+        yield _named("sleep_state", base, sleep_state="discard_all"), 1.0
+    for field in _HISTOGRAMS:
+        histogram = getattr(engine, field)
+        if histogram is not None:
+            yield from _histogram(metrics.names_of(field)[0], base, histogram)
+
+
+def _pool(engine: EngineSample) -> dict[str, str]:
+    values = {
+        "num_gpu_blocks": engine.num_blocks,
+        "block_size": engine.block_size,
+        "kv_cache_size_tokens": engine.size_tokens,
+        "kv_cache_max_concurrency": engine.max_concurrency,
+        "enable_prefix_caching": engine.prefix_caching,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _histogram(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str, float]]:
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        yield f'{name}_bucket{{{base},le="{bound}"}}', count
+    yield f"{name}_sum{{{base}}}", histogram.sum
+    yield f"{name}_count{{{base}}}", histogram.count
+
+
+_HEADER = {"legroom": "recording", "version": 1}
+_FULL_EVERY = 200
+"""Scrapes of a server between two that stand by themselves."""
+_FLUSH_EVERY = 24
+"""Scrapes between flushes: two minutes of one server are lost at worst when the recorder is killed."""
+_LATEST_S = 1e11
+"""Three thousand years from now: a time beyond that is none, and no calendar shows it."""
+
+
+class Recorder:
+    """Writes scrapes to a file as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _open(path, "w")
+        self._numbers: dict[str, int] = {}
+        self._last: dict[str, dict[int, float]] = {}
+        self._written: dict[str, int] = {}
+        self._looks = 0
+        self._write(_HEADER)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._write_errors():
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    @contextmanager
+    def _write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
+
+    def add(self, look: ScrapeResult) -> None:
+        line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
+        if isinstance(look, ScrapeFailure):
+            line["fail"] = [look.kind, look.message]
+        else:
+            line |= self._changes(look)
+        self._write(line)
+        self._looks += 1
+        if self._looks % _FLUSH_EVERY == 0:
+            with self._write_errors():
+                self._file.flush()
+
+    def _changes(self, sample: Sample) -> dict[str, Any]:
+        new: list[str] = []
+        values: dict[int, float] = {}
+        for series, value in rendered(sample):
+            number = self._numbers.get(series)
+            if number is None:
+                number = self._numbers[series] = len(self._numbers)
+                new.append(series)
+            values[number] = value
+        count = self._written.get(sample.server, 0)
+        self._written[sample.server] = count + 1
+        full = count % _FULL_EVERY == 0
+        last = {} if full else self._last.get(sample.server, {})
+        self._last[sample.server] = values
+        line: dict[str, Any] = {"new": new} if new else {}
+        line["v"] = [[number, _short(value)] for number, value in values.items() if last.get(number) != value]
+        if gone := [number for number in last if number not in values]:
+            line["gone"] = gone
+        if full:
+            line["full"] = 1
+        if sample.memory_used_bytes is not None:
+            line["m"] = sample.memory_used_bytes
+        return line
+
+    def close(self) -> None:
+        with self._write_errors():
+            self._file.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _short(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def replay(path: Path) -> Iterator[ScrapeResult]:
+    """Every scrape of a recording, in order. A last line that was cut off is left out."""
+    numbered: list[str] = []
+    last: dict[str, dict[int, float]] = {}
+    lines = _lines(path)
+    header = _entry(next(lines, ""))
+    if header is None or header.get("legroom") != "recording":
+        raise LegroomError(
+            f"{path} is not a recording made by legroom", "make one with: legroom watch URL --record FILE"
+        )
+    for number, line in enumerate(lines, start=2):
+        entry = _entry(line)
+        if entry is None and next(lines, None) is None:
+            return  # cut off while it was written
+        try:
+            yield _look(entry or {}, numbered, last)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise LegroomError(f"{path}, line {number}: not a recorded sample", "the file is damaged") from error
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
+    time_s, server = float(entry["t"]), str(entry["s"])
+    if not abs(time_s) < _LATEST_S:
+        raise ValueError(time_s)
+    if "fail" in entry:
+        kind, message = entry["fail"]
+        return ScrapeFailure(time_s, server, kind, message)
+    numbered += entry.get("new", [])
+    values = {} if entry.get("full") else dict(last.get(server, {}))
+    for number in entry.get("gone", []):
+        values.pop(number, None)
+    values |= dict(entry["v"])
+    last[server] = values
+    text = "".join(f"{numbered[number]} {value}\n" for number, value in sorted(values.items()))
+    try:
+        sample = parse_sample(text, time_s, server)
+    except NotMetrics:
+        sample = Sample(time_s, server, ())  # recorded before the server showed a figure of its own
+    return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
+
+
+def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
+    try:
+        if path.suffix == ".gz":
+            return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
+        if path.suffix in {".zst", ".zstd"}:
+            import zstandard  # only for its files
+
+            return cast("IO[str]", zstandard.open(path, f"{mode}t", encoding="utf-8"))
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise LegroomError(f"could not open {path}: {error.strerror}", "is the path right?") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a file that may end anywhere, or not be compressed as its name says."""
+    with _open(path, "r") as file:
+        try:
+            yield from file
+        except EOFError:
+            return  # cut off in mid-block
+        except UnicodeDecodeError as error:
+            if error.reason != "unexpected end of data":
+                raise LegroomError(f"{path} could not be read: it is not text", "the file is damaged") from error
+            return  # cut off in mid-letter
+        except (OSError, zlib.error) as error:
+            raise LegroomError(f"{path} could not be read: {error}", "is it compressed as its name says?") from error
+        except Exception as error:
+            if type(error).__name__ == "ZstdError":
+                raise LegroomError(f"{path} could not be read: {error}", "is it zstd, as its name says?") from error
+            raise

@@ -1,0 +1,168 @@
+"""One server as it stands: a state, a sentence, and the figures beside it. What every surface of `watch` shows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from legroom.live.detectors import DetectorFinding, Watcher
+from legroom.live.forecast import Forecast, forecast
+from legroom.live.metrics.sample import EngineSample, Sample
+from legroom.live.metrics.window import Window
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.records import dataclass
+
+State = Literal["healthy", "idle", "warning", "critical", "unreachable"]
+RATE_OVER_S = 30.0
+"""Six scrapes at the usual interval: steady enough to read, fresh enough to act on."""
+LATENCY_OVER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """None: not shown by its release, or too few scrapes yet."""
+
+    server: str
+    time_s: float
+    state: State
+    sentence: str
+    models: tuple[str, ...] = ()
+    kv_use: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    preemptions_per_s: float | None = None
+    hit_rate: float | None = None
+    prompt_tokens_per_s: float | None = None
+    generation_tokens_per_s: float | None = None
+    first_token_p50_s: float | None = None
+    first_token_p99_s: float | None = None
+    latency_p50_s: float | None = None
+    latency_p99_s: float | None = None
+    memory_used_bytes: int | None = None
+    num_blocks: int | None = None
+    forecast: Forecast | None = None
+    findings: tuple[DetectorFinding, ...] = ()
+    notes: tuple[str, ...] = ()
+    avg_blocks_per_request: float | None = None
+    """Of the pool, for each request that runs now."""
+    room_for_requests: int | None = None
+    """How many more like those the pool's free blocks hold, whatever the batch's own limit: no metric shows that."""
+    host_rss_bytes: int | None = None
+
+    @property
+    def has_incident(self) -> bool:
+        """Whether anything is wrong that is more than a remark."""
+        return any(finding.severity != "info" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; ratios 0..1, times in seconds."""
+        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        ahead = self.forecast
+        return plain | {
+            "models": list(self.models),
+            "notes": list(self.notes),
+            "findings": [finding.to_json() for finding in self.findings],
+            "forecast": None
+            if ahead is None
+            else {
+                "full_in_s": ahead.full_in_s,
+                "earliest_s": ahead.earliest_s,
+                "latest_s": ahead.latest_s,
+                "per_minute": ahead.per_minute,
+                "engine": ahead.engine,
+                "text": ahead.text,
+            },
+        }
+
+
+def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
+    """What is known after the last scrape."""
+    window, findings = watcher.window, watcher.findings
+    ahead = forecast(window, levels)
+    now_s = window.last_scrape_s or 0.0
+    if not window.is_answering:
+        return ServerView(window.server, now_s, "unreachable", _silence(window, findings), findings=findings)
+    latest = window.latest
+    assert latest is not None
+    first_token_p50_s, first_token_p99_s = window.quantiles("ttft", (0.5, 0.99), LATENCY_OVER_S)
+    latency_p50_s, latency_p99_s = window.quantiles("e2e_latency", (0.5, 0.99), LATENCY_OVER_S)
+    return ServerView(
+        server=window.server,
+        time_s=now_s,
+        state=_state(window, findings),
+        sentence=_sentence(window, findings, ahead),
+        models=tuple(dict.fromkeys(engine.model for engine in latest.engines)),
+        kv_use=latest.kv_use,
+        running=latest.running,
+        waiting=latest.waiting,
+        preemptions_per_s=window.rate("preemptions", LATENCY_OVER_S),
+        hit_rate=window.hit_rate(),
+        prompt_tokens_per_s=window.rate("prompt_tokens", RATE_OVER_S),
+        generation_tokens_per_s=window.rate("generation_tokens", RATE_OVER_S),
+        first_token_p50_s=first_token_p50_s,
+        first_token_p99_s=first_token_p99_s,
+        latency_p50_s=latency_p50_s,
+        latency_p99_s=latency_p99_s,
+        memory_used_bytes=latest.memory_used_bytes,
+        num_blocks=latest.num_blocks,
+        avg_blocks_per_request=_blocks_per_request(latest),
+        room_for_requests=_room_for_requests(latest),
+        host_rss_bytes=latest.host_rss_bytes,
+        forecast=ahead,
+        findings=findings,
+        notes=latest.notes,
+    )
+
+
+def _blocks_per_request(sample: Sample) -> float | None:
+    """Over all engines; None where nothing runs, or the pool or its use is not shown."""
+    busy = [engine for engine in sample.engines if engine.running and engine.kv_use is not None and engine.num_blocks]
+    used = sum(_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
+    return used / sum(engine.running or 0.0 for engine in busy) if used else None
+
+
+def _room_for_requests(sample: Sample) -> int | None:
+    """A request lives in one engine, so what is left in several is not added up before it is divided."""
+    each = _blocks_per_request(sample)
+    pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
+    if each is None or not pools:
+        return None
+    return sum(int(_blocks(engine) * (1.0 - (engine.kv_use or 0.0)) / each + 1e-6) for engine in pools)
+
+
+def _blocks(engine: EngineSample) -> int:
+    """Those that requests can have: one is vLLM's null block."""
+    return max((engine.num_blocks or 0) - 1, 0)
+
+
+def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
+    grave = {finding.severity for finding in findings}
+    if "critical" in grave:
+        return "critical"
+    if "warning" in grave:
+        return "warning"
+    latest = window.latest
+    busy = latest is not None and bool(latest.running or latest.waiting)
+    return "healthy" if busy or window.increase("finished", RATE_OVER_S) else "idle"
+
+
+def _silence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
+    if findings:
+        return f"{findings[0].title}: {findings[0].reason}"
+    return window.failures[-1].message if window.failures else "not looked at yet"
+
+
+def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:
+    grave = [finding for finding in findings if finding.severity != "info"]
+    if grave:
+        more = f" (and {len(grave) - 1} more)" if len(grave) > 1 else ""
+        return f"{grave[0].title}: {grave[0].reason}{more}"
+    latest = window.latest
+    assert latest is not None
+    if ahead is not None:
+        return ahead.text
+    running, waiting = latest.running or 0, latest.waiting or 0
+    if not running and not waiting:
+        return "no requests right now"
+    use = f", the pool {latest.kv_use:.0%} in use" if latest.kv_use is not None else ""
+    queue = f", {waiting:,.0f} waiting" if waiting else ""
+    return f"serving {running:,.0f} request{'s' if running != 1 else ''}{queue}{use}"

@@ -1,0 +1,306 @@
+"""The live tensors of one decoder layer in the profile run, in elements of the model's dtype per token.
+
+Layers run one after another, so the peak of the forward pass is that of one layer, not a sum over layers.
+
+The live sets come from torch's allocation history of vLLM 0.26 on an H200 (see `bench/fit.py`). With torch.compile the
+graph is split at every mixer, and the inputs and outputs of a mixer live until the next split; in eager mode Python's
+local variables keep a few hidden states that the compiled graph frees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import singledispatch
+
+from legroom.facts.fit import constants
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Attention, Dense, Experts, LatentAttention, Layer, Mixer, Model, StateSpace, recurrent
+from legroom.facts.releases import release as known_release
+from legroom.memory.figure_cache import cached_by_model
+from legroom.records import dataclass
+from legroom.units import cdiv, round_up
+from legroom.vllm.args import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPeak:
+    """Live elements per token at one point of a layer, and their terms in words."""
+
+    where: str
+    elements: int
+    how: str
+    after_experts: bool = False
+    """Experts ran before, so their workspace is allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How the model runs: compiled or eager, and the precision of activations."""
+
+    ranks: int
+    compiled: bool
+    quantized_activations: bool = False
+    """8-bit activations with one scale per token or tensor."""
+    blockwise_activations: bool = False
+    """8-bit activations with a scale per 128 values."""
+    fused_product: bool = False
+    """In eager mode too, the feed-forward product is written in 8 bits by a fused kernel."""
+    float32_rotary: bool = False
+    """In eager mode, queries and keys are rotated in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The inputs of one LayerPeak."""
+
+    hidden: int
+    model_type: str
+    execution: Execution
+    held: int
+    """Live elements of the previous mixer."""
+
+    @property
+    def ranks(self) -> int:
+        return self.execution.ranks
+
+    @property
+    def compiled(self) -> bool:
+        return self.execution.compiled
+
+
+def layer_kinds(model: Model, start: int = 0, stop: int | None = None) -> tuple[tuple[Layer, bool], ...]:
+    """The distinct layers of a range, each with whether experts ran before it."""
+    kinds: dict[tuple[Layer, bool], None] = {}
+    after_experts = False
+    for layer in model.layers[start:stop]:
+        kinds[layer, after_experts] = None
+        after_experts = after_experts or isinstance(layer.feedforward, Experts)
+    return tuple(kinds)
+
+
+def layer_peaks(model: Model, start: int, stop: int, how: Execution) -> tuple[LayerPeak, ...]:
+    """Every candidate for the peak of a forward pass: mixer and feed-forward of each distinct layer."""
+    kinds, hidden, model_type = layer_kinds(model, start, stop), model.hidden_size, model.model_type
+    mixers = [layer.mixer for layer, _ in kinds]
+    kept = max((held_by_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
+    carried = max((carried_to_mixer(mixer, model_type, how.ranks) for mixer in mixers), default=0)
+    result = []
+    for layer, after in kinds:
+        own = held_by_mixer(layer.mixer, model_type, how.ranks) if layer.mixer else kept
+        block = feedforward_peak(layer, Widths(hidden, model_type, how, own))
+        if block:
+            result.append(replace(block, after_experts=after or block.where == "experts"))
+        mixer_at = mixer_peak(layer.mixer, Widths(hidden, model_type, how, carried))
+        if mixer_at:
+            result.append(replace(mixer_at, after_experts=after))
+    return tuple(result)
+
+
+@singledispatch
+def held_by_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
+    """Elements of a mixer that live while the compiled piece behind it runs."""
+    return 0
+
+
+@held_by_mixer.register(Attention)
+@held_by_mixer.register(LatentAttention)
+def _held_by_heads(mixer: Attention | LatentAttention, model_type: str, ranks: int) -> int:
+    return cdiv(mixer.heads, ranks) * mixer.v_head_dim
+
+
+@held_by_mixer.register(StateSpace)
+def _held_by_state_space(mixer: StateSpace, model_type: str, ranks: int) -> int:
+    projected, inner = state_space_widths(mixer, ranks)
+    if mixer.kind == "gdn":
+        # Qwen3-Next reorders its projection into copies, so the projection itself is freed.
+        return 2 * inner if model_type.startswith("qwen3_next") else projected + 2 * inner
+    return projected + inner
+
+
+def carried_to_mixer(mixer: Mixer | None, model_type: str, ranks: int) -> int:
+    """Elements of a mixer that live when the next mixer starts: without a gated delta net's normed output."""
+    kept = held_by_mixer(mixer, model_type, ranks)
+    for gated in recurrent([mixer]):
+        if gated.kind == "gdn" and not model_type.startswith("qwen3_next"):
+            return kept - state_space_widths(gated, ranks)[1]
+    return kept
+
+
+def state_space_widths(mixer: StateSpace, ranks: int) -> tuple[int, int]:
+    """The input projection and the inner width of a recurrent mixer."""
+    width = dict(mixer.config)
+    if mixer.kind == "mamba2":
+        inner = cdiv(width["intermediate_size"], ranks)
+        groups = cdiv(width["n_groups"], ranks)
+        return 2 * inner + 2 * groups * width["state_size"] + cdiv(width["num_heads"], ranks), inner
+    if mixer.kind == "gdn":
+        value = cdiv(width["num_v_heads"], ranks) * width["head_v_dim"]
+        return 2 * cdiv(width["num_k_heads"], ranks) * width["head_k_dim"] + 2 * value, value
+    if mixer.kind in ("kda", "lightning"):
+        inner = cdiv(width["num_heads"], ranks) * width["head_dim"]
+        return 4 * inner, inner
+    inner = cdiv(width["intermediate_size"], ranks)
+    return (3 if mixer.kind == "short_conv" else 2) * inner, inner
+
+
+@singledispatch
+def mixer_peak(mixer: Mixer | None, at: Widths) -> LayerPeak | None:
+    """Projections, output and residual at the widest point of a mixer."""
+    return None
+
+
+@mixer_peak.register(Attention)
+def _attention(mixer: Attention, at: Widths) -> LayerPeak:
+    heads, kv_heads = cdiv(mixer.heads, at.ranks), max(1, mixer.kv_heads // at.ranks)
+    query, key, value = heads * mixer.head_dim, kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
+    gate = query if mixer.output_gate else 0
+    projected, output = query + gate + key + value, heads * mixer.v_head_dim
+    if at.compiled:
+        elements = at.held + 2 * at.hidden + projected + gate + query + key + output
+        return LayerPeak("attention", elements, "last output + 2 x hidden + qkv + rotated q, k + output")
+    if mixer.qk_norm and at.model_type.startswith(tuple(constants()["eager"]["float32_norms"])):
+        elements = 2 * at.hidden + projected + 6 * query + 2 * gate
+        return LayerPeak("attention", elements, "2 x hidden + qkv + q normed in float32")
+    normed = query + key if mixer.qk_norm else 0
+    if normed and at.model_type.startswith(tuple(constants()["eager"]["normed_values"])):
+        normed += value
+    if at.execution.float32_rotary:
+        elements = 2 * at.hidden + projected + normed + 2 * query + 6 * key
+        return LayerPeak("attention", elements, "2 x hidden + qkv + normed q, k + q, k rotated in float32")
+    quantized = output // 2 + output // 64 if at.execution.blockwise_activations else 0
+    elements = 3 * at.hidden + projected + normed + 2 * gate + output + quantized
+    return LayerPeak("attention", elements, "3 x hidden + qkv + normed q, k + output")
+
+
+@mixer_peak.register(LatentAttention)
+def _latent(mixer: LatentAttention, at: Widths) -> LayerPeak:
+    heads = cdiv(mixer.heads, at.ranks)
+    query = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    output, query_latent = heads * mixer.v_head_dim, mixer.q_lora_rank or 0
+    latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim + query_latent
+    elements = at.hidden + query + output + latent
+    if not at.compiled:
+        elements += at.hidden + mixer.kv_lora_rank + query_latent
+    return LayerPeak("latent attention", elements, "hidden + q + latents + output")
+
+
+@mixer_peak.register(StateSpace)
+def _state_space(mixer: StateSpace, at: Widths) -> LayerPeak:
+    projected, inner = state_space_widths(mixer, at.ranks)
+    name = {"gdn": "gated delta net"}.get(mixer.kind, "state space")
+    if mixer.kind == "gdn":
+        copies = projected - inner if at.model_type.startswith("qwen3_next") else 0
+        if at.compiled:
+            elements = at.held + 2 * at.hidden + projected + copies + 2 * inner
+            return LayerPeak(name, elements, "last mixer's tensors + 2 x hidden + projections + output")
+        return LayerPeak(name, 7 * at.hidden + projected + copies + 4 * inner, "7 x hidden + projections + output")
+    if at.compiled:
+        return LayerPeak(
+            name, at.held + 3 * at.hidden + projected + inner, "last mixer's tensors + 3 x hidden + projections"
+        )
+    if mixer.kind == "mamba2" and dict(mixer.config).get("n_groups", 1) > 1:
+        # The gated norm over several groups runs in plain torch, in float32.
+        return LayerPeak(name, 2 * at.hidden + projected + 5 * inner, "2 x hidden + projection + norm in float32")
+    return LayerPeak(name, 4 * at.hidden + projected + 2 * inner, "4 x hidden + projection + output")
+
+
+def feedforward_peak(layer: Layer, at: Widths) -> LayerPeak | None:
+    """Gate, up and their product at the widest point of a feed-forward block."""
+    block = layer.feedforward
+    if isinstance(block, Experts):
+        return _experts(block, at)
+    return _dense(block, at) if isinstance(block, Dense) else None
+
+
+def _dense(block: Dense, at: Widths) -> LayerPeak:
+    inner = cdiv(block.intermediate_size, at.ranks)
+    if not at.compiled:
+        fit = constants()["eager"]
+        hidden = fit["hidden_states"].get(at.model_type, fit["hidden_states_default"]) * at.hidden
+        times = fit["intermediates"].get(at.model_type, 3 if block.gated else 2)
+        # Block-wise fp8 quantizes the product before the gate is freed: one byte per value and a scale per 128.
+        quantized = inner // 2 + inner // 64 if at.execution.blockwise_activations else 0
+        fused = inner - inner // 2 if at.execution.fused_product and block.gated else 0
+        elements = int(times * inner) - fused + hidden + quantized
+        return LayerPeak("feed-forward", elements, f"{times} x intermediate + hidden states")
+    # Compiled, the product is written in 8 bits: half an element per value.
+    product = inner // 2 if at.execution.quantized_activations and block.gated else inner
+    before = 2 * inner if block.gated else inner
+    return LayerPeak(
+        "feed-forward",
+        before + product + 2 * at.hidden + at.held,
+        ("gate, up and their product" if block.gated else "two intermediates") + " + 2 x hidden + mixer's tensors",
+    )
+
+
+def _experts(block: Experts, at: Widths) -> LayerPeak:
+    shared = 3 * cdiv(block.shared_intermediate_size, at.ranks)
+    beside = block.parallel_dense
+    if beside is not None:
+        shared = max(shared, (3 if beside.gated else 2) * cdiv(beside.intermediate_size, at.ranks))
+    # Either the shared experts are at their widest, or their output lives beside that of the routed ones.
+    waiting = 7 * at.hidden + at.held if at.compiled else 6 * at.hidden
+    kept = at.held if at.compiled else 0
+    elements = max(kept + 4 * at.hidden + shared, waiting if shared else 0) + 2 * block.num_experts
+    return LayerPeak("experts", elements, "mixer's tensors + hidden states + router + shared experts")
+
+
+_DEEP_GEMM_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertScratch:
+    """Elements of the fused-experts buffers for all tokens of the profile run."""
+
+    kept_elements: int = 0
+    """Persistent workspace: live in all later layers and while sampling."""
+    passing_elements: int = 0
+    """Live inside the experts only."""
+
+
+def expert_scratch(model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+    """The largest buffers of any expert layer, by release and kernel."""
+    kinds = cached_by_model(layer_kinds, model)
+    blocks = {layer.feedforward for layer, _ in kinds if isinstance(layer.feedforward, Experts)}
+    if not blocks:
+        return ExpertScratch()
+    scratches = [_of_block(block, model, settings, gpu) for block in blocks]
+    return max(scratches, key=lambda scratch: scratch.kept_elements + scratch.passing_elements)
+
+
+def _uses_deep_gemm(model: Model, settings: EngineSettings, gpu: Gpu, inner: int, width: int) -> bool:
+    """Whether DeepGEMM runs block-wise fp8 experts and pads their rows (Hopper, data-centre Blackwell; 0.20+)."""
+    scheme = model.quantization
+    if scheme is None or scheme.block is None or scheme.weight_bits != 8 or gpu.compute_capability[0] not in (9, 10):
+        return False
+    asked = {settings.given.env.get(name) for name in ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")}
+    aligned = inner % _DEEP_GEMM_ROWS == 0 and width % _DEEP_GEMM_ROWS == 0
+    return "0" not in asked and aligned and known_release(settings.release).at_least("0.20.0")
+
+
+def _of_block(block: Experts, model: Model, settings: EngineSettings, gpu: Gpu) -> ExpertScratch:
+    release = known_release(settings.release)
+    inner = cdiv(block.intermediate_size, 1 if settings.enable_expert_parallel else settings.expert_ranks)
+    width = block.latent_size or block.hidden_size
+    gate_up = 2 * inner if block.gated else inner
+    # The tokens of all data-parallel ranks are gathered before the experts, and their outputs scattered after.
+    tokens, top_k = settings.max_num_batched_tokens * settings.data_parallel_size, block.experts_per_token
+    gathered = 2 * tokens * width if settings.data_parallel_size > 1 else 0
+    if settings.quantization == "mxfp4" and gpu.compute_capability[0] == HOPPER[0]:
+        # Triton kernels: a gathered product and a scattered output, freed after each layer.
+        return ExpertScratch(passing_elements=tokens * top_k * (inner + width) + gathered)
+    if release.at_least("0.13.0"):
+        # One persistent workspace of two buffers, each wide enough for both products.
+        chunk = tokens if release.at_least("0.18.0") else min(tokens, 16 * 1024)
+        rows = chunk * top_k
+        first = max(inner, width)
+        if _uses_deep_gemm(model, settings, gpu, inner, width):
+            if release.at_least("0.32.0"):
+                first = cdiv(first, 2)  # only ever holds FP8, and is sized by bytes now
+            local = cdiv(block.num_experts, settings.expert_ranks if settings.enable_expert_parallel else 1)
+            rows = round_up(rows + min(rows, local) * (_DEEP_GEMM_ROWS - 1), _DEEP_GEMM_ROWS)
+        return ExpertScratch(kept_elements=rows * (first + max(gate_up, width)), passing_elements=gathered)
+    chunk = min(tokens, 16 * 1024 if release.at_least("0.12.0") else 32 * 1024)
+    if release.before("0.8.0"):
+        return ExpertScratch(passing_elements=chunk * top_k * (gate_up + inner + width))
+    return ExpertScratch(passing_elements=chunk * top_k * (max(gate_up, width) + inner) + gathered)

@@ -1,0 +1,303 @@
+"""The activation peak of vLLM's profile_run: forward pass, encoder, logits and sampler."""
+
+from __future__ import annotations
+
+from legroom.facts.fit import constants
+from legroom.facts.gpus import BLACKWELL, HOPPER, Gpu
+from legroom.facts.model import Experts, Model, latent, recurrent
+from legroom.facts.releases import release as known_release
+from legroom.figures import Figure, Term, estimated
+from legroom.memory.activation.encoder_profile import encoder_profile
+from legroom.memory.activation.layer_peaks import Execution, LayerPeak, expert_scratch, layer_kinds, layer_peaks
+from legroom.memory.dtypes import FLOAT32_BYTES, dtype_bytes
+from legroom.memory.figure_cache import PROFILE_RUN, cached, cached_by_model
+from legroom.memory.runner_buffers import latent_workspace_tokens
+from legroom.memory.stages import stage_range
+from legroom.memory.weights.draft import EAGLE3_STATES
+from legroom.records import dataclass
+from legroom.units import KIB, MIB, cdiv
+from legroom.vllm.args import EngineSettings, draft_method
+from legroom.vllm.traits import is_pooling
+
+
+@cached(PROFILE_RUN)
+def activation_cold(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The activation peak of a first start: torch.compile times kernels on a copy of the embedding (seen in 0.26)."""
+    warm = activation(model, settings, gpu, pp_rank)
+    if not is_compiled(settings) or pp_rank:
+        return warm
+    width = element_bytes(settings)
+    table = cdiv(model.vocab_size, settings.tensor_parallel_size) * model.hidden_size * width
+    beside = 2 * settings.max_num_batched_tokens * model.hidden_size * width
+    cold = max(warm.bytes, table + beside)
+    how = "compiling: a copy of the embedding + 2 x hidden of every token"
+    return estimated(cold, cold - _spread(cold), cold + _spread(cold), (Term("first start", cold, how),))
+
+
+@cached(PROFILE_RUN)
+def forward_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> int:
+    """The peak of temporary tensors in the forward pass of a full batch, without persistent workspaces."""
+    passing = expert_scratch(model, settings, gpu).passing_elements
+    peaks = (_peak_bytes(m, model, settings, gpu, passing) for m in _stage_peaks(model, settings, pp_rank))
+    return max(peaks, default=0)
+
+
+def is_compiled(settings: EngineSettings) -> bool:
+    """Whether torch.compile runs the model: V1 without --enforce-eager or compilation mode 0."""
+    config = settings.given.compilation_config or {}
+    level = config.get("mode", config.get("level", 3))
+    return settings.engine == "V1" and not settings.enforce_eager and str(level).lower() not in ("0", "none")
+
+
+def element_bytes(settings: EngineSettings) -> int:
+    """Bytes of one activation value."""
+    return dtype_bytes(settings.dtype)
+
+
+def cublas_workspace(gpu: Gpu) -> int:
+    """Torch's cuBLAS workspace: 8 x 4 MiB on Hopper and later, 2 x 4 MiB and 128 KiB before."""
+    return 32 * MIB if gpu.compute_capability >= HOPPER else 8 * MIB + 128 * KIB
+
+
+@cached(PROFILE_RUN)
+def activation(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """Peak of the profile run above the weights, with a warm compile cache."""
+    scratch = expert_scratch(model, settings, gpu)
+    encoder = encoder_profile(model, settings, gpu) if pp_rank == 0 else None
+    images = encoder.kept_bytes if encoder else 0
+    kept = scratch.kept_elements * element_bytes(settings)
+    at_forward, forward_terms = _at_forward(model, settings, gpu, pp_rank)
+    at_sampling, how = _at_sampling(model, settings, gpu, pp_rank)
+    buffered = _buffered_embeddings(model, settings) if encoder else 0
+    terms: tuple[Term, ...] = (Term("encoder outputs", images, encoder.how),) if encoder and images else ()
+    doubt = 0
+    in_tower = encoder.peak_bytes + cublas_workspace(gpu) if encoder else 0
+    if encoder and in_tower > images + max(at_forward - buffered, at_sampling + kept):
+        cublas = in_tower - encoder.peak_bytes
+        terms = (
+            Term("encoder", encoder.peak_bytes, encoder.peak_how),
+            Term("cuBLAS workspace", cublas, "kept by torch"),
+        )
+        peak, doubt = in_tower, encoder.spread_bytes
+    elif at_sampling + kept > at_forward - buffered:
+        peak = at_sampling + kept + images
+        terms += (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
+        terms += (Term("logits and sampler", at_sampling, how),)
+    else:
+        peak, terms = at_forward - buffered + images, terms + forward_terms
+        if buffered:
+            terms += (Term("embeddings", -buffered, "read from a buffer that was there before the profile run"),)
+    slack = _reserved_slack(peak, settings)
+    if slack:
+        terms += (Term("reserved but unused", slack, "before 0.6.4 all that torch held on to was charged"),)
+    spread = max(_spread(peak), doubt) + slack // 2
+    least = max(at_forward - buffered, at_sampling + kept - _saved_by_flashinfer(model, settings, gpu)) + images
+    low = min(peak, max(least, in_tower)) + slack - spread
+    high = peak + slack + spread
+    if encoder and _peaks_may_add_up(model, gpu):
+        high = max(high, in_tower + at_forward - buffered)
+    return estimated(peak + slack, low, high, terms)
+
+
+def _peaks_may_add_up(model: Model, gpu: Gpu) -> bool:
+    """Whether encoder and forward peak may both count: gated delta nets with NVFP4 weights on Blackwell. A report of an
+    RTX 5090 shows their sum (2.21 GiB at 2,048 tokens, 2.84 at 8,192); on all measured cards the larger one counts.
+    The source does not explain it, so it widens the upper bound only."""
+    scheme = model.quantization
+    if scheme is None or gpu.compute_capability[0] < BLACKWELL[0]:
+        return False
+    nvfp4 = any(each.is_nvfp4 for each in (scheme, *(other for _, other in scheme.rules)))
+    mixers = recurrent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))
+    return nvfp4 and any(mixer.kind == "gdn" for mixer in mixers)
+
+
+def _saved_by_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """Bytes that the profile run needs less where FlashInfer's sampler is installed."""
+    sample = sampling(model, settings, gpu)
+    return sample.bytes - sample.least_bytes if sample.least_bytes >= 0 else 0
+
+
+def _buffered_embeddings(model: Model, settings: EngineSettings) -> int:
+    """Embeddings of the batch: a multimodal model reads them from a persistent buffer, a text model allocates them."""
+    if is_compiled(settings) or settings.engine == "V0":
+        return 0
+    return settings.max_num_batched_tokens * model.hidden_size * element_bytes(settings)
+
+
+def _reserved_slack(peak: int, settings: EngineSettings) -> int:
+    """Fragmentation that counts as activation up to 0.6.3, which reads free memory before emptying torch's cache."""
+    if known_release(settings.release).at_least("0.6.4"):
+        return 0
+    fit = constants()["reserved_slack"]
+    return int(peak * fit["relative"] + fit["fixed_mib"] * MIB)
+
+
+def _fuses_product(model: Model, settings: EngineSettings) -> bool:
+    """Whether one kernel fuses the activation function with static FP8 quantization."""
+    scheme, fused = model.quantization, constants()["eager"]["fused_static_fp8"]
+    static = bool(scheme and scheme.static_activations and scheme.number == "float" and scheme.weight_bits == 8)
+    in_release = known_release(settings.release).at_least(fused["since"])
+    return static and in_release and model.model_type in fused["families"]
+
+
+def _rotates_in_float32(model: Model, settings: EngineSettings) -> bool:
+    """Whether the family runs on Transformers code that rotates queries and keys in float32."""
+    since = constants()["eager"]["float32_rotary"].get(model.model_type)
+    return bool(since) and known_release(settings.release).at_least(since)
+
+
+def _stage_peaks(model: Model, settings: EngineSettings, pp_rank: int) -> tuple[LayerPeak, ...]:
+    execution = Execution(
+        settings.tensor_parallel_size,
+        is_compiled(settings),
+        _quantizes_activations(model),
+        bool(model.quantization and model.quantization.block and model.quantization.weight_bits == 8),
+        _fuses_product(model, settings),
+        _rotates_in_float32(model, settings),
+    )
+    indices = stage_range(len(model.layers), settings, pp_rank)
+    return cached_by_model(layer_peaks, model, indices.start, indices.stop, execution)
+
+
+def _at_forward(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, tuple[Term, ...]]:
+    """The peak of the forward pass over this stage's layers."""
+    width, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    scratch = expert_scratch(model, settings, gpu)
+    best = 0
+    best_terms: tuple[Term, ...] = ()
+    for moment in _stage_peaks(model, settings, pp_rank):
+        live = _peak_bytes(moment, model, settings, gpu, scratch.passing_elements)
+        kept = scratch.kept_elements * width if moment.after_experts else 0
+        if live + kept > best:
+            best = live + kept
+            label = f"{tokens} tokens x {width} bytes x ({moment.how})"
+            best_terms = (Term("experts' workspace", kept, "kept for every later step"),) if kept else ()
+            best_terms += (Term(moment.where, live, label),)
+    if best and (states := _states_for_draft(settings)):
+        waiting = states * tokens * model.hidden_size * width
+        best, best_terms = (
+            best + waiting,
+            (*best_terms, Term("draft head", waiting, f"{states} x hidden of every token")),
+        )
+    # Quantized dense models reach their peak before the first cuBLAS product, the one of the output head.
+    cublas = 0 if _never_calls_cublas(model) else cublas_workspace(gpu)
+    return best + cublas, (*best_terms, Term("cuBLAS workspace", cublas, "kept by torch"))
+
+
+def _states_for_draft(settings: EngineSettings) -> int:
+    """Hidden states that the model keeps for an EAGLE head: measured in eager mode, the minimum where compiled."""
+    method = draft_method(settings.given.speculative_config)
+    states: int = constants()["eager"]["draft_states"].get(method, 0)
+    return min(states, EAGLE3_STATES) if is_compiled(settings) else states
+
+
+def _peak_bytes(moment: LayerPeak, model: Model, settings: EngineSettings, gpu: Gpu, passing: int) -> int:
+    elements = moment.elements * settings.max_num_batched_tokens
+    if moment.where == "experts":
+        elements += passing
+    if moment.where == "latent attention":
+        elements += _expanded_prefill(model, settings, gpu)
+    return elements * element_bytes(settings)
+
+
+def _expanded_prefill(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """Elements of keys and values that chunked prefill expands from the MLA latent in the profile run (0.8+)."""
+    if known_release(settings.release).before("0.8.0"):
+        return 0
+    tokens = latent_workspace_tokens(model, settings, gpu)
+    kinds = cached_by_model(layer_kinds, model)
+    mixers = latent(layer.mixer for layer, _ in kinds)
+    ranks = settings.tensor_parallel_size
+    return max(tokens * cdiv(m.heads, ranks) * (m.qk_nope_head_dim + m.v_head_dim) for m in mixers)
+
+
+def _at_sampling(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> tuple[int, str]:
+    """Bytes of hidden states, logits and sampler on the last pipeline stage, and their terms in words."""
+    if pp_rank != settings.pipeline_parallel_size - 1 or is_pooling(settings.given, model):
+        return 0, ""
+    sample = sampling(model, settings, gpu)
+    sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    rows = settings.max_num_batched_tokens + (1 if settings.runner == "V2" else 2) * sequences
+    hidden = rows * model.hidden_size * element_bytes(settings)
+    return hidden + sample.bytes + cublas_workspace(gpu), sample.how
+
+
+def _quantizes_activations(model: Model) -> bool:
+    """Whether activations are quantized to 8 bits with one scale per token or tensor."""
+    scheme = model.quantization
+    if scheme is None or scheme.block is not None or scheme.weight_bits != 8:
+        return False
+    return scheme.dynamic_activations or scheme.static_activations
+
+
+def _never_calls_cublas(model: Model) -> bool:
+    scheme = model.quantization
+    experts = any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model))
+    return scheme is not None and not experts and scheme.method != "mxfp4"
+
+
+def _spread(peak: int) -> int:
+    """Half the error band of the activation peak, from the residuals of the fit."""
+    band = constants()["activation_band"]
+    return int(peak * band["relative"]) + int(band["fixed_mib"] * MIB)
+
+
+# Bytes for each logit alive at once, beside the model's own copy: float32 logits, softmax and noise.
+_MASKING = 12
+# The sampler that sorts keeps values, 64-bit indices and the radix sort's own buffers: 36 beside the model's copy.
+_SORTING = 36
+# With speculative tokens a rejection sampler runs over one draft token a sequence: 28 beside the model's copy.
+_REJECTING = 28
+_AMPERE = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Logits and sampler buffers of the profile run."""
+
+    bytes: int
+    kept_bytes: int
+    """The persistent top-k scratch buffer."""
+    how: str
+    least_bytes: int = -1
+    """`bytes` with FlashInfer's sampler installed; -1: the same."""
+
+
+def sampling(model: Model, settings: EngineSettings, gpu: Gpu) -> Sampling:
+    """Logits of max_num_seqs sequences and the buffers of the release's sampler."""
+    release = known_release(settings.release)
+    sequences = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    width = dtype_bytes(settings.dtype)
+    logits = sequences * model.vocab_size
+    copies = 2 if model.config.get("final_logit_softcapping") else 1
+    if settings.engine == "V1" and release.before("0.7.3"):
+        everything = settings.max_num_batched_tokens * model.vocab_size
+        return Sampling(everything * width * copies, 0, "batched tokens x vocabulary: every token gets logits")
+    if settings.engine == "V1" and (settings.runner == "V2" or release.before("0.8.0")):
+        if settings.tensor_parallel_size > 1:
+            copies = max(copies, 2)
+        return Sampling(logits * width * copies, 0, "sequences x vocabulary; this runner profiles no sampler")
+    if settings.engine == "V1" and release.at_least("0.17.0") and sequences >= 8:
+        scratch = scratch_rows(gpu, sequences) * model.vocab_size * FLOAT32_BYTES
+        rejecting = settings.num_speculative_tokens > 0
+        each = (_REJECTING if rejecting else _MASKING) + width
+        return Sampling(logits * each + scratch, scratch, f"{each} bytes x sequences x vocabulary + top-k scratch")
+    each, masking = _SORTING + width, logits * (_MASKING + width)
+    wish = settings.given.env.get("VLLM_USE_FLASHINFER_SAMPLER")
+    takes_flashinfer = settings.engine == "V1" and gpu.vendor == "nvidia" and gpu.compute_capability >= _AMPERE
+    if takes_flashinfer and wish == "1":
+        return Sampling(masking, 0, f"{_MASKING + width} bytes x sequences x vocabulary: FlashInfer's sampler")
+    # Up to 0.11.0 FlashInfer's sampler runs where FlashInfer is installed: in the images, not with pip.
+    maybe = takes_flashinfer and wish is None and release.before("0.11.1")
+    how = f"{each} bytes x sequences x vocabulary: this sampler sorts"
+    return Sampling(logits * each, 0, how, masking if maybe else -1)
+
+
+def scratch_rows(gpu: Gpu, sequences: int) -> int:
+    """Rows of the top-k kernel's scratch buffer: one per program, at most one per multiprocessor."""
+    known = constants()["multiprocessors"]
+    by_name = next((count for name, count in known["by_name"].items() if name in gpu.name.lower()), None)
+    capability = ".".join(str(part) for part in gpu.compute_capability)
+    processors = int(by_name or known["by_capability"].get(capability, known["unknown"]))
+    programs = min(processors, sequences)
+    return min(1 << (programs - 1).bit_length(), processors)

@@ -1,0 +1,114 @@
+"""Replays a recorded allocator history under other settings: is the request that ran out of memory served?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from legroom.memory.caching_allocator import AllocatorSettings, Block, CachingAllocator, RequestRefused, segment_bytes
+from legroom.records import dataclass
+
+Action = Literal["allocate", "free", "empty_cache", "oom"]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorEvent:
+    action: Action
+    address: int = 0
+    size_bytes: int = 0
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRequest:
+    """The request that raised OutOfMemoryError, and the memory of the process at that time."""
+
+    size_bytes: int
+    reserved_bytes: int
+    """After the cache was emptied."""
+    card_free_bytes: int | None
+    peak_reserved_bytes: int
+    """The memory limit of the process, if there is one, is not below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorHistory:
+    """`first`: blocks allocated before the recording, as (address, bytes, stream) in address order."""
+
+    first: tuple[tuple[int, int, int], ...]
+    events: tuple[AllocatorEvent, ...]
+
+
+def replay_serves_request(
+    history: AllocatorHistory, settings: AllocatorSettings, limit_bytes: int | None, card_bytes: int | None
+) -> bool | None:
+    """Whether the last out-of-memory request is served under `settings`; None where an earlier request fails."""
+    allocator = CachingAllocator(settings, limit_bytes, card_bytes)
+    live: dict[int, Block] = {}
+    last = max((i for i, event in enumerate(history.events) if event.action == "oom"), default=-1)
+    if last < 0:
+        return None
+    try:
+        for address, size, stream in history.first:
+            live[address] = allocator.allocate(size, stream)
+        for event in history.events[:last]:
+            _apply(allocator, live, event)
+    except RequestRefused:
+        return None
+    request = history.events[last]
+    try:
+        allocator.allocate(request.size_bytes, request.stream)
+    except RequestRefused:
+        return False
+    return True
+
+
+def _apply(allocator: CachingAllocator, live: dict[int, Block], event: AllocatorEvent) -> None:
+    if event.action == "allocate":
+        live[event.address] = allocator.allocate(event.size_bytes, event.stream)
+    elif event.action == "free":
+        block = live.pop(event.address, None)
+        if block is not None:
+            allocator.free(block)
+    elif event.action == "empty_cache":
+        allocator.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class SettingTried:
+    settings: AllocatorSettings
+    served: bool | None
+    """None: it depends on a limit that the recording does not hold, or the replay fails earlier."""
+
+
+def consistent_limits(
+    request: RefusedRequest, settings: AllocatorSettings, samples: int = 5
+) -> list[tuple[int | None, int | None]]:
+    """(limit of the process, limit of the card) that explain the refusal: the card's own, or several process limits."""
+    needed = segment_bytes(settings.rounded(request.size_bytes))
+    if request.card_free_bytes is not None and request.card_free_bytes < needed:
+        return [(None, request.reserved_bytes + request.card_free_bytes)]
+    highest = request.reserved_bytes + needed - 1
+    lowest = min(max(request.peak_reserved_bytes, request.reserved_bytes), highest)
+    return [(lowest + (highest - lowest) * step // (samples - 1), None) for step in range(samples)]
+
+
+def try_settings(
+    history: AllocatorHistory,
+    request: RefusedRequest,
+    recorded: AllocatorSettings,
+    candidates: Iterable[AllocatorSettings],
+) -> Iterator[SettingTried]:
+    """Whether each candidate serves the request; nothing where a replay of the recorded settings serves it too."""
+    limits = consistent_limits(request, recorded)
+    if any(replay_serves_request(history, recorded, *limit) is not False for limit in limits):
+        return
+    for settings in candidates:
+        yield SettingTried(settings, _agreed([replay_serves_request(history, settings, *limit) for limit in limits]))
+
+
+def _agreed(answers: list[bool | None]) -> bool | None:
+    """The answer that all known limits give; None where they differ or most are unknown."""
+    known = {answer for answer in answers if answer is not None}
+    is_mostly_known = 2 * answers.count(None) < len(answers)
+    return known.pop() if len(known) == 1 and is_mostly_known else None

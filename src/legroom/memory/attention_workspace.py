@@ -1,0 +1,127 @@
+"""Workspaces of attention kernels: FlashAttention 3's split-KV buffers, and FlashInfer's workspace.
+
+FlashAttention 3 splits the keys of a query tile over several thread blocks where a batch has too few tiles to fill the
+card, and keeps a float32 output per split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from legroom.facts.fit import by_release, constants
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Attention, Model, latent, with_kv_heads
+from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import FLOAT32_BYTES
+from legroom.memory.figure_cache import cached_by_model
+from legroom.memory.kv.attention_backend import attention_backend
+from legroom.units import MIB, cdiv
+from legroom.vllm.args import EngineSettings
+
+_LARGEST_SPLIT_BATCH = 992
+"""FlashAttention 3 schedules up to this many sequences on the card, and splits no larger batch (flash_api.cpp)."""
+_LARGEST_FLASH_ATTENTION_HEAD = 256
+_FLASHINFER_HEADS = (64, 128, 256)
+_TURING, _AMPERE = (7, 5), (8, 0)
+
+
+def split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
+    """FlashAttention 3's float32 partial outputs and softmax sums in a full graph of this many sequences."""
+    if not 0 < sequences <= _LARGEST_SPLIT_BATCH or not _uses_flash_attention_3(settings, gpu):
+        return 0
+    splits = by_release(constants()["attention_scratch"]["splits"], settings.release)["count"]
+    return int(splits * sequences * _split_width(model, settings, gpu) * FLOAT32_BYTES)
+
+
+def largest_split_buffers(model: Model, settings: EngineSettings, gpu: Gpu, batches: Iterable[int]) -> int:
+    """The split buffers of the largest batch that is split."""
+    split = (sequences for sequences in batches if sequences <= _LARGEST_SPLIT_BATCH)
+    return split_buffers(model, settings, gpu, max(split, default=0))
+
+
+def flashinfer_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """FlashInfer's workspace buffer, allocated with the first batch: in the trial capture or the first request."""
+    if not _uses_flashinfer(model, settings, gpu):
+        return 0
+    given = settings.given.env.get("VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE", "")
+    if given.isdigit() and known_release(settings.release).at_least("0.11.1"):
+        return int(given)
+    return int(by_release(constants()["attention_scratch"]["flashinfer"], settings.release)["mib"] * MIB)
+
+
+def _split_width(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """Elements per token of the partial output and its softmax sum in the widest layer that splits."""
+    plain, latents = cached_by_model(_widest_outputs, model, settings.tensor_parallel_size)
+    splits_latents = latents and attention_backend(model, settings, gpu).name == "FLASH_ATTN_MLA"
+    return max(plain, latents) if splits_latents else plain
+
+
+def _widest_outputs(model: Model, ranks: int) -> tuple[int, int]:
+    """The widest partial output of plain attention layers and of MLA layers."""
+    mixers = [layer.mixer for layer in model.layers]
+    plain = (
+        cdiv(mixer.heads, ranks) * (mixer.v_head_dim + 1)
+        for mixer in with_kv_heads(mixers)
+        if mixer.v_head_dim <= _LARGEST_FLASH_ATTENTION_HEAD
+    )
+    latents = (cdiv(mixer.heads, ranks) * (mixer.kv_lora_rank + 1) for mixer in latent(mixers))
+    return max(plain, default=0), max(latents, default=0)
+
+
+def _uses_flash_attention_3(settings: EngineSettings, gpu: Gpu) -> bool:
+    named = _named_backend(settings)
+    return gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER and (not named or "FLASH_ATTN" in named)
+
+
+def _uses_flashinfer(model: Model, settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether FlashInfer is the attention backend: on data-centre Blackwell, or where FlashAttention does not run."""
+    if settings.engine != "V1" or gpu.vendor != "nvidia":
+        return False
+    mixers = cached_by_model(_attention_layers, model)
+    if not mixers:
+        return False
+    if named := _named_backend(settings):
+        return named.startswith("FLASHINFER") and "MLA" not in named
+    if gpu.compute_capability[0] == 10:
+        return True
+    can = all(mixer.v_head_dim in _FLASHINFER_HEADS and not mixer.sinks for mixer in mixers)
+    if not can or known_release(settings.release).before("0.11.1") or gpu.compute_capability < _TURING:
+        return False
+    quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4")) and gpu.compute_capability[0] != HOPPER[0]
+    return quantized or gpu.compute_capability < _AMPERE
+
+
+def _attention_layers(model: Model) -> tuple[Attention, ...]:
+    """The distinct attention layers with keys and values and without an indexer."""
+    mixers = with_kv_heads(layer.mixer for layer in model.layers)
+    return tuple(dict.fromkeys(mixer for mixer in mixers if not mixer.index_head_dim))
+
+
+def _named_backend(settings: EngineSettings) -> str:
+    return (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
+
+
+_FA3_TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176), (192, 128, 112), (256, 128, 80))
+"""Largest head_dim, query rows and key rows of a tile (tile_size_fwd_sm90, 16-bit, not causal)."""
+
+
+def num_splits(length: int, sequences: int, heads: int, head_dim: int, multiprocessors: int = 132) -> int:
+    """FlashAttention 3's num_splits_heuristic on a Hopper card: the parts into which keys are split."""
+    _, queries, keys = next((row for row in _FA3_TILES if head_dim <= row[0]), _FA3_TILES[-1])
+    tiles, key_tiles = heads * cdiv(length, queries), cdiv(length, keys)
+    if sequences > _LARGEST_SPLIT_BATCH or tiles >= 0.8 * multiprocessors or key_tiles < 5:
+        return 1
+    waves = [tiles * splits / multiprocessors for splits in range(1, key_tiles + 1)]
+    efficiency = [wave / math.ceil(wave) for wave in waves]
+    return next(i for i, share in enumerate(efficiency, 1) if share >= 0.85 * max(efficiency))
+
+
+def split_key_bytes(length: int, sequences: int, heads: int, head_dim: int, settings: EngineSettings, gpu: Gpu) -> int:
+    """Bytes per query of an encoder's split-KV buffers: partial outputs and the logarithms of their sums."""
+    # Before 0.14 encoders always use FlashAttention 2.
+    is_hopper = gpu.vendor == "nvidia" and gpu.compute_capability[0] == HOPPER[0]
+    if not is_hopper or known_release(settings.release).before("0.14.0"):
+        return 0
+    splits = num_splits(length, sequences, heads, head_dim)
+    return heads * FLOAT32_BYTES * (splits * (head_dim + 1) + 1) if splits > 1 else 0

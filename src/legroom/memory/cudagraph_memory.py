@@ -1,0 +1,329 @@
+"""CUDA graphs: the estimate that the release subtracts from the budget, and the memory of capturing them.
+
+A captured graph needs driver memory per kernel node, so layers x capture sizes, and a private torch pool for the
+activations and split-KV buffers of the largest capture. All-reduces of tensor parallelism are nodes too: two per layer
+and graph, by FlashInfer's fused kernel, vLLM's custom kernel over peer access, or NCCL, whose nodes are far larger.
+The constants are fitted (`facts/data/fit.json`).
+
+The V2 runner of 0.29+ samples free memory between the warm-up pass of a full graph and its capture. The capture first
+releases the blocks that torch cached in that pass, so the sample is negative and the estimate grows by it
+(`warm_up_cache`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from legroom.facts.fit import by_release, constants
+from legroom.facts.gpus import HOPPER, Gpu
+from legroom.facts.model import Attention, Dense, Experts, FeedForward, LatentAttention, Mixer, Model, latent
+from legroom.facts.releases import release as known_release
+from legroom.figures import Figure, Term, estimated, exact
+from legroom.memory.activation.layer_peaks import expert_scratch, layer_kinds
+from legroom.memory.activation.profile_run import element_bytes, forward_bytes, is_compiled
+from legroom.memory.attention_workspace import flashinfer_workspace, largest_split_buffers, split_buffers
+from legroom.memory.caching_allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from legroom.memory.figure_cache import ALL_PARTS, cached, cached_by_model
+from legroom.units import MIB, cdiv
+from legroom.vllm.args import EngineSettings, is_given
+
+_CUSTOM_RANKS = (2, 4, 6, 8)
+"""World sizes of vLLM's custom all-reduce kernel."""
+
+
+def is_nvlink_server(gpu: Gpu) -> bool:
+    """Whether the card is a Hopper or data-centre Blackwell GPU; workstation and desktop Blackwell is 12.x."""
+    return gpu.vendor == "nvidia" and gpu.compute_capability[0] in (9, 10)
+
+
+def is_fused(settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether FlashInfer fuses the all-reduce with the norm (0.17+; at first not with data or pipeline parallelism)."""
+    rows = constants()["graphs"]["all_reduce"]["fused_beside"]
+    if settings.engine == "V0" or known_release(settings.release).before(rows[0]["since"]):
+        return False
+    beside = by_release(rows, settings.release)
+    if settings.data_parallel_size > 1 and not beside["data_parallel"]:
+        return False
+    if settings.pipeline_parallel_size > 1 and not beside["pipeline_parallel"]:
+        return False
+    return settings.tensor_parallel_size > 1 and is_nvlink_server(gpu) and is_compiled(settings)
+
+
+def captured_all_reduce(model: Model, settings: EngineSettings, gpu: Gpu, sizes: Iterable[int]) -> int:
+    """Bytes of the all-reduce nodes in graphs of these sizes (tokens)."""
+    if settings.tensor_parallel_size == 1 or gpu.vendor != "nvidia":
+        return 0
+    fit = constants()["graphs"]["all_reduce"]
+    fused_mib, nccl_mib = fit["fused_mib"], fit["nccl_mib"]
+    custom_mib = by_release(fit["custom"][settings.engine], settings.release)["mib"]
+    largest_fused = _largest_fused_bytes(settings, gpu) if is_fused(settings, gpu) else 0
+    custom_below = 8 * MIB if _has_custom_all_reduce(settings, gpu) else 0  # CustomAllreduce's max_size
+    token = model.hidden_size * element_bytes(settings)
+    layer_mib = 0.0
+    for size in sizes:
+        summed_bytes = size * token
+        if summed_bytes <= largest_fused:
+            layer_mib += fused_mib
+        else:
+            layer_mib += custom_mib if summed_bytes < custom_below else nccl_mib
+    return int(len(model.layers) * layer_mib * MIB)
+
+
+def _largest_fused_bytes(settings: EngineSettings, gpu: Gpu) -> int:
+    by_ranks = constants()["graphs"]["all_reduce"]["fused_largest_mib"][f"{gpu.compute_capability[0]}.x"]
+    return int(by_ranks.get(str(settings.tensor_parallel_size), 0) * MIB)
+
+
+def _has_custom_all_reduce(settings: EngineSettings, gpu: Gpu) -> bool:
+    """Whether vLLM's custom kernel runs: over NVLink, or between two PCIe cards with peer access."""
+    ranks = settings.tensor_parallel_size
+    if ranks not in _CUSTOM_RANKS or is_given(settings.given, "--disable-custom-all-reduce"):
+        return False
+    if gpu.interconnect in ("nvlink", ""):
+        return True
+    without_peers = constants()["graphs"]["all_reduce"]["without_peer_access"]
+    return ranks == 2 and gpu.interconnect == "pcie" and not any(line in gpu.name for line in without_peers)
+
+
+_SAMPLES = 2
+"""The number of sizes in the release's trial capture."""
+
+
+@cached(ALL_PARTS)
+def graph_estimate(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The CUDA graph memory that the release subtracts from the budget."""
+    if not settings.graph_estimate_applied or settings.cudagraph_mode == "NONE":
+        return exact(0, "CUDA graph estimate", "this release subtracts nothing for graphs here")
+    if settings.runner != "V2":
+        terms = _sampled_terms(model, settings, gpu)
+    elif known_release(settings.release).before("0.29.0"):
+        return exact(0, "CUDA graph estimate", "the V2 runner estimates 0 before 0.29")
+    else:
+        terms = _trial_terms(model, settings, gpu)
+    guess = sum(term.bytes for term in terms)
+    spread = int(guess * constants()["graphs"]["estimate"]["relative_band"])
+    return estimated(guess, guess - spread, guess + spread, terms)
+
+
+def _sampled_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """V1 runner, 0.18+: the two largest sizes of each kind are captured; the second counts for the rest, at least
+    1 MiB each."""
+    fit = constants()["graphs"]["estimate"]
+    pieces, full = captures(settings)
+    each = layer_nodes(model)
+    splits = split_buffers(model, settings, gpu, max(_full_sizes(settings), default=0))
+    rest = (pieces - 1) * max(1.0, each * fit["piecewise_mib"]) if pieces else 0.0
+    rest += (full - 1) * max(1.0, each * fit["full_mib"]) if full else 0.0
+    activations = fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
+    first = fit["first_mib"] * MIB + max(fit["pool_per_split_byte"] * splits, activations)
+    return (
+        Term("first captures", int(first), f"the largest of {pieces} piecewise and {full} full sizes"),
+        Term("the other sizes", int(rest * MIB), "each counts like the second of its kind"),
+        *_all_reduce_terms(model, settings, gpu, _counted_sizes(settings)),
+        *_beside_terms(model, settings, gpu),
+    )
+
+
+def _trial_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """V2 runner, 0.29+: every piecewise graph and the two largest full ones are captured, then discarded.
+
+    The second full capture counts for each of the others, at least 1 MiB. It is measured from before torch releases
+    the blocks of the warm-up pass, so it is negative, and the released bytes are added to the estimate.
+    """
+    pieces, full = captures(settings)
+    sampled = _full_sizes(settings)[-_SAMPLES:]
+    driver = _driver_bytes(model, settings, gpu, pieces, len(sampled))
+    splits = largest_split_buffers(model, settings, gpu, sampled)
+    terms = (
+        Term("trial graphs", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {len(sampled)} full sizes)"),
+        Term("trial pool", _pool_bytes(model, settings, gpu, splits), "activations and attention splits"),
+        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *sampled]),
+        *_beside_terms(model, settings, gpu),
+    )
+    if full < _SAMPLES:
+        return terms
+    returned = warm_up_cache(model, settings, gpu, sampled[0])
+    return (
+        *terms,
+        Term("the other full graphs", (full - 1) * MIB, "1 MiB each"),
+        Term("returned by torch", returned, f"cached by the warm-up of {sampled[0]} tokens, and counted as if kept"),
+    )
+
+
+@cached(ALL_PARTS)
+def graph_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int = 0) -> Figure:
+    """The memory of all captured CUDA graphs."""
+    if settings.cudagraph_mode == "NONE" or settings.enforce_eager:
+        return exact(0, "CUDA graphs", "none are captured")
+    pieces, full = captures(settings)
+    splits = largest_splits(model, settings, gpu)
+    driver = _driver_bytes(model, settings, gpu, pieces, full)
+    pool = _pool_bytes(model, settings, gpu, splits)
+    terms = (
+        Term("graph nodes", driver, f"{len(model.layers)} layers x ({pieces} piecewise + {full} full sizes)"),
+        Term("graph pool", pool, "activations and attention splits of the largest captures"),
+        *_all_reduce_terms(model, settings, gpu, [*_piecewise_sizes(settings), *_full_sizes(settings)]),
+        *_host_terms(gpu),
+    )
+    taken = sum(term.bytes for term in terms)
+    spread = int(taken * _era(settings)["relative_band"])
+    return estimated(taken, taken - spread, taken + spread, terms)
+
+
+def _driver_bytes(model: Model, settings: EngineSettings, gpu: Gpu, pieces: int, full: int) -> int:
+    fit = _era(settings)
+    on_hopper = gpu.vendor == "nvidia" and gpu.compute_capability == HOPPER
+    full_mib = fit.get("hopper_full_mib", fit["full_mib"]) if on_hopper else fit["full_mib"]
+    return int(layer_nodes(model) * (pieces * fit["piecewise_mib"] + full * full_mib) * MIB)
+
+
+def _all_reduce_terms(model: Model, settings: EngineSettings, gpu: Gpu, sizes: list[int]) -> tuple[Term, ...]:
+    size = captured_all_reduce(model, settings, gpu, sizes)
+    ranks = settings.tensor_parallel_size
+    return (Term("all-reduces", size, f"captured between {ranks} ranks, two a layer and graph"),) if size else ()
+
+
+def _counted_sizes(settings: EngineSettings) -> list[int]:
+    """The sizes that the sampled estimate counts: the second largest of each kind, once for all but the first."""
+    kinds = (_piecewise_sizes(settings), _full_sizes(settings))
+    return [kind[-_SAMPLES] for kind in kinds if len(kind) >= _SAMPLES for _ in kind[1:]]
+
+
+def _pool_bytes(model: Model, settings: EngineSettings, gpu: Gpu, splits: int) -> int:
+    fit = _era(settings)
+    pool = fit["pool_mib"] * MIB + fit["pool_per_split_byte"] * splits
+    pool += fit["pool_per_activation_byte"] * captured_activations(model, settings, gpu)
+    if any(isinstance(layer.feedforward, Experts) for layer, _ in cached_by_model(layer_kinds, model)):
+        # pool_mib_experts is for a largest capture size of 512.
+        pool += fit["pool_mib_experts"] * MIB * max(settings.cudagraph_capture_sizes, default=0) / 512
+    return int(pool)
+
+
+def captured_activations(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """The forward peak of the largest captured batch."""
+    largest = max(settings.cudagraph_capture_sizes, default=0)
+    return forward_bytes(model, settings, gpu) * largest // settings.max_num_batched_tokens
+
+
+def largest_splits(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """The largest split buffers of all full graphs."""
+    return largest_split_buffers(model, settings, gpu, _full_sizes(settings))
+
+
+def _beside_terms(model: Model, settings: EngineSettings, gpu: Gpu) -> tuple[Term, ...]:
+    """Memory that the trial capture counts as graph memory: FlashInfer's workspace, and host memory where shared."""
+    workspace = flashinfer_workspace(model, settings, gpu)
+    term = Term("FlashInfer's workspace", workspace, "asked for by the first capture")
+    return (*((term,) if workspace else ()), *_host_terms(gpu))
+
+
+def _host_terms(gpu: Gpu) -> tuple[Term, ...]:
+    if not gpu.unified:
+        return ()
+    size = int(constants()["graphs"]["unified_mib"] * MIB)
+    return (Term("host memory", size, "CPU and GPU share one memory, and free memory is the system's"),)
+
+
+def _era(settings: EngineSettings) -> dict[str, Any]:
+    runner = "V0" if settings.engine == "V0" else settings.runner
+    return by_release(constants()["graphs"][runner], settings.release)
+
+
+def captures(settings: EngineSettings) -> tuple[int, int]:
+    """The number of piecewise and of full graphs."""
+    return len(_piecewise_sizes(settings)), len(_full_sizes(settings))
+
+
+def _piecewise_sizes(settings: EngineSettings) -> list[int]:
+    return sorted(settings.cudagraph_capture_sizes) if settings.cudagraph_mode.endswith("PIECEWISE") else []
+
+
+def _full_sizes(settings: EngineSettings) -> list[int]:
+    sizes = sorted(settings.cudagraph_capture_sizes)
+    if settings.cudagraph_mode == "FULL":
+        return sizes
+    if not settings.cudagraph_mode.startswith("FULL"):
+        return []
+    return [size for size in sizes if size <= settings.max_num_seqs * (1 + settings.num_speculative_tokens)]
+
+
+def layer_nodes(model: Model) -> float:
+    """The number of layers in units of a plain transformer layer: MLA layers launch more kernels."""
+    heavier: float = constants()["graphs"]["heavy_layer"] - 1.0
+    return len(model.layers) + heavier * cached_by_model(_latent_layers, model)
+
+
+def _latent_layers(model: Model) -> int:
+    return len(latent(layer.mixer for layer in model.layers))
+
+
+def warm_up_cache(model: Model, settings: EngineSettings, gpu: Gpu, sequences: int) -> int:
+    """Bytes of the allocator segments that a pass of `sequences` decode tokens leaves cached."""
+    token = sequences * element_bytes(settings)
+    split = split_buffers(model, settings, gpu, sequences)
+    passing = expert_scratch(model, settings, gpu).passing_elements // settings.max_num_batched_tokens
+    return cached_by_model(_segments, model, settings.tensor_parallel_size, token, split, passing)
+
+
+def _segments(model: Model, ranks: int, token: int, split: int, passing: int) -> int:
+    """`token`: bytes of one element for all sequences; `split`, `passing`: buffers of attention and experts."""
+    allocator = CachingAllocator(ascending_addresses=True)
+    hidden = model.hidden_size * token
+    residual, normed = allocator.allocate(hidden), allocator.allocate(hidden)
+    for layer in model.layers[:6]:  # later layers reuse the blocks of the first ones
+        heads, out = _mixer_widths(layer.mixer, model.hidden_size, ranks)
+        projected = allocator.allocate(heads * token)
+        allocator.free(normed)
+        output = allocator.allocate(out * token)
+        if split and isinstance(layer.mixer, Attention | LatentAttention):
+            sums = split // (_output_width(layer.mixer) + 1)
+            _use(allocator, split - sums, sums)
+        allocator.free(projected)
+        after = allocator.allocate(hidden)
+        allocator.free(output)
+        residual, normed = _add_and_normalize(allocator, after, residual, hidden)
+        wide, narrow = _feedforward_widths(layer.feedforward, passing, ranks)
+        gate_up = allocator.allocate(wide * token)
+        allocator.free(normed)
+        activated = allocator.allocate(narrow * token)
+        allocator.free(gate_up)
+        down = allocator.allocate(hidden)
+        allocator.free(activated)
+        residual, normed = _add_and_normalize(allocator, down, residual, hidden)
+    return sum(allocator.large_segments) + SMALL_SEGMENT_BYTES
+
+
+def _add_and_normalize(allocator: CachingAllocator, added: Block, residual: Block, hidden: int) -> tuple[Block, Block]:
+    summed, normed = allocator.allocate(hidden), allocator.allocate(hidden)
+    allocator.free(added)
+    allocator.free(residual)
+    return summed, normed
+
+
+def _use(allocator: CachingAllocator, *sizes: int) -> None:
+    for block in [allocator.allocate(size) for size in sizes]:
+        allocator.free(block)
+
+
+def _output_width(mixer: Attention | LatentAttention) -> int:
+    return mixer.kv_lora_rank if isinstance(mixer, LatentAttention) else mixer.v_head_dim
+
+
+def _mixer_widths(mixer: Mixer | None, hidden: int, ranks: int) -> tuple[int, int]:
+    """Elements per token of a mixer's input projections and of its output."""
+    if isinstance(mixer, Attention):
+        heads = cdiv(mixer.heads, ranks)
+        return heads * mixer.head_dim + cdiv(mixer.kv_heads, ranks) * mixer.score_width, heads * mixer.v_head_dim
+    if isinstance(mixer, LatentAttention):
+        heads = cdiv(mixer.heads, ranks)
+        return heads * mixer.latent_width, heads * mixer.kv_lora_rank
+    return 3 * cdiv(hidden, ranks), cdiv(hidden, ranks)
+
+
+def _feedforward_widths(block: FeedForward | None, passing: int, ranks: int) -> tuple[int, int]:
+    """Elements per token of the first product and of the activation's output."""
+    if isinstance(block, Dense):
+        inner = cdiv(block.intermediate_size, ranks)
+        return (2 * inner if block.gated else inner), inner
+    return passing // 2, passing - passing // 2

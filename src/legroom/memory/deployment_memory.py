@@ -1,0 +1,257 @@
+"""The memory of a deployment: one layout a pipeline stage, the KV pool they share, the check that fails, if any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import release as known_release
+from legroom.figures import Certainty, Figure, Term, exact, measured
+from legroom.memory.activation.profile_run import activation, activation_cold
+from legroom.memory.bands import band_class, banded, kv_band
+from legroom.memory.cudagraph_memory import graph_bytes, graph_estimate
+from legroom.memory.kv.kv_plan import KvPlan, kv_plan
+from legroom.memory.layout import Failure, Layout
+from legroom.memory.overhead import (
+    charges_device_wide,
+    desktop_bytes,
+    held_at_start,
+    loader_bytes,
+    non_torch,
+    outside,
+    reserve_bytes,
+)
+from legroom.memory.weights.loaded import loaded_weights
+from legroom.records import dataclass
+from legroom.units import GIB, gib
+from legroom.vllm.args import EngineSettings
+from legroom.vllm.unsupported import Unsupported, unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What this user's own start-ups showed for one GPU, model and release. None: not seen."""
+
+    weights_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_estimate_bytes: int | None = None
+    graph_bytes: int | None = None
+    source: str = ""
+    profiled_non_torch_bytes: int | None = None
+    """All that the profile of this very deployment charged beside the other terms: buffers of the runner are in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentMemory:
+    """Every stage's layout, the KV pool, and the first check that fails."""
+
+    ranks: tuple[Layout, ...]
+    kv: KvPlan
+    graphs: Figure
+    """What CUDA-graph capture really takes on the tightest stage, counted or not."""
+    failure: Failure | None
+    doubt: Unsupported | None = None
+    """What may keep the release from running this at all, whatever the memory."""
+
+    @property
+    def refused(self) -> Unsupported | None:
+        """The doubt, where it and not the memory decides."""
+        return self.doubt if self.doubt and (self.failure is None or self.failure.id == self.doubt.id) else None
+
+    @property
+    def tightest(self) -> Layout:
+        """The stage with the smallest KV pool: it decides for all."""
+        return min(self.ranks, key=lambda rank: rank.kv_cache.bytes)
+
+
+def deployment_memory(
+    model: Model,
+    gpu: Gpu,
+    settings: EngineSettings,
+    seen: Measurements | None = None,
+    held_by_others_bytes: int = 0,
+    *,
+    cold: bool = False,
+) -> DeploymentMemory:
+    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order.
+
+    `cold`: on a first start, with an empty compile cache.
+    """
+    ranks = tuple(
+        stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes, cold=cold)
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
+    if kv.shape.is_empty:
+        # Encoders that attend both ways keep nothing between steps: no pool is sized and none is allocated.
+        ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
+    graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
+    refused = unsupported(settings, model, gpu)
+    failure = refused_by_release(refused) or first_failure(
+        ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
+    )
+    # Someone who has measured a start of it has no doubt that it starts.
+    return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
+
+
+def stage_layout(
+    model: Model,
+    gpu: Gpu,
+    settings: EngineSettings,
+    stage: int,
+    seen: Measurements,
+    held_by_others_bytes: int = 0,
+    *,
+    cold: bool = False,
+) -> Layout:
+    """One pipeline stage; its tensor-parallel ranks are alike."""
+    profile_run = activation_cold if cold else activation
+    loaded = loaded_weights(model, settings, gpu, stage)
+    budget = budget_bytes(gpu, settings)
+    of = band_class(model, settings, gpu)
+    weights = banded("weights", _seen(seen.weights_bytes, loaded.figure, seen), of, settings, gpu)
+    beside = seen.non_torch_bytes if seen.profiled_non_torch_bytes is None else seen.profiled_non_torch_bytes
+    rules = {
+        "activation": _seen(seen.activation_bytes, profile_run(model, settings, gpu, stage), seen),
+        "cuda_graph": _seen(seen.graph_estimate_bytes, graph_estimate(model, settings, gpu), seen),
+        "non_torch": _seen(beside, non_torch(model, settings, gpu, stage), seen),
+    }
+    parts = {name: banded(name, rule, of, settings, gpu) for name, rule in rules.items()}
+    left = kv_band((weights, *rules.values()), of, settings, gpu)
+    return Layout(
+        gpu.total_bytes,
+        budget,
+        weights=weights,
+        **parts,
+        kv_cache=kv_cache_figure(
+            budget,
+            (weights, *parts.values()),
+            left,
+            settings,
+            neighbours_bytes=held_by_others_bytes if charges_device_wide(settings) else 0,
+        ),
+        outside=banded("outside", outside(model, settings, gpu, stage), of, settings, gpu),
+        rank=stage,
+        held_by_others_bytes=held_by_others_bytes,
+        desktop_bytes=desktop_bytes(gpu),
+        reserve_bytes=reserve_bytes(gpu),
+        loading_peak_bytes=loaded.peak_bytes,
+        loading_why=loaded.why,
+    )
+
+
+def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
+    """utilization x total; rounded up from 0.14.0 on, cut off before."""
+    budget = gpu.total_bytes * settings.gpu_memory_utilization
+    return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
+
+
+def kv_cache_figure(
+    budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
+) -> Figure:
+    """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for.
+
+    `neighbours_bytes`: what other processes hold, where the release takes it for its own.
+    """
+    if settings.kv_cache_memory_bytes is not None:
+        return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
+    left = budget - sum(part.bytes for part in parts) - neighbours_bytes
+    kinds = {part.kind for part in parts}
+    kind: Certainty = "estimated" if "estimated" in kinds else "measured" if "measured" in kinds else "exact"
+    names = ("weights", "activation peak", "CUDA-graph estimate", "non-torch")
+    counted = (Term(name, -part.bytes) for name, part in zip(names, parts, strict=True))
+    others = Term("other processes", -neighbours_bytes, "this release charges all that the card holds")
+    terms = (Term("budget", budget, "utilization x total"), *counted, *((others,) if neighbours_bytes else ()))
+    return Figure(left, kind, left - band[0], left + band[1], terms)
+
+
+def _seen(bytes_: int | None, otherwise: Figure, seen: Measurements | None) -> Figure:
+    if bytes_ is None:
+        return otherwise
+    label = otherwise.terms[0].label if otherwise.terms else "measured"
+    return measured(bytes_, label, f"measured: {seen.source if seen else ''}")
+
+
+def first_failure(
+    ranks: Sequence[Layout],
+    kv: KvPlan,
+    graphs: Figure,
+    settings: EngineSettings,
+    *,
+    gpu: Gpu,
+    held_by_others_bytes: int = 0,
+) -> Failure | None:
+    """The check that ends the start-up, or None."""
+    free = free_at_start(settings, gpu, held_by_others_bytes)
+    return (
+        _free_at_start(ranks[0], free, settings, gpu)
+        or _first_of(_weights_load(rank, free, gpu) for rank in ranks)
+        or _first_of(_profile_run(rank, free, gpu) for rank in ranks)
+        or kv.failure
+        or _first_of(_after_kv(rank, graphs, free, settings, gpu) for rank in ranks)
+    )
+
+
+def refused_by_release(refused: Unsupported | None) -> Failure | None:
+    """What no amount of memory would change."""
+    return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
+
+
+def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
+    """What is free when vLLM first looks: the CUDA context, and NCCL where it starts first, are gone already."""
+    return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
+
+
+def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
+    return next((failure for failure in failures if failure), None)
+
+
+def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """0.9.1+ refuses to start when the free memory is below the budget, even when KV bytes are given."""
+    release = known_release(settings.release)
+    if not release.at_least("0.9.1") or free >= rank.budget_bytes:
+        return None
+    device = "device cuda:0 " if release.at_least("0.14.0") else "device "
+    return Failure(
+        "free_memory_lt_requested",
+        f"Free memory on {device}({free / GIB:.2f}/{gpu.total_bytes / GIB:.2f} GiB) on startup is less than desired "
+        f"GPU memory utilization ({settings.gpu_memory_utilization}, {rank.budget_bytes / GIB:.2f} GiB). Decrease GPU "
+        "memory utilization or reduce GPU memory used by other processes.",
+        rank.budget_bytes,
+        free,
+    )
+
+
+def _weights_load(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    staged = loader_bytes(gpu, rank.weights.bytes)
+    needed, peak = rank.weights.bytes + staged, rank.loading_peak_bytes + staged
+    if needed > free:
+        return Failure("weights_too_big", _oom(gpu, "while loading the weights"), needed, free)
+    if peak > free:
+        return Failure("loading_oom", _oom(gpu, f"while loading: {rank.loading_why}"), peak, free)
+    return None
+
+
+def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
+    needed = rank.weights.bytes + rank.activation.bytes + rank.non_torch.bytes
+    if needed <= free:
+        return None
+    return Failure("profiling_activation_peak", _oom(gpu, "in the profile run"), needed, free)
+
+
+def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
+    """With the pool in place, graph capture must still find room: the activation peak is free again by then."""
+    needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
+    if needed <= free:
+        return None
+    if graphs.bytes == 0:
+        return Failure("kv_allocation_oom", _oom(gpu, "while allocating the KV cache"), needed, free)
+    return Failure("cudagraph_capture_oom", _oom(gpu, "while capturing CUDA graphs"), needed, free)
+
+
+def _oom(gpu: Gpu, when: str) -> str:
+    return f"torch.OutOfMemoryError: CUDA out of memory ({when}). GPU 0 has a total capacity of {gib(gpu.total_bytes)}"

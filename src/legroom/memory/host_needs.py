@@ -1,0 +1,317 @@
+"""What a server takes of its host: memory that is held, what loading passes through, /dev/shm, cores.
+
+GPU memory is the layout's; this is the part that a container's limit, /dev/shm and a cluster's scheduler ask for. Page-
+locked memory that torch allocates comes in powers of two (its caching host allocator rounds a tensor up), so a buffer
+may take nearly twice what a flag asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
+from legroom.memory.layout import Failure
+from legroom.memory.weights.loaded import SHARD_BYTES, offloaded_tensors, on_one_card, weight_segments, weights
+from legroom.records import dataclass
+from legroom.units import GIB, MIB, gib
+from legroom.vllm.args import EngineSettings, ServeArgs, env_flag, is_given, other_value
+from legroom.vllm.traits import is_moe
+
+if TYPE_CHECKING:
+    from legroom.memory.deployment_memory import DeploymentMemory
+
+
+API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES = 2 * GIB, 2 * GIB, 5 * GIB
+"""Allowances a process, not measured on a GPU. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the
+driver's host side, compiled code, staging buffers and NCCL."""
+LEAST_PROCESS_BYTES, LEAST_WORKER_BYTES = 600 * MIB, 2 * GIB
+"""What they hold at the very least: the imports alone, and a CUDA context's host side."""
+BROADCAST_QUEUE_BYTES = 10 * 16 * MIB
+RESPONSE_QUEUE_BYTES = 10 * 24 * MIB
+"""Ring buffers of the multiprocess executor, ten chunks each: one queue to the workers, one back from every worker."""
+NCCL_BYTES = 256 * MIB
+"""A worker's share of NCCL's shared-memory transport, generously."""
+SHM_BASE_BYTES = GIB
+MEDIA_CACHE_GIB, EARLY_MEDIA_CACHE_GIB = 4, 8
+"""--mm-processor-cache-gb, and VLLM_MM_INPUT_CACHE_GIB before there was the flag; 8 in 0.8.0 and 0.8.1."""
+LMCACHE_GIB = 5.0
+"""LMCACHE_MAX_LOCAL_CPU_SIZE of every worker, unless it is set."""
+NODE_GPUS = 8
+SHARED_REGION_SINCE = "0.27.0"
+"""From here on the native KV offload is one file in /dev/shm for all ranks; before, pinned tensors of each rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """All that host memory depends on."""
+
+    args: ServeArgs
+    release: Release
+    gpus: int
+    """The ranks on this host."""
+    engines: int = 1
+    has_media: bool = False
+    swaps: bool = False
+    """The V0 engine, which pins --swap-space for every GPU."""
+    checkpoint_bytes: int = 0
+    weights_bytes: int = 0
+    """Of one rank."""
+    kv_tensors: int = 1
+    """KV tensors of a rank that are offloaded one by one: 1 where all layers share one (a single kind of layer)."""
+    swap_tensors: int = 1
+    asleep_bytes: int = 0
+    """What a rank pins while it sleeps; 0: not known better than by the weights."""
+    offloaded_tensors: Sequence[int] = ()
+    """The parameters of one rank that --cpu-offload-gb keeps on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """One part of the host memory and why it is there."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeeds:
+    """What the host must give."""
+
+    shares: tuple[HostShare, ...]
+    """Held all the time: processes, pinned and shared memory."""
+    loading_bytes: int
+    """Page cache that loading works through; it is given back under pressure."""
+    checkpoint_bytes: int
+    shm_bytes: int
+    cpus: int
+    least_bytes: int = 0
+    """Below this it cannot run: processes at their smallest, and what the flags pin."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What cannot be given back."""
+        return sum(share.bytes for share in self.shares)
+
+    @property
+    def request_bytes(self) -> int:
+        """What a scheduler should set aside, in whole GiB."""
+        return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
+
+    @property
+    def limit_bytes(self) -> int:
+        """Above which the kernel may end it: the checkpoint fits into the page cache beside what is held."""
+        return max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
+
+    def sentence(self) -> str:
+        """The working, for a comment."""
+        parts = ", ".join(f"{share.what} {share.bytes / GIB:.1f}" for share in self.shares)
+        loading = f"loading passes up to {self.loading_bytes / GIB:.1f} through the page cache"
+        return f"Host memory in GiB: {parts}; {loading}"
+
+
+def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> int:
+    """What is read from disk before the server serves: the checkpoint where its size is known, else the weights of all
+    ranks of one copy. Experts lie spread over the copies, and the rest on each: neither one copy nor all of them
+    together have the size of the files then."""
+    if model.checkpoint_bytes:
+        return model.checkpoint_bytes
+    if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
+        return weights(model, on_one_card(settings), gpu).bytes
+    return sum(rank.weights.bytes for rank in memory.ranks) * settings.tensor_parallel_size
+
+
+def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
+    """What one node of a deployment takes; more than eight GPUs are several nodes."""
+    ranks = settings.given.engine_ranks
+    gpus = min(ranks * settings.data_parallel_size, max(NODE_GPUS, ranks))
+    weights = max(rank.weights.bytes for rank in memory.ranks)
+    layers = [len(group.layers) for group in memory.kv.shape.groups]
+    sleeps = is_given(settings.given, "--enable-sleep-mode")
+    single = len(layers) == 1 and known_release(settings.release).at_least("0.12.0")
+    return host_needs(
+        HostSettings(
+            args=settings.given,
+            release=known_release(settings.release),
+            gpus=gpus,
+            engines=max(gpus // ranks, 1),
+            has_media=bool(model.modalities),
+            swaps=settings.engine == "V0",
+            checkpoint_bytes=read_bytes(model, gpu, settings, memory),
+            weights_bytes=weights,
+            kv_tensors=1 if single else max(layers, default=1),
+            swap_tensors=max(len(model.layers) // settings.pipeline_parallel_size, 1),
+            asleep_bytes=sum(map(pinned_bytes, weight_segments(model, settings, gpu))) if sleeps else 0,
+            offloaded_tensors=offloaded_tensors(model, settings, gpu) if settings.given.cpu_offload_gb else (),
+        )
+    )
+
+
+def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
+    """What ends a server that may use no more than this of its host's memory; None where it can run."""
+    if limit_bytes >= needs.least_bytes:
+        return None
+    return Failure(
+        "host_ram_oom",
+        f"Killed (exit code 137, OOMKilled): the server holds at least {gib(needs.least_bytes)} of the host's memory "
+        f"and may use {gib(limit_bytes)}",
+        needs.least_bytes,
+        limit_bytes,
+    )
+
+
+def whole_gib(bytes_: float) -> int:
+    """Rounded up."""
+    return math.ceil(bytes_ / GIB) * GIB
+
+
+def pinned_bytes(size: float) -> int:
+    """What torch's caching host allocator takes for a page-locked tensor: the next power of two."""
+    return 1 << max(math.ceil(size) - 1, 0).bit_length() if size > 0 else 0
+
+
+def host_needs(settings: HostSettings) -> HostNeeds:
+    """Everything that the flags and the variables say about host memory, and allowances for the processes."""
+    gpus, engines = settings.gpus, settings.engines
+    fronts = api_servers(settings)
+    pinned = list(_pinned(settings))
+    shm = shm_bytes(settings)
+    processes = HostShare("processes", fronts * API_SERVER_BYTES + engines * ENGINE_BYTES + gpus * WORKER_BYTES)
+    at_least = (fronts + engines) * LEAST_PROCESS_BYTES + gpus * LEAST_WORKER_BYTES
+    in_shm = math.ceil(_shared_offload(settings))
+    shares = [processes, *pinned, *_media(settings, fronts), HostShare("/dev/shm", shm)]
+    return HostNeeds(
+        tuple(shares),
+        gpus * SHARD_BYTES,
+        settings.checkpoint_bytes,
+        shm,
+        # Every API server, every engine and a worker a GPU keep a core busy.
+        fronts + engines + gpus,
+        at_least + in_shm + sum(share.bytes for share in pinned if "asleep" not in share.what),
+    )
+
+
+def api_servers(settings: HostSettings) -> int:
+    """How many processes read requests: as many as are said, else one, from 0.15.0 on one for each data-parallel
+    engine."""
+    given = int(_number(settings.args, "--api-server-count"))
+    return given or (settings.engines if settings.release.at_least("0.15.0") else 1)
+
+
+def shm_bytes(settings: HostSettings) -> int:
+    """The size of /dev/shm: message queues and NCCL of the ranks, and what flags put there."""
+    gpus = settings.gpus
+    queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
+    media = media_cache_gib(settings) * GIB if _media_in_shm(settings) else 0
+    return whole_gib(SHM_BASE_BYTES + queues + _shared_offload(settings) + media)
+
+
+def media_cache_gib(settings: HostSettings) -> float:
+    """How much processed media a process keeps, where the model takes any: a flag from 0.10.1 on, a variable from
+    0.8.0; before that a number of items, of which nobody knows the size."""
+    args, release = settings.args, settings.release
+    given = other_value(args, "--mm-processor-cache-gb")
+    if given is not None:
+        return number_of(given)
+    off = is_given(args, "--disable-mm-preprocessor-cache") or args.language_model_only
+    if not settings.has_media or off or release.before("0.8.0"):
+        return 0.0
+    usual = EARLY_MEDIA_CACHE_GIB if release.before("0.8.2") else MEDIA_CACHE_GIB
+    return number_of(args.env.get("VLLM_MM_INPUT_CACHE_GIB", str(usual)))
+
+
+def _media_in_shm(settings: HostSettings) -> bool:
+    return other_value(settings.args, "--mm-processor-cache-type") == "shm"
+
+
+def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
+    media_gib = media_cache_gib(settings)
+    if media_gib and not _media_in_shm(settings):
+        # Every process that reads requests may fill one, and so may every engine.
+        holders = fronts + settings.engines
+        yield HostShare(f"media cache ({media_gib:g} x {holders} processes)", int(media_gib * GIB * holders))
+
+
+def _pinned(settings: HostSettings) -> Iterator[HostShare]:
+    args, gpus = settings.args, settings.gpus
+    if args.cpu_offload_gb:
+        exact = sum(pinned_bytes(size) for size in settings.offloaded_tensors)
+        each = exact or int(args.cpu_offload_gb * GIB)
+        yield HostShare(f"offloaded weights ({args.cpu_offload_gb:g} x {gpus})", each * gpus)
+    if settings.swaps:
+        swap = 4.0 if args.swap_space is None else args.swap_space
+        each = settings.swap_tensors * pinned_bytes(swap * GIB / settings.swap_tensors)
+        if each:
+            yield HostShare(f"swap space ({swap:g} x {gpus})", each * gpus)
+    yield from _offloaded_kv(settings)
+    if is_given(args, "--enable-sleep-mode"):
+        # Level 1 copies the weights of every card to pinned memory, which torch keeps for the next time.
+        yield HostShare("weights while asleep", (settings.asleep_bytes or settings.weights_bytes) * gpus)
+
+
+def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
+    """Buffers of the KV connectors that keep blocks in the host's memory; the shared region counts as /dev/shm."""
+    asked = _offload_bytes(settings)
+    if asked and not _shared_offload(settings):
+        ranks = settings.gpus // settings.engines
+        each = asked / max(ranks, 1)
+        if not _registers_plain_memory(settings):
+            each = settings.kv_tensors * pinned_bytes(each / settings.kv_tensors)
+        label = f"offloaded KV cache ({asked / GIB:g} x {settings.engines})"
+        yield HostShare(label, int(each * ranks) * settings.engines)
+    if _connector(settings.args).get("kv_connector") == "LMCacheConnectorV1":
+        size = number_of(settings.args.env.get("LMCACHE_MAX_LOCAL_CPU_SIZE", str(LMCACHE_GIB)))
+        yield HostShare(f"LMCache ({size:g} x {settings.gpus})", int(size * GIB * settings.gpus))
+
+
+def _offload_bytes(settings: HostSettings) -> float:
+    """What one engine's native offload is told to use: --kv-offloading-size, or the connector's own setting."""
+    args = settings.args
+    size = _number(args, "--kv-offloading-size") * GIB
+    if size and other_value(args, "--kv-offloading-backend") == "lmcache":
+        return 0.0  # a server of its own holds it
+    connector = _connector(args)
+    if not size and connector.get("kv_connector") in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
+        extra = connector.get("kv_connector_extra_config")
+        size = number_of(str(extra.get("cpu_bytes_to_use", 0))) if isinstance(extra, Mapping) else 0.0
+    return size
+
+
+def _shared_offload(settings: HostSettings) -> float:
+    """What of the KV offload lies in /dev/shm, over all engines."""
+    if settings.release.before(SHARED_REGION_SINCE) or _registers_plain_memory(settings):
+        return 0.0
+    return _offload_bytes(settings) * settings.engines
+
+
+def _registers_plain_memory(settings: HostSettings) -> bool:
+    """SimpleCPUOffloadConnector (0.19.0) locks pages that it allocated itself, to the byte."""
+    simple = _connector(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
+    return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
+
+
+def _connector(args: ServeArgs) -> Mapping[str, Any]:
+    text = other_value(args, "--kv-transfer-config")
+    try:
+        config = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return config if isinstance(config, Mapping) else {}
+
+
+def _number(args: ServeArgs, flag: str) -> float:
+    return number_of(other_value(args, flag) or "0")
+
+
+def number_of(text: str) -> float:
+    """A size as a flag or a variable says it; 0 where it is none."""
+    try:
+        size = float(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, size) if math.isfinite(size) else 0.0

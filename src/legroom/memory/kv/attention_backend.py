@@ -1,0 +1,136 @@
+"""The attention backend and the KV block size: the backend's preference, and the alignment of hybrid models."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import LatentAttention, Model, latent, recurrent, with_kv_heads
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
+from legroom.records import dataclass
+from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings
+
+DEFAULT_BLOCK_SIZE = 16
+"""vLLM's CacheConfig.DEFAULT_BLOCK_SIZE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An attention backend and its block sizes."""
+
+    name: str
+    smallest_block: int
+    """The kernel block size; block_size is a multiple of it."""
+    preferred_block: int
+
+
+def attention_backend(model: Model, settings: EngineSettings, gpu: Gpu) -> Backend:
+    """The backend that vLLM selects for the attention layers."""
+    release = known_release(settings.release)
+    mixers = [layer.mixer for layer in model.layers]
+    if latents := latent(mixers):
+        return _latent_backend(latents[0], settings, gpu, release)
+    if any(mixer.index_head_dim for mixer in with_kv_heads(mixers)):
+        return Backend("MINIMAX_M3_SPARSE", 128, 128)
+    return Backend("FLASH_ATTN", 16, DEFAULT_BLOCK_SIZE)
+
+
+def _latent_backend(mixer: LatentAttention, settings: EngineSettings, gpu: Gpu, release: Release) -> Backend:
+    major = gpu.compute_capability[0]
+    quantized = settings.kv_cache_dtype.startswith(("fp8", "nvfp4"))
+    named = (settings.given.attention_backend or settings.given.env.get("VLLM_ATTENTION_BACKEND") or "").upper()
+    if mixer.compress_ratio or mixer.window is not None:
+        return Backend("DEEPSEEK_SPARSE_SWA", 32, 256)
+    if mixer.index_heads or mixer.index_head_dim:
+        return Backend("FLASHMLA_SPARSE", 64, 64)
+    if release.before("0.8.0") or settings.given.env.get("VLLM_MLA_DISABLE") == "1":
+        return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+    if named in ("TRITON_MLA", "TRITON_MLA_VLLM_V1"):
+        return Backend(named, 16, DEFAULT_BLOCK_SIZE)
+    if major == 10:
+        return _latent_backend_blackwell(mixer, release, named)
+    if major == 9 and release.at_least("0.8.0"):
+        # Hopper prefers FlashMLA before 0.18, then FlashAttention's MLA kernel, which has no fp8 cache.
+        flash_attention = named == "FLASH_ATTN_MLA" or (release.at_least("0.18.0") and not quantized)
+        if named != "FLASHMLA" and flash_attention:
+            return Backend("FLASH_ATTN_MLA", 16, DEFAULT_BLOCK_SIZE)
+        return Backend("FLASHMLA", 64, 64)
+    return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+
+
+def _latent_backend_blackwell(latent: LatentAttention, release: Release, named: str) -> Backend:
+    """Data-centre Blackwell: CUTLASS MLA, and FlashInfer for DeepSeek's head size from 0.15 on."""
+    if release.before("0.10.2") and named != "CUTLASS_MLA":
+        return Backend("TRITON_MLA", 16, DEFAULT_BLOCK_SIZE)
+    flashinfer = named == "FLASHINFER_MLA" or (release.at_least("0.15.0") and latent.qk_nope_head_dim == 128)
+    if named == "CUTLASS_MLA" or not flashinfer:
+        return Backend("CUTLASS_MLA", 128, 128)
+    return Backend("FLASHINFER_MLA", 32, 32 if release.at_least("0.18.0") else 64)
+
+
+def block_size_before_alignment(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """--block-size, or the backend's preference; MLA backends override the flag up to 0.17."""
+    backend = attention_backend(model, settings, gpu)
+    release = known_release(settings.release)
+    given = settings.block_size
+    if given is None:
+        return backend.preferred_block
+    overruled = release.before("0.18.0") and backend.preferred_block != DEFAULT_BLOCK_SIZE
+    multiple = release.at_least("0.12.0") and given % backend.preferred_block == 0
+    return backend.preferred_block if overruled and not multiple else given
+
+
+def state_cache_mode(model: Model, settings: EngineSettings) -> str:
+    """mamba_cache_mode (`none`, `align`, `all`): how prefix caching keeps recurrent states (0.11.1+)."""
+    release = known_release(settings.release)
+    if release.before("0.11.1") or not settings.enable_prefix_caching:
+        return "none"
+    kinds = {mixer.kind for mixer in recurrent(layer.mixer for layer in model.layers)}
+    keeps_all = kinds <= {"mamba1", "mamba2"} and release.before("0.32.0")
+    if release.before("0.15.0"):
+        return "all" if keeps_all else "none"
+    given = settings.given.mamba_cache_mode
+    if given == "align" or not keeps_all:
+        return "align"
+    if release.at_least("0.20.0") and settings.num_speculative_tokens and given != "all":
+        return "align"
+    return "all"
+
+
+def aligned_block_size(
+    model: Model, settings: EngineSettings, gpu: Gpu, block_size: int, *, token_bytes: int, state_bytes: int
+) -> int:
+    """The block size of hybrid models (0.10+), at which an attention page holds a whole recurrent state."""
+    release = known_release(settings.release)
+    if release.before("0.10.0") or state_bytes == 0 or token_bytes == 0:
+        return block_size
+    backend = attention_backend(model, settings, gpu)
+    latents = latent(layer.mixer for layer in model.layers)
+    step = _alignment_step(backend, bool(latents), gpu, release, block_size)
+    if state_cache_mode(model, settings) == "all":
+        chunk = settings.given.mamba_block_size or _scan_chunk(model)
+        step = lcm(chunk, step)
+        wanted = step * cdiv(cdiv(state_bytes, token_bytes), step)
+    else:
+        wanted = step * cdiv(state_bytes, step * token_bytes)
+    if release.at_least("0.31.0"):
+        wanted = backend.smallest_block * cdiv(wanted, backend.smallest_block)
+    return max(block_size, wanted)
+
+
+def _alignment_step(backend: Backend, is_latent: bool, gpu: Gpu, release: Release, block_size: int) -> int:
+    if release.before("0.11.1"):
+        return 16
+    if release.before("0.20.0"):
+        if is_latent:
+            return 128 if backend.name == "CUTLASS_MLA" else 64
+        return 32 if gpu.compute_capability[0] == 10 and release.before("0.19.0") else 16
+    step = max(backend.smallest_block, block_size)
+    return max(step, 128) if is_latent else step
+
+
+def _scan_chunk(model: Model) -> int:
+    chunks = [dict(mixer.config).get("chunk_size", 1) for mixer in recurrent(layer.mixer for layer in model.layers)]
+    return max(chunks, default=1)

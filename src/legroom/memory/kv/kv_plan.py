@@ -1,0 +1,240 @@
+"""num_gpu_blocks, the KV cache size and concurrency that the release logs, and its length checks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.figures import Term
+from legroom.memory.kv.layer_specs import WHOLE_REQUEST
+from legroom.memory.kv.shape import LONGEST_LEN, KvShape, demanded, kv_shape
+from legroom.memory.kv.specs import CacheSpec
+from legroom.memory.layout import Failure, check_text, too_long_text
+from legroom.records import dataclass, field
+from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """One KV cache group as users read it."""
+
+    kind: str
+    layers: int
+    block_size: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    """The KV cache of one deployment. Tokens and concurrency are those that the release logs."""
+
+    num_blocks: int
+    block_size: int
+    tokens: int
+    max_concurrency: float
+    bytes_per_block: int
+    """Bytes of one block id on the tightest stage."""
+    bytes_per_token: int
+    """Bytes of a full-length request over its length."""
+    max_model_len: int
+    """As given, or fitted to the memory."""
+    needed_bytes: int
+    """Bytes of one request of max_model_len in the release's length check."""
+    state_blocks: int | None
+    """Blocks for recurrent states, the upper limit of max_num_seqs in hybrid models with full CUDA graphs."""
+    failure: Failure | None
+    shape: KvShape = field(repr=False, compare=False)
+    checked_bytes: tuple[int, ...] = field(repr=False)
+    """The bytes that the length check of each stage uses."""
+
+    @property
+    def longest_len(self) -> int:
+        """The longest max_model_len that passes the length check, beyond the model's own limit."""
+        if self.shape.is_empty:
+            return LONGEST_LEN
+        if self.shape.unsupported is not None:
+            return 0
+        return min(self.shape.longest_len(bytes_, stage) for stage, bytes_ in enumerate(self.checked_bytes))
+
+    @property
+    def token_terms(self) -> tuple[Term, ...]:
+        """The terms of the bytes per token on one GPU, one per kind of layer; empty with V0."""
+        counts: Counter[CacheSpec] = Counter()
+        for group in self.shape.groups:
+            # A group has one spec for all layers, or one per layer.
+            counts.update(group.specs if len(group.specs) == len(group.layers) else group.specs[:1] * len(group.layers))
+        return tuple(
+            Term(f"{number} {spec.title} layer{'s' if number > 1 else ''}", number * spec.bytes_of_token, spec.working)
+            for spec, number in counts.items()
+        )
+
+    def longest_for(self, requests: int) -> int:
+        """The context length at which this many running requests fit; at most max_model_len."""
+        if self.shape.is_empty or self.num_blocks <= 0:
+            return 0
+        holds = partial(_concurrency, self.shape, self.num_blocks)
+        lengths = range(1, self.max_model_len + 1)
+        # Concurrency falls as requests grow, so the lengths can be bisected.
+        return bisect_left(lengths, True, key=lambda length: holds(length) < requests)
+
+    @property
+    def groups(self) -> tuple[KvGroup, ...]:
+        """The KV cache groups of the whole model; empty with V0."""
+        return tuple(
+            KvGroup(group.spec.kind, len(group.layers), group.block_size, group.spec.page_bytes)
+            for group in self.shape.groups
+        )
+
+
+def kv_plan(model: Model, settings: EngineSettings, gpu: Gpu, available_bytes: Sequence[int]) -> KvPlan:
+    """Divide the KV bytes of every pipeline stage into blocks, and run the release's checks in its order."""
+    return plan_of_shape(kv_shape(model, settings, gpu), settings, available_bytes)
+
+
+def plan_of_shape(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> KvPlan:
+    """Divide the KV bytes of every pipeline stage into blocks of a known shape."""
+    if shape.is_empty:
+        return _without_cache(shape, settings)
+    if shape.unsupported is not None:
+        return _unsupported(shape, settings)
+    available = _effective_bytes(shape, settings, available_bytes)
+    checked = [shape.checked_bytes(bytes_, stage) for stage, bytes_ in enumerate(available)]
+    length = settings.max_model_len
+    if settings.auto_fit_len:
+        length = min(length, *(shape.longest_len(bytes_, stage, length) for stage, bytes_ in enumerate(checked)))
+    counts = [_stage_blocks(shape, settings, bytes_, stage) for stage, bytes_ in enumerate(available_bytes)]
+    blocks = min(counts)
+    printed = counts[0] if shape.era.first_stage_printed else blocks
+    concurrency = _concurrency(shape, printed, length)
+    tightest = counts.index(blocks)
+    needed = shape.needed_bytes(max(length, 1), tightest)
+    return KvPlan(
+        num_blocks=blocks,
+        block_size=shape.block_size,
+        tokens=_tokens(shape, printed, concurrency, length),
+        max_concurrency=concurrency,
+        bytes_per_block=shape.stages[tightest].bytes_per_block,
+        bytes_per_token=_bytes_per_token(shape, tightest, max(length, 1)),
+        max_model_len=length,
+        needed_bytes=needed,
+        state_blocks=blocks if shape.has_states and shape.engine == "V1" else None,
+        failure=_failure(shape, settings, checked, length, blocks),
+        shape=shape,
+        checked_bytes=tuple(checked),
+    )
+
+
+def _effective_bytes(shape: KvShape, settings: EngineSettings, available_bytes: Sequence[int]) -> Sequence[int]:
+    """The bytes that the checks use: those of num_gpu_blocks_override from 0.20.1 on."""
+    override = settings.num_gpu_blocks_override
+    if override is None or not shape.era.override_replaces_memory:
+        return available_bytes
+    return [override * stage.bytes_per_block for stage in shape.stages]
+
+
+def _stage_blocks(shape: KvShape, settings: EngineSettings, available_bytes: int, stage: int) -> int:
+    override = settings.num_gpu_blocks_override
+    if override is not None and not shape.era.override_forgotten:
+        return override
+    width = shape.stages[stage].bytes_per_block
+    return max(available_bytes, 0) // width if width else LONGEST_LEN
+
+
+def _concurrency(shape: KvShape, blocks: int, length: int) -> float:
+    if length < 1:
+        return 0.0
+    if shape.era.concurrency_by_slots:
+        return blocks * shape.block_size / length
+    request = demanded(shape.printed, length)
+    if not shape.era.concurrency_by_blocks:
+        request = cdiv(request, shape.stages[0].groups[0].spec.page_bytes)
+    return blocks / max(1, request)
+
+
+def _tokens(shape: KvShape, blocks: int, concurrency: float, length: int) -> int:
+    """The tokens of the "GPU KV cache size" log line."""
+    if shape.era.tokens_line == "slots":
+        return blocks * shape.block_size
+    if shape.era.tokens_line == "full-length requests":
+        return int(concurrency * length)
+    groups = shape.stages[0].groups
+    if shape.release.version == "0.9.1":
+        smallest = shape.block_size
+    else:  # a state that stands for a whole request counts as a block of max_model_len
+        smallest = min(length if group.block_size == WHOLE_REQUEST else group.block_size for group in groups)
+    return blocks // len(groups) * smallest * shape.context_shards
+
+
+def _bytes_per_token(shape: KvShape, stage: int, length: int) -> int:
+    here = shape.stages[stage]
+    if shape.engine == "V0":
+        return here.bytes_per_block // shape.block_size
+    blocks = shape.blocks(length, stage)
+    longest = max(length, shape.block_size)
+    return cdiv(here.bytes_per_block * blocks, longest)
+
+
+def _failure(
+    shape: KvShape, settings: EngineSettings, checked: Sequence[int], length: int, blocks: int
+) -> Failure | None:
+    if settings.auto_fit_len and length <= 0:
+        needed = max(shape.needed_bytes(1, stage) for stage in range(len(checked)))
+        text = check_text("auto_fit", shape.release)
+        return Failure("no_cache_blocks", text, needed, min(checked), 0)
+    if shape.engine == "V0":
+        return _v0_failure(shape, settings, checked, blocks)
+    for stage, bytes_ in _stages_in_order(shape, checked):
+        if bytes_ <= 0:
+            needed = shape.needed_bytes(length, stage)
+            return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, bytes_, 0)
+        needed = shape.needed_bytes(length, stage)
+        if needed > bytes_:
+            longest = shape.longest_len(bytes_, stage, length)
+            text = too_long_text(
+                shape.release, length, needed, bytes_, estimated_max_len=longest, capacity=blocks * shape.block_size
+            )
+            return Failure("kv_too_small_for_max_len", text, needed, bytes_, longest)
+    return _state_failure(shape, settings, blocks)
+
+
+def _stages_in_order(shape: KvShape, checked: Sequence[int]) -> list[tuple[int, int]]:
+    if shape.era.smallest_stage_alone:
+        return [(0, min(checked))]
+    return [(stage, bytes_) for stage, bytes_ in enumerate(checked) if shape.stages[stage].specs]
+
+
+def _v0_failure(shape: KvShape, settings: EngineSettings, available: Sequence[int], blocks: int) -> Failure | None:
+    tightest = min(range(len(available)), key=lambda stage: available[stage])
+    needed = shape.needed_bytes(settings.max_model_len, tightest)
+    if blocks <= 0:
+        return Failure("no_cache_blocks", check_text("no_blocks", shape.release), needed, available[tightest], 0)
+    capacity = blocks * shape.block_size
+    if settings.max_model_len <= capacity:
+        return None
+    text = check_text("too_long_v0", shape.release, max_model_len=settings.max_model_len, capacity=capacity)
+    return Failure("kv_too_small_for_max_len", text, needed, available[tightest], capacity)
+
+
+def _state_failure(shape: KvShape, settings: EngineSettings, blocks: int) -> Failure | None:
+    """The check of hybrid models from 0.20 on: full CUDA graphs need a state block per sequence."""
+    full_graphs = not settings.enforce_eager and "FULL" in settings.cudagraph_mode
+    if not shape.has_states or not full_graphs or settings.max_num_seqs <= blocks:
+        return None
+    text = check_text("state_blocks", shape.release, max_num_seqs=settings.max_num_seqs, num_blocks=blocks)
+    width = shape.stages[0].bytes_per_block
+    return Failure("hybrid_state_cache_limit", text, settings.max_num_seqs * width, blocks * width) if text else None
+
+
+def _without_cache(shape: KvShape, settings: EngineSettings) -> KvPlan:
+    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, None, shape, ())
+
+
+def _unsupported(shape: KvShape, settings: EngineSettings) -> KvPlan:
+    text = shape.unsupported or "NotImplementedError: this release cannot mix KV caches with pages of these sizes"
+    failure = Failure("block_size_rule", text, 0, 0)
+    return KvPlan(0, shape.block_size, 0, 0.0, 0, 0, settings.max_model_len, 0, None, failure, shape, ())

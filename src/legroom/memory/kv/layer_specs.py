@@ -1,0 +1,305 @@
+"""The KV cache spec of every layer of a model on one pipeline stage."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Attention, LatentAttention, Mixer, Model, StateSpace, attending, recurrent
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
+from legroom.memory.dtypes import head_token_bytes, latent_token_bytes
+from legroom.memory.kv.attention_backend import aligned_block_size, block_size_before_alignment, state_cache_mode
+from legroom.memory.kv.specs import (
+    CacheSpec,
+    ChunkedLocalSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    LatentSpec,
+    LatentWindowSpec,
+    SlidingWindowSpec,
+    StateSpec,
+    align_page,
+)
+from legroom.memory.kv.states import state_bytes
+from legroom.memory.stages import stage_range
+from legroom.records import dataclass
+from legroom.vllm.args import WITHOUT_CACHE, EngineSettings, draft_method, predicts_itself
+
+DRAFT = "draft."
+"""The prefix of a draft model's layer names."""
+WHOLE_REQUEST = 1 << 40
+"""block_size of a state that covers a whole request: vLLM uses max_model_len, which no request exceeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    """The values that all specs of one deployment share."""
+
+    model: Model
+    settings: EngineSettings
+    release: Release
+    block_size: int
+    in_flight_tokens: int
+    state_mode: str
+    state_padding: int | None
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """V1's Falcon layers ignore --kv-cache-dtype and keep the model's own precision."""
+        ignored = self.model.architecture == "FalconForCausalLM" and self.settings.engine == "V1"
+        return "auto" if ignored else self.settings.kv_cache_dtype
+
+
+def kv_specs(model: Model, settings: EngineSettings, gpu: Gpu, pp_rank: int) -> dict[str, CacheSpec]:
+    """The spec of every layer of one stage by layer name, in the model's order; draft layers come last."""
+    deployment = _deployment(model, settings, gpu)
+    specs: dict[str, CacheSpec] = {}
+    for index in stage_range(len(model.layers), settings, pp_rank):
+        layer = model.layers[index]
+        for position, mixer in enumerate((layer.mixer, *layer.also)):
+            if mixer is not None:
+                specs.update(_layer_specs(mixer, f"{index}.{position}", deployment))
+    if pp_rank == settings.pipeline_parallel_size - 1:
+        for index, mixer in enumerate(draft_mixers(model, settings)):
+            specs.update(_layer_specs(mixer, f"{DRAFT}{index}", deployment))
+    return specs
+
+
+def block_size(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
+    """The block size of the attention layers after all alignments."""
+    return _deployment(model, settings, gpu).block_size
+
+
+def draft_mixers(model: Model, settings: EngineSettings) -> tuple[Mixer, ...]:
+    """The attention layers that speculative decoding adds to the KV cache."""
+    config = settings.given.speculative_config
+    method = draft_method(config)
+    if not config or not settings.num_speculative_tokens or method in WITHOUT_CACHE:
+        return ()
+    if predicts_itself(method):
+        return tuple(layer.mixer for layer in model.draft_layers if layer.mixer is not None)
+    if model.draft is not None:
+        mixed = (mixer for layer in model.draft.layers for mixer in (layer.mixer, *layer.also))
+        return tuple(mixer for mixer in mixed if mixer is not None)
+    attention = attending(layer.mixer for layer in model.layers)
+    full = [mixer for mixer in attention if mixer.window is None]
+    # An EAGLE head is one full-attention layer of the target's width.
+    return ((full or attention)[-1],) if attention and method.startswith("eagle") else ()
+
+
+def _deployment(model: Model, settings: EngineSettings, gpu: Gpu) -> _Deployment:
+    release = known_release(settings.release)
+    batches = settings.max_concurrent_batches if release.at_least("0.26.0") else 1
+    size = block_size_before_alignment(model, settings, gpu)
+    mode = state_cache_mode(model, settings)
+    padding = None
+    states = recurrent(layer.mixer for layer in model.layers)
+    token_bytes = _attention_token_bytes(model, settings)
+    if states and token_bytes:
+        largest = max(state_bytes(mixer, model, settings) for mixer in dict.fromkeys(states))
+        size = aligned_block_size(model, settings, gpu, size, token_bytes=token_bytes, state_bytes=largest)
+        padding = size * token_bytes if release.at_least("0.10.0") else None
+    return _Deployment(model, settings, release, size, batches * settings.max_num_batched_tokens, mode, padding)
+
+
+def _attention_token_bytes(model: Model, settings: EngineSettings) -> int:
+    """Bytes of one token in the first attention layer, by which hybrid models align pages; 0 without attention."""
+    for layer in model.layers:
+        for mixer in (layer.mixer, *layer.also):
+            if token_bytes := _token_bytes(mixer, settings):
+                return token_bytes
+    return 0
+
+
+@singledispatch
+def _token_bytes(mixer: Mixer | None, settings: EngineSettings) -> int:
+    return 0
+
+
+@_token_bytes.register(LatentAttention)
+def _latent_bytes(mixer: LatentAttention, settings: EngineSettings) -> int:
+    return latent_token_bytes(mixer.latent_width, settings.kv_cache_dtype, settings.dtype)
+
+
+@_token_bytes.register(Attention)
+def _heads_bytes(mixer: Attention, settings: EngineSettings) -> int:
+    if mixer.shares_kv or not mixer.causal:
+        return 0
+    width = head_token_bytes(mixer.head_dim, mixer.head_dim, settings.kv_cache_dtype, settings.dtype)
+    return _heads(mixer, settings) * width
+
+
+def _heads(mixer: Attention, settings: EngineSettings) -> int:
+    """KV heads of one rank; with more ranks than heads they are replicated."""
+    return max(1, mixer.kv_heads // settings.tensor_parallel_size)
+
+
+@singledispatch
+def _layer_specs(mixer: Mixer, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    """The caches of a mixer, by name."""
+    raise TypeError(type(mixer))
+
+
+@_layer_specs.register(StateSpace)
+def _state_specs(mixer: StateSpace, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    return {name: _state_spec(mixer, deployment)}
+
+
+@_layer_specs.register(Attention)
+def _attention_specs(mixer: Attention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    if mixer.shares_kv or (not mixer.causal and not mixer.cross):
+        return {}
+    specs: dict[str, CacheSpec] = {name: _attention_spec(mixer, deployment)}
+    if mixer.index_head_dim:
+        width = mixer.index_head_dim * 2  # MiniMax-M3: a bfloat16 index key per token, on every rank
+        specs[f"{name}.index"] = LatentSpec(deployment.block_size, 1, mixer.index_head_dim, 0, width, role="indexer")
+    return specs
+
+
+def _attention_spec(mixer: Attention, deployment: _Deployment) -> CacheSpec:
+    settings = deployment.settings
+    heads = _heads(mixer, settings)
+    v_head_dim = mixer.v_head_dim if deployment.release.at_least("0.14.0") else mixer.head_dim
+    # The backends for unequal key and value widths (MiMo-V2) and for block-sparse layers (MiniMax-M3) pack no scales.
+    token_bytes = heads * head_token_bytes(
+        mixer.head_dim,
+        v_head_dim,
+        deployment.kv_cache_dtype,
+        settings.dtype,
+        packs_scales=mixer.head_dim == v_head_dim and not mixer.index_head_dim,
+    )
+    page = (deployment.block_size, heads, mixer.head_dim, v_head_dim, token_bytes)
+    if mixer.cross:
+        # 0.11+ reserves for the whole encoder budget of a step, 0.10.2 for the longest input.
+        budget = settings.max_num_batched_tokens
+        if deployment.release.before("0.11.0"):
+            budget = int(deployment.model.config.get("max_source_positions") or budget)
+        return CrossAttentionSpec(*page, encoder_tokens=budget)
+    in_flight = {"in_flight_tokens": deployment.in_flight_tokens}
+    if mixer.window is not None:
+        return SlidingWindowSpec(*page, window=mixer.window, retained_tokens=_retained_tokens(deployment), **in_flight)
+    if mixer.chunk is not None and deployment.release.at_least("0.10.0"):
+        return ChunkedLocalSpec(*page, chunk=mixer.chunk, **in_flight)
+    return FullAttentionSpec(*page, context_shards=context_shards(settings))
+
+
+def context_shards(settings: EngineSettings) -> int:
+    """Ranks that share a sequence: DCP from 0.10.2 on, and PCP from 0.12.0 to 0.25.1."""
+    release = known_release(settings.release)
+    shards = settings.decode_context_parallel_size if release.at_least("0.10.2") else 1
+    if release.at_least("0.12.0") and release.before("0.26.0"):
+        shards *= settings.prefill_context_parallel_size
+    return shards
+
+
+def _retained_tokens(deployment: _Deployment) -> int:
+    """Tokens kept below a sliding window: multi-module MTP may prefill its last tokens again (0.28+)."""
+    if deployment.release.before("0.28.0") or len(deployment.model.draft_layers) < 2:
+        return 0
+    method = draft_method(deployment.settings.given.speculative_config)
+    return max(0, deployment.settings.num_speculative_tokens - 1) if predicts_itself(method) else 0
+
+
+@_layer_specs.register(LatentAttention)
+def _latent_specs(mixer: LatentAttention, name: str, deployment: _Deployment) -> dict[str, CacheSpec]:
+    if mixer.window is not None:
+        return _compressed_specs(name, mixer, deployment)
+    if not keeps_latent(deployment.settings):
+        return {name: _unfolded_spec(mixer, deployment)}
+    settings = deployment.settings
+    width = mixer.latent_width
+    dtype = settings.kv_cache_dtype
+    if mixer.index_head_dim and dtype.startswith("fp8"):
+        dtype = "fp8_ds_mla"
+    token_bytes = latent_token_bytes(width, dtype, settings.dtype)
+    if settings.engine == "V0" and deployment.release.within("0.7.2", "0.7.3"):
+        token_bytes = -(-token_bytes // 256) * 256  # entries were padded to 256 bytes then
+    size, shards = deployment.block_size, context_shards(settings)
+    leads = bool(mixer.index_head_dim) and deployment.release.at_least("0.31.0")
+    specs: dict[str, CacheSpec] = {name: LatentSpec(size, 1, width, 0, token_bytes, context_shards=shards, leads=leads)}
+    if mixer.index_head_dim:
+        index = _index_key_bytes(mixer)
+        specs[f"{name}.index"] = LatentSpec(size, 1, index, 0, index, context_shards=shards, role="indexer")
+    return specs
+
+
+def _index_key_bytes(mixer: LatentAttention) -> int:
+    """The indexer's FP8 key of one token, with a float32 scale per 128 values."""
+    return mixer.index_head_dim + mixer.index_head_dim // 128 * 4
+
+
+def keeps_latent(settings: EngineSettings) -> bool:
+    """Whether the MLA latent itself is cached (0.7.1+, without VLLM_MLA_DISABLE)."""
+    return known_release(settings.release).at_least("0.7.1") and settings.given.env.get("VLLM_MLA_DISABLE", "0") != "1"
+
+
+def _unfolded_spec(mixer: LatentAttention, deployment: _Deployment) -> FullAttentionSpec:
+    """Latent attention cached as full heads; up to 0.7.0 a head of 192 is padded to 256."""
+    head_dim = mixer.qk_nope_head_dim + mixer.qk_rope_head_dim
+    if deployment.release.before("0.7.1"):
+        head_dim = max(head_dim, 256)
+    heads = max(1, mixer.heads // deployment.settings.tensor_parallel_size)
+    token_bytes = heads * head_token_bytes(
+        head_dim, head_dim, deployment.settings.kv_cache_dtype, deployment.settings.dtype
+    )
+    return FullAttentionSpec(deployment.block_size, heads, head_dim, head_dim, token_bytes)
+
+
+def _compressed_specs(name: str, mixer: LatentAttention, deployment: _Deployment) -> dict[str, CacheSpec]:
+    """DeepSeek-V4: a sliding window of latents, compressed latents, the compressor's state and an indexer."""
+    packed = deployment.settings.kv_cache_dtype in ("auto", "fp8", "fp8_ds_mla", "fp8_e4m3")
+    alignment = 576 if packed else 512
+    width = mixer.latent_width
+    token_bytes = (
+        584 if packed else latent_token_bytes(width, deployment.settings.kv_cache_dtype, deployment.settings.dtype)
+    )
+    window = mixer.window or 0
+
+    def windowed(block: int, head_dim: int, row_bytes: int, span: int) -> LatentWindowSpec:
+        page = (block, 1, head_dim, 0, row_bytes, align_page(row_bytes, block, alignment))
+        kept = {"in_flight_tokens": deployment.in_flight_tokens, "retained_tokens": _retained_tokens(deployment)}
+        return LatentWindowSpec(*page, window=span, **kept)
+
+    def compressed(head_dim: int, row_bytes: int, role: str) -> LatentSpec:
+        padded = align_page(row_bytes, deployment.block_size // mixer.compress_ratio, alignment)
+        return LatentSpec(deployment.block_size, 1, head_dim, 0, row_bytes, padded, mixer.compress_ratio, role=role)
+
+    specs: dict[str, CacheSpec] = {f"{name}.window": windowed(64, width, token_bytes, window)}
+    if mixer.compress_ratio > 1:
+        overlap = 2 if mixer.compress_ratio == 4 else 1
+        block = 4 if mixer.compress_ratio == 4 else 8
+        span = overlap * mixer.compress_ratio
+        specs[f"{name}.compressor"] = windowed(block, 2 * overlap * width, 2 * overlap * width * 4, span)
+        specs[name] = compressed(width, token_bytes, "sparse")
+        if mixer.index_head_dim:
+            index = _index_key_bytes(mixer)
+            state = 2 * overlap * mixer.index_head_dim
+            specs[f"{name}.index.compressor"] = windowed(block, state, state * 4, span)
+            specs[f"{name}.index"] = compressed(index, index, "indexer")
+    return specs
+
+
+def _state_spec(mixer: StateSpace, deployment: _Deployment) -> StateSpec:
+    settings, release = deployment.settings, deployment.release
+    size = state_bytes(mixer, deployment.model, settings)
+    padded = deployment.state_padding if deployment.state_padding and deployment.state_padding != size else None
+    whole = settings.given.mamba_block_size or WHOLE_REQUEST
+    block = whole if deployment.state_mode == "none" else deployment.block_size
+    blocks, per_length = _state_blocks(mixer, deployment.state_mode, settings.num_speculative_tokens, release)
+    return StateSpec(block, size, blocks, per_length, padded, mixer.kind)
+
+
+def _state_blocks(mixer: StateSpace, mode: str, speculative: int, release: Release) -> tuple[int, bool]:
+    """States per request, and whether every block of tokens adds one."""
+    if release.before("0.11.1"):
+        return 1, False
+    if release.before("0.15.0"):
+        return 0, True
+    if mode == "all":
+        return speculative if release.at_least("0.22.0") else 0, True
+    if mode == "align":
+        # 0.29+: Mamba-2 and KDA prefills write a checkpoint state within one pass.
+        checkpoint = release.at_least("0.29.0") and mixer.kind in ("mamba2", "kda")
+        return 2 + speculative + int(checkpoint), False
+    return 1 + speculative, False

@@ -1,0 +1,124 @@
+"""Tensors that only a few families have: inputs of every layer (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n),
+hyper-connections (DeepSeek-V4). And workspaces that kernels take while a model loads, which vLLM therefore counts as
+weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legroom.facts.model import Model, Quantization, latent
+from legroom.facts.releases import release as known_release
+from legroom.memory.weights.module import Module, share
+from legroom.memory.weights.storage import StorageContext
+from legroom.units import MIB, round_up
+from legroom.vllm.args import EngineSettings
+
+
+def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
+    value = config.get(name)
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+def _layer_input_width(config: Mapping[str, Any]) -> int:
+    """Gemma-3n always has inputs of its own in every layer, Gemma-4 where it says so."""
+    return _number(config, "hidden_size_per_layer_input", 256 if _number(config, "altup_num_inputs") else 0)
+
+
+def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
+    """Beside the embeddings: a table of every layer's own inputs, and the projections of AltUp's further streams."""
+    width = _layer_input_width(config)
+    if width:
+        rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
+        yield Module("embeddings", "embed_tokens_per_layer", rows, layers * width)
+        yield Module("embeddings", "per_layer_model_projection", share(layers * width, tp, "the layer inputs"), hidden)
+        yield Module("norms", "per_layer_projection_norm", width)
+    copies = _number(config, "hc_mult")
+    if copies:
+        yield Module("hyper-connections", "hc_head_fn", copies, copies * hidden, dtype="float32")
+        yield Module("hyper-connections", "hc_head_base", copies, dtype="float32")
+        yield Module("hyper-connections", "hc_head_scale", 1, dtype="float32")
+    streams = _number(config, "altup_num_inputs")
+    for number in range(2 * (streams - 1) if streams else 0):
+        yield Module("embeddings", f"altup_projection{number}", share(hidden, tp, "the hidden size"), hidden)
+
+
+def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
+    """DeepSeek-V4 mixes several copies of the residual stream, before attention and before the experts."""
+    copies = _number(config, "hc_mult")
+    if not copies:
+        return []
+    rows = (2 + copies) * copies
+    connection = [
+        Module("hyper-connections", "hc_fn", rows, copies * hidden, dtype="float32"),
+        Module("hyper-connections", "hc_base", rows, dtype="float32"),
+        Module("hyper-connections", "hc_scale", 3, dtype="float32"),
+    ]
+    return 2 * connection
+
+
+def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
+    """What each layer adds to use them."""
+    out: list[Module] = _hyper_connections(config, hidden)
+    width = _layer_input_width(config)
+    if width:
+        out += [
+            Module("feed-forward", "per_layer_input_gate", width, hidden),
+            Module("feed-forward", "per_layer_projection", hidden, width),
+            Module("norms", "post_per_layer_input_norm", hidden),
+        ]
+    streams = _number(config, "altup_num_inputs")
+    if streams:
+        rank = share(_number(config, "laurel_rank", 64), tp, "laurel_rank")
+        out += [
+            Module("feed-forward", "altup.correct_output_scale", hidden, dtype="float32"),
+            Module("feed-forward", "altup.correction_coefs", streams, streams),
+            Module("feed-forward", "altup.prediction_coefs", streams * streams, streams),
+            Module("feed-forward", "altup.modality_router", streams, hidden),
+            Module("norms", "altup.router_norm", hidden),
+            Module("feed-forward", "laurel.linear_left", rank, hidden),
+            Module("feed-forward", "laurel.linear_right", hidden, rank),
+            Module("norms", "laurel.post_laurel_norm", hidden),
+        ]
+    return out
+
+
+_DEEP_GEMM_BYTES = 32 * MIB
+_FLASHINFER_MLA_BYTES = 128 * MIB
+
+
+def workspace(name: str, size_bytes: int) -> Module:
+    """A block of bytes that is no weight."""
+    return Module("workspace", name, size_bytes // 4, dtype="float32")
+
+
+def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
+    """DeepGEMM's, where the linear layers of a checkpoint quantize their inputs to FP8 (0.20+ ships it)."""
+    eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
+    # The `fp8` method has imported DeepGEMM before loading is measured.
+    if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):
+        return [workspace("DeepGEMM", _DEEP_GEMM_BYTES)]
+    return []
+
+
+def with_first_attention(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
+    """What the first attention layer brings: DeepGEMM's (MLA, FP8 KV cache) and FlashInfer's MLA workspace."""
+    latents = latent(layer.mixer for layer in model.layers)
+    out: list[Module] = []
+    release = known_release(settings.release)
+    # A module-level buffer of the backend, taken on import: 0.11.1 imports every candidate, 0.25 made it lazy.
+    if latents and context.vendor == "nvidia" and release.at_least("0.11.1") and release.before("0.25.0"):
+        out.append(workspace("FlashInfer MLA", _FLASHINFER_MLA_BYTES))
+    if _has_deep_gemm(context) and (latents or settings.kv_cache_dtype.startswith("fp8")):
+        out.append(workspace("DeepGEMM", _DEEP_GEMM_BYTES))
+    chosen = model.config.get("index_topk")
+    if isinstance(chosen, int) and any(mixer.index_head_dim for mixer in latents):
+        # Every sparse layer writes the tokens it picked into one shared table.
+        out.append(workspace("picked tokens", 4 * settings.max_num_batched_tokens * chosen))
+    return out
+
+
+def _has_deep_gemm(context: StorageContext) -> bool:
+    """0.27 pins a newer DeepGEMM; the one of 0.32 takes nothing from torch when it is imported (measured)."""
+    shipped = context.at_least("0.20.0") and not context.at_least("0.27.0")
+    return context.vendor == "nvidia" and context.capability[0] in (9, 10) and shipped

@@ -1,0 +1,280 @@
+"""The modules of a layer on one rank: shapes after tensor and expert parallelism.
+
+Shapes mirror vLLM's model classes. Queries, keys and values are one matrix, and so are gate and up; a rank keeps at
+least one KV head; norms, routers and the down-projections of latent attention are replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import singledispatch
+
+from legroom.errors import LegroomError
+from legroom.facts.anatomy import Anatomy
+from legroom.facts.model import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Linear,
+    Mixer,
+    Modality,
+    Model,
+    StateSpace,
+)
+from legroom.facts.releases import release as known_release
+from legroom.memory.weights.module import Module, Ranks, projection, share
+from legroom.memory.weights.state_spaces import STATE_SPACES
+from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings
+from legroom.vllm.traits import built_encoders, replicates_encoders
+
+
+def norm(part: str, name: str, size: int, anatomy: Anatomy) -> list[Module]:
+    """The parameters of one norm; none for families with parameter-free norms."""
+    if anatomy.norm == "none":
+        return []
+    return [Module(part, name, size, bias=anatomy.norm == "layer")]
+
+
+@singledispatch
+def mixer_modules(mixer: Mixer, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """The modules of one mixer on one rank."""
+    raise TypeError(type(mixer))
+
+
+@mixer_modules.register
+def _attention(mixer: Attention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    kv_heads = max(1, mixer.kv_heads // ranks.tensor)
+    queries = heads * mixer.head_dim * (2 if mixer.output_gate else 1)
+    keys, values = kv_heads * mixer.head_dim, kv_heads * mixer.v_head_dim
+    index = mixer.index_head_dim
+    if index:
+        # MiniMax-M3 appends its indexer's queries (one head per KV head) and its single key to the same matrix.
+        keys += kv_heads * index + index
+    if mixer.shares_kv:
+        keys = values = 0
+    outputs, whole_outputs = heads * mixer.v_head_dim, mixer.heads * mixer.v_head_dim
+    if mixer.shares_kv:
+        inward = projection("self_attn.q_proj", queries, hidden, mixer.qkv_bias)
+    else:
+        parts = {"shards": ("q_proj", "k_proj", "v_proj"), "slices": (queries, keys, values)}
+        inward = projection("self_attn.qkv_proj", queries + keys + values, hidden, mixer.qkv_bias, **parts)
+    out = [inward, projection("self_attn.o_proj", hidden, outputs, mixer.o_bias, whole_inputs=whole_outputs)]
+    if anatomy.attention_gate:
+        gates = heads * (mixer.v_head_dim if anatomy.attention_gate == "width" else 1)
+        out.append(projection("self_attn.gate_proj", gates, hidden))
+    if mixer.sinks:
+        out.append(Module("attention", "self_attn.sinks", heads))
+    out += _qk_norms(mixer, anatomy, heads, kv_heads, ranks)
+    if index:
+        out += [Module("norms", "self_attn.index_q_norm", index), Module("norms", "self_attn.index_k_norm", index)]
+    return out
+
+
+def _qk_norms(mixer: Attention, anatomy: Anatomy, heads: int, kv_heads: int, ranks: Ranks) -> list[Module]:
+    kind = anatomy.qk_norm or (anatomy.qk_norm_shape if mixer.qk_norm else "")
+    width = mixer.head_dim
+    sizes = {
+        "head": (width, width),
+        "width": (heads * width, kv_heads * width),
+        "whole": (mixer.heads * width, mixer.kv_heads * width),
+        "per_head": (heads * width, kv_heads * width),
+    }.get(kind)
+    if sizes is None:
+        return []
+    names = ("self_attn.q_norm",) if mixer.shares_kv else ("self_attn.q_norm", "self_attn.k_norm")
+    return [Module("norms", name, size, bias=anatomy.qk_norm_bias) for name, size in zip(names, sizes, strict=False)]
+
+
+@mixer_modules.register
+def _latent(mixer: LatentAttention, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    if mixer.compress_ratio or mixer.window:
+        return _compressed_latent(mixer, hidden, ranks)
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    query_dim = heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    latent = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    out: list[Module] = []
+    if mixer.q_lora_rank:
+        fused = ("q_a_proj", "kv_a_proj_with_mqa")
+        out += [
+            projection("self_attn.fused_qkv_a_proj", mixer.q_lora_rank + latent, hidden, shards=fused),
+            Module("norms", "self_attn.q_a_layernorm", mixer.q_lora_rank),
+            projection("self_attn.q_b_proj", query_dim, mixer.q_lora_rank),
+        ]
+    else:
+        out += [
+            projection("self_attn.kv_a_proj_with_mqa", latent, hidden),
+            projection("self_attn.q_proj", query_dim, hidden),
+        ]
+    outputs, whole_outputs = heads * mixer.v_head_dim, mixer.heads * mixer.v_head_dim
+    out += [
+        Module("norms", "self_attn.kv_a_layernorm", mixer.kv_lora_rank),
+        projection("self_attn.kv_b_proj", heads * mixer.qk_nope_head_dim + outputs, mixer.kv_lora_rank),
+        projection("self_attn.o_proj", hidden, outputs, whole_inputs=whole_outputs),
+    ]
+    if mixer.output_gate:
+        out.append(projection("self_attn.g_proj", outputs, hidden))
+    return out + _indexer(mixer, hidden)
+
+
+def _indexer(mixer: LatentAttention, hidden: int) -> list[Module]:
+    """The indexer of DeepSeek sparse attention, replicated on every rank."""
+    if not mixer.index_head_dim:
+        return []
+    queries = mixer.index_heads * mixer.index_head_dim
+    return [
+        projection("self_attn.indexer.wq_b", queries, mixer.q_lora_rank or hidden),
+        Module("attention", "self_attn.indexer.wk_weights_proj", mixer.index_head_dim + mixer.index_heads, hidden),
+        Module("norms", "self_attn.indexer.k_norm", mixer.index_head_dim, bias=True, dtype="float32"),
+    ]
+
+
+def _compressed_latent(mixer: LatentAttention, hidden: int, ranks: Ranks) -> list[Module]:
+    """DeepSeek-V4: one latent head, low-rank queries and outputs, and a compressor in some layers."""
+    heads = share(mixer.heads, ranks.tensor, "the number of attention heads")
+    width = mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    rank = mixer.q_lora_rank or hidden
+    outputs = share(mixer.o_groups * mixer.o_lora_rank, ranks.tensor, "the low-rank output width")
+    into = mixer.heads * width // mixer.o_groups
+    out = [
+        Module("attention", "attn.attn_sink", max(heads, 64), dtype="float32"),  # the kernel pads to 64 heads
+        projection("attn.fused_wqa_wkv", rank + width, hidden, shards=("wq_a", "wkv")),
+        Module("norms", "attn.q_norm", rank),
+        projection("attn.wq_b", heads * width, rank),
+        Module("norms", "attn.kv_norm", width),
+        projection("attn.wo_a", outputs, into),
+        projection("attn.wo_b", hidden, outputs),
+    ]
+    if mixer.index_head_dim:
+        queries = mixer.index_heads * mixer.index_head_dim
+        out.append(projection("attn.indexer.wq_b", queries, rank))
+        out.append(Module("attention", "attn.indexer.weights_proj", mixer.index_heads, hidden))
+        out += _compressor("attn.indexer.compressor", mixer.compress_ratio, mixer.index_head_dim, hidden)
+    if mixer.compress_ratio:
+        out += _compressor("attn.compressor", mixer.compress_ratio, width, hidden)
+    return out
+
+
+def _compressor(name: str, ratio: int, width: int, hidden: int) -> list[Module]:
+    """The compressor of `ratio` tokens into one state; at ratio 4 the windows overlap and its matrices are doubled."""
+    states = 2 * width if ratio == 4 else width
+    return [
+        Module("attention", f"{name}.ape", ratio, states, dtype="float32"),
+        Module("attention", f"{name}.fused_wkv_wgate", 2 * states, hidden),
+        Module("norms", f"{name}.norm", width),
+    ]
+
+
+@mixer_modules.register
+def _state_space(mixer: StateSpace, hidden: int, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    builder = STATE_SPACES.get(mixer.kind)
+    if builder is None:
+        raise LegroomError(f"layers of kind {mixer.kind!r} are not known", "this architecture cannot be planned yet")
+    return builder(mixer, hidden, ranks.tensor, anatomy)
+
+
+@singledispatch
+def feedforward_modules(block: FeedForward, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    """The modules of one feed-forward block on one rank."""
+    raise TypeError(type(block))
+
+
+@feedforward_modules.register
+def _dense(block: Dense, anatomy: Anatomy, ranks: Ranks, path: str = "mlp", part: str = "feed-forward") -> list[Module]:
+    width = share(block.intermediate_size, ranks.tensor, "the feed-forward width")
+    hidden, bias = block.hidden_size, block.bias
+    if block.gated:
+        parts = {"shards": ("gate_proj", "up_proj"), "slices": (width, width)}
+        up = projection(f"{path}.gate_up_proj", 2 * width, hidden, bias, **parts)
+    else:
+        up = projection(f"{path}.up_proj", width, hidden, bias)
+    down = projection(f"{path}.down_proj", hidden, width, bias, whole_inputs=block.intermediate_size)
+    return [replace(up, part=part), replace(down, part=part)]
+
+
+@feedforward_modules.register
+def _experts(block: Experts, anatomy: Anatomy, ranks: Ranks) -> list[Module]:
+    hidden, work = block.hidden_size, block.latent_size or block.hidden_size
+    router_dtype = "float32" if block.router_fp32 else ""
+    out = [Module("router", "mlp.gate", block.num_experts, hidden, block.router_bias, dtype=router_dtype)]
+    if block.correction_bias:
+        out.append(Module("router", "mlp.gate.e_score_correction_bias", block.num_experts, dtype="float32"))
+    if block.hash_vocabulary:
+        table = (block.hash_vocabulary, block.experts_per_token)
+        out.append(Module("router", "mlp.gate.tid2eid", *table, dtype="float32"))
+    if anatomy.per_expert_scale:
+        out.append(Module("router", "router.scale", hidden))
+        out.append(Module("router", "router.per_expert_scale", block.num_experts))
+    if block.shared_intermediate_size:
+        shared = Dense(hidden, block.shared_intermediate_size, block.gated)
+        out += _dense(shared, anatomy, ranks, "mlp.shared_experts", "shared experts")
+        if block.shared_gate:
+            out.append(Module("router", "mlp.shared_expert_gate", 1, hidden))
+    if block.latent_size:
+        out.append(Module("experts", "mlp.fc1_latent_proj", work, hidden, quantizable=True))
+        out.append(Module("experts", "mlp.fc2_latent_proj", hidden, work, quantizable=True))
+    if block.parallel_dense:
+        out += _dense(block.parallel_dense, anatomy, ranks)
+    return out + _routed(block, work, ranks)
+
+
+def _routed(block: Experts, work: int, ranks: Ranks) -> list[Module]:
+    """Routed experts: whole ones with expert parallelism (the first ranks hold one more), else a slice of each."""
+    spread = ranks.expert > 1
+    experts = cdiv(block.num_experts, ranks.expert) if spread else block.num_experts
+    width = block.intermediate_size
+    if not spread:
+        width = share(width, ranks.expert_slices, "the expert width", "--tensor-parallel-size x --data-parallel-size")
+    up = Module(
+        "experts",
+        "mlp.experts.w13",
+        width * (2 if block.gated else 1),
+        work,
+        block.bias,
+        experts,
+        ("gate_proj", "up_proj") if block.gated else ("up_proj",),
+        True,
+        slices=(width, width) if block.gated else (),
+    )
+    down = replace(up, name="mlp.experts.w2", outputs=work, inputs=width, shards=("down_proj",), slices=())
+    return [up, replace(down, whole_inputs=block.intermediate_size)]
+
+
+def encoder_modules(model: Model, settings: EngineSettings, tensor_ranks: int) -> Iterator[Module]:
+    """Vision and audio encoders, which every pipeline stage holds; tensor-parallel unless --mm-encoder-tp-mode data."""
+    ranks = 1 if replicates_encoders(settings.given) else tensor_ranks
+    for encoder in built_encoders(settings.given, model, known_release(settings.release)):
+        modules = {id(weight): _encoder_module(weight, ranks) for weight in encoder.weights}
+        yield from (modules[id(weight)] for weight in _by_block(encoder))
+        for _ in range(encoder.buffer_levels):
+            yield Module("buffers", "deepstack_input_embeds", settings.max_num_batched_tokens, model.hidden_size)
+
+
+def _encoder_module(weight: Linear, ranks: int) -> Module:
+    outputs = cdiv(weight.outputs, ranks) if weight.split == "out" else weight.outputs
+    inputs = cdiv(weight.inputs, ranks) if weight.split == "in" else weight.inputs
+    part = "buffers" if weight.name == "rotary_table" else "encoder"
+    return Module(part, weight.name, outputs, inputs, weight.bias, dtype=weight.dtype)
+
+
+def _by_block(encoder: Modality) -> Iterator[Linear]:
+    """Every weight in creation order, block by block: the order decides how the allocator packs them."""
+    repeated: list[Linear] = []
+
+    def blocks() -> Iterator[Linear]:
+        for _ in range(encoder.num_layers):
+            for weight in repeated:
+                yield from [weight] * (weight.count // encoder.num_layers)
+        repeated.clear()
+
+    for weight in encoder.weights:
+        if encoder.num_layers > 1 and weight.count % encoder.num_layers == 0:
+            repeated.append(weight)
+            continue
+        yield from blocks()
+        yield from [weight] * weight.count
+    yield from blocks()

@@ -1,0 +1,354 @@
+"""Everything one rank holds of a model, in the order vLLM creates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from legroom.facts.anatomy import Anatomy, adapts_embeddings_since, anatomy
+from legroom.facts.config.quantization import online_quantization
+from legroom.facts.model import Experts, LatentAttention, Layer, Mixer, Model, Quantization, attending, with_kv_heads
+from legroom.facts.releases import release as known_release
+from legroom.memory.stages import stage_range
+from legroom.memory.weights.draft import draft_is_uncounted, draft_modules, draft_settings
+from legroom.memory.weights.family_modules import before_layers, layer_extras, model_extras, with_first_attention
+from legroom.memory.weights.layer_modules import encoder_modules, feedforward_modules, mixer_modules, norm
+from legroom.memory.weights.module import Module, Ranks
+from legroom.memory.weights.quantized_modules import Schemes
+from legroom.memory.weights.rope_cache import RopeCache, rope_caches
+from legroom.memory.weights.storage import Storage, StorageContext, storage
+from legroom.records import dataclass
+from legroom.units import round_up
+from legroom.vllm.args import EngineSettings, draft_method, head_kind, predicts_itself
+from legroom.vllm.traits import is_pooling
+
+
+def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
+    """None: weights are stored in the model's dtype.
+
+    A checkpoint says how it is stored. Where --quantization names another method, vLLM refuses the pair, so the config
+    at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
+    """
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    if stated is None or names_another_method(model, settings):
+        return (online_quantization(asked) if asked else None) or stated
+    return stated
+
+
+def names_another_method(model: Model, settings: EngineSettings) -> bool:
+    """Whether --quantization contradicts the config: then the config is not that of the weights that were loaded."""
+    stated, asked = model.quantization, settings.given.quantization or settings.quantization
+    return stated is not None and bool(asked) and not _agree(stated.method, str(asked))
+
+
+def _agree(stated: str, asked: str) -> bool:
+    """The same method, or one that runs it by other kernels (awq and awq_marlin, modelopt and modelopt_fp4)."""
+    return stated.startswith(asked) or asked.startswith(stated)
+
+
+EXTRA_VOCABULARY = 256
+"""Tokens that an adapter could add, until 0.11: the tables had room for them, and were padded to 256 rows."""
+
+
+def extra_vocabulary(settings: EngineSettings) -> int:
+    """Rows that LoRA adds to the vocabulary of this release; 0.12 dropped them."""
+    wanted = bool(settings.given.enable_lora) and known_release(settings.release).before("0.12.0")
+    return EXTRA_VOCABULARY if wanted else 0
+
+
+def lora_buffers(
+    modules: Iterable[Module], model: Model, settings: EngineSettings, dtype_bytes: int
+) -> Iterator[Module]:
+    """One pair of matrices a slice of every linear layer, room for `max_loras` adapters of `max_lora_rank` in each."""
+    given = settings.given
+    if not given.enable_lora:
+        return
+    slots, rank = given.max_loras or 1, given.max_lora_rank or 16
+    experts = known_release(settings.release).at_least("0.11.2")
+    since = adapts_embeddings_since(model.model_type)
+    embeddings = since is not None and known_release(settings.release).at_least(since)
+    for module in modules:
+        if module.part == "embeddings" and module.name == "embed_tokens":
+            if not embeddings:
+                continue
+            yield Module("lora", "embed_a", slots * (model.vocab_size + extra_vocabulary(settings)), rank)
+            yield Module("lora", "embed_b", slots * model.hidden_size, rank)
+        elif module.quantizable and module.name != "lm_head" and (module.copies == 1 or experts):
+            slices = module.slices or (module.outputs,)
+            for _ in slices:
+                yield Module("lora", f"{module.name}_a", slots * module.copies * rank, module.inputs)
+            for outputs in slices:
+                yield Module("lora", f"{module.name}_b", slots * module.copies * outputs, rank)
+    vocabulary = model.vocab_size
+    if extra_vocabulary(settings):
+        vocabulary = round_up(vocabulary + EXTRA_VOCABULARY, 256)
+    if embeddings:
+        yield Module("lora", "logits_a", slots * rank, model.hidden_size)
+        yield Module("lora", "logits_b", slots * vocabulary, rank)
+    tokens = settings.max_num_batched_tokens
+    # Index tensors of the adapter kernels: five of 64-bit and four of 32-bit numbers, one a token.
+    yield Module("lora", "indices", 14 * tokens, dtype="float32")
+
+
+_VOCABULARY_PADDING = 64
+_ATTENTION_SCALARS = 4
+"""Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
+_QUANTIZED_SCALARS = 5
+"""More of them where the checkpoint's method also speaks for the KV cache."""
+_KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """A module, how it is stored, and what comes into being right after it."""
+
+    module: Module
+    storage: Storage
+    ropes: tuple[RopeCache, ...] = ()
+    in_layer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """What building the modules of one rank needs to know."""
+
+    model: Model
+    settings: EngineSettings
+    context: StorageContext
+    shape: Anatomy
+    ranks: Ranks
+    scheme: Quantization | None
+    schemes: Schemes
+    first: bool
+    last: bool
+
+
+def loaded_modules(
+    model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int
+) -> Iterator[StoredModule]:
+    """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
+    shape = anatomy(model.model_type, model.architecture, model.config)
+    tp, ways = settings.tensor_parallel_size, settings.expert_ranks
+    ranks = Ranks(tp, expert=ways) if settings.enable_expert_parallel else Ranks(tp, expert_slices=ways)
+    scheme = scheme_in_use(model, settings)
+    last = settings.pipeline_parallel_size - 1
+    build = _Build(
+        model, settings, context, shape, ranks, scheme, Schemes(scheme, shape), pp_rank == 0, pp_rank == last
+    )
+    built = _base(build, stage_range(len(model.layers), settings, pp_rank))
+    yield from built
+    for module in lora_buffers((each.module for each in built), model, settings, context.dtype_bytes):
+        yield StoredModule(module, storage(module, None, context))
+    if build.last and not draft_is_uncounted(settings):
+        yield from _draft(build)
+
+
+def _draft(build: _Build) -> Iterator[StoredModule]:
+    """What speculative decoding loads on the last stage: a whole model, a head, or the model's own extra layers."""
+    model, settings, context = build.model, build.settings, build.context
+    method = draft_method(settings.given.speculative_config)
+    if method == "draft_model" and model.draft is not None:
+        # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
+        for drafted in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
+            part = drafted.module.part if drafted.module.part in ("buffers", "workspace") else "draft"
+            yield replace(drafted, module=replace(drafted.module, part=part), in_layer=False)
+        return
+    own = predicts_itself(method)
+    for module in draft_modules(model, head_kind(settings.given.speculative_config), build.shape, build.ranks):
+        yield StoredModule(
+            module, storage(module, build.schemes.of(module, len(model.layers)) if own else None, context)
+        )
+
+
+def _base(build: _Build, stage: range) -> list[StoredModule]:
+    context = build.context
+    before = (*encoder_modules(build.model, build.settings, build.ranks.tensor),)
+    stored = _stored_alike(before, context)
+    stored += [StoredModule(each, storage(each, build.schemes.of(each, 0), context)) for each in _encoder(build)]
+    stored += _stored_alike((*_embeddings(build), *before_layers(build.scheme, context)), context)
+    stored += _layers(build, stage)
+    for module in _outputs(build):
+        scheme = build.schemes.of_lm_head() if module.name == "lm_head" else None
+        stored.append(StoredModule(module, storage(module, scheme, context)))
+    return stored
+
+
+def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
+    """Unquantized modules, each stored once however often it comes: the blocks of an encoder are alike."""
+    known: dict[int, StoredModule] = {}
+    alike = []
+    for module in modules:
+        stored = known.get(id(module))
+        if stored is None:
+            stored = known[id(module)] = StoredModule(module, storage(module, None, context))
+        alike.append(stored)
+    return alike
+
+
+def _encoder(build: _Build) -> Iterator[Module]:
+    """The encoder of an encoder-decoder: what feeds it, its layers, and its last norm."""
+    model, shape, hidden = build.model, build.shape, build.model.hidden_size
+    if not model.encoder_layers:
+        return
+    if shape.mel_convolutions:
+        yield Module("encoder", "conv1", hidden, 3 * int(model.config.get("num_mel_bins") or 80), bias=True)
+        yield Module("encoder", "conv2", hidden, 3 * hidden, bias=True)
+    for layer in model.encoder_layers:
+        yield from _layer_modules(layer, hidden, build, _ATTENTION_SCALARS, shape.encoder_norms)
+    yield from norm("norms", "encoder.norm", hidden, shape)
+    if shape.encoder_positions:
+        yield Module("embeddings", "encoder.positions", int(model.config[shape.encoder_positions]), hidden)
+
+
+def _vocabulary(build: _Build) -> int:
+    """Rows of the tables on one rank: padded to a multiple of 64."""
+    if build.shape.whole_embeddings:
+        return build.model.vocab_size
+    rows = build.model.vocab_size + extra_vocabulary(build.settings)
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor
+
+
+def _embedding_width(build: _Build) -> int:
+    """OPT-350m embeds in fewer numbers than its layers work with."""
+    stated = build.model.config.get("word_embed_proj_dim")
+    return stated if isinstance(stated, int) and stated > 0 else build.model.hidden_size
+
+
+def _table_rows(rows: int, build: _Build) -> int:
+    """Rows of a position or type table: whole, or padded and split like the vocabulary."""
+    return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
+
+
+def _embeddings(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    tied_end = build.last and model.tie_word_embeddings
+    if not (build.first or shape.embeddings_on == "all" or tied_end):
+        return
+    config = model.config
+    width = _embedding_width(build)
+    yield Module("embeddings", "embed_tokens", _vocabulary(build), width)
+    if width != model.hidden_size:
+        yield Module("embeddings", "project_in", model.hidden_size, width)
+        yield Module("embeddings", "project_out", width, model.hidden_size)
+    if shape.positions:
+        count = int(config.get(shape.positions) or model.max_position_embeddings) + shape.positions_offset
+        yield Module("embeddings", "embed_positions", _table_rows(count, build), model.hidden_size)
+    if shape.token_types:
+        rows = _table_rows(int(config.get(shape.token_types) or 2), build)
+        yield Module("embeddings", "token_type", rows, model.hidden_size)
+    yield from model_extras(config, model.hidden_size, len(model.layers), build.ranks.tensor)
+    if shape.embedding_norm:
+        yield from norm("norms", "embed_norm", model.hidden_size, shape)
+    if shape.normalizer:
+        yield Module("buffers", "normalizer", 1)
+
+
+def _outputs(build: _Build) -> Iterator[Module]:
+    model, shape = build.model, build.shape
+    if shape.final_norm and (build.last or shape.final_norm_on == "all"):
+        yield from norm("norms", "norm", model.hidden_size, shape)
+    if is_pooling(build.settings.given, model) or not shape.lm_head or not (build.last or shape.lm_head_on == "all"):
+        return
+    if not model.tie_word_embeddings:
+        name = "lm_head"
+        yield Module(name, name, _vocabulary(build), model.hidden_size, shape.lm_head_bias, quantizable=True)
+
+
+class _StoredLayers:
+    """The modules of layers, each kind of layer built and stored once: a model has many layers of few kinds."""
+
+    def __init__(self, build: _Build) -> None:
+        self._build = build
+        self._modules: dict[Layer, list[Module]] = {}
+        self._stored: dict[tuple[int, int], list[StoredModule]] = {}
+        self._scalars = _ATTENTION_SCALARS
+        if build.scheme is not None and build.scheme.method.startswith(_KV_METHODS):
+            self._scalars += _QUANTIZED_SCALARS
+
+    def of(self, index: int) -> list[StoredModule]:
+        layer = self._build.model.layers[index]
+        kind = id(layer), self._build.schemes.kind_of_layer(index)
+        stored = self._stored.get(kind)
+        if stored is None:
+            stored = self._stored[kind] = list(self._store(self._modules_of(layer), index))
+        return stored
+
+    def _modules_of(self, layer: Layer) -> list[Module]:
+        modules = self._modules.get(layer)
+        if modules is None:
+            hidden = self._build.model.hidden_size
+            modules = self._modules[layer] = _layer_modules(layer, hidden, self._build, self._scalars)
+        return modules
+
+    def _store(self, modules: list[Module], index: int) -> Iterator[StoredModule]:
+        context = self._build.context
+        for module in modules:
+            scheme = self._build.schemes.of(module, index)
+            yield StoredModule(module, storage(module, scheme, context), in_layer=True)
+            if scheme is not None and module.name == "self_attn.kv_b_proj":
+                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
+                copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
+                yield StoredModule(copy, storage(copy, None, context), in_layer=True)
+
+
+def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
+    model, context = build.model, build.context
+    pending = rope_caches(model, build.shape, build.settings, context.dtype_bytes)
+    workspaces = with_first_attention(model, build.settings, context)
+    layers = _StoredLayers(build)
+    for index in stage:
+        due = tuple(rope for rope in pending if _same_kind(model, rope.layer, index))
+        pending = [rope for rope in pending if rope not in due]
+        if not due and not workspaces:
+            yield from layers.of(index)
+            continue
+        for stored in layers.of(index):
+            at_output = due if stored.module.name.endswith(("o_proj", "out_proj")) else ()
+            yield replace(stored, ropes=at_output) if at_output else stored
+            due = () if at_output else due
+            if stored.module.name == "scale" and workspaces:
+                for workspace in workspaces:
+                    yield StoredModule(workspace, storage(workspace, None, context))
+                workspaces = []
+        if due:
+            yield StoredModule(Module("buffers", "none", 0), Storage(()), due)
+
+
+def _same_kind(model: Model, first: int, index: int) -> bool:
+    """Whether a stage that starts after layer `first` needs its table at `index`."""
+    return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
+
+
+def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
+    """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
+    config = model.config
+    if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
+        return mixer
+    return LatentAttention(
+        mixer.heads,
+        int(config["kv_lora_rank"]),
+        config.get("q_lora_rank"),
+        int(config.get("qk_nope_head_dim") or 0),
+        int(config.get("qk_rope_head_dim") or 0),
+        int(config.get("v_head_dim") or 0),
+    )
+
+
+def _layer_modules(layer: Layer, hidden: int, build: _Build, scalars: int, norms: int | None = None) -> list[Module]:
+    shape, ranks = build.shape, build.ranks
+    out: list[Module] = []
+    for mixer in (layer.mixer, *layer.also):
+        if mixer is None:
+            continue
+        out += mixer_modules(_stored_mixer(mixer, build.model), hidden, shape, ranks)
+        if attending([mixer]):
+            out += [Module("buffers", "scale", 1, dtype="float32")] * scalars
+    if layer.feedforward is not None:
+        out += feedforward_modules(layer.feedforward, shape, ranks)
+    count = (shape.norms if norms is None else norms) + (
+        shape.expert_norms if isinstance(layer.feedforward, Experts) else 0
+    )
+    for number in range(count):
+        out += norm("norms", f"norm{number}", hidden, shape)
+    out += layer_extras(build.model.config, hidden, ranks.tensor)
+    return out + [Module("buffers", "scalar", 1)] * shape.scalars_per_layer

@@ -1,0 +1,315 @@
+"""`legroom pack`: fractions and pools for several servers, so that all start in any order and after any restart.
+
+A server that is restarted finds its neighbours at their peak. So every server is planned with all the others there: if
+the sum of all peaks fits the card, the order makes no difference. How the pool is bounded decides whether that holds:
+
+- from 0.10.2 on by `--kv-cache-memory-bytes`: nothing that a neighbour does while vLLM profiles can change it. The
+  utilization is then only what the check of free memory asks for, and is set to the server's own share of the card;
+- before, by a number of blocks, with a utilization that leaves room for them in the release's own arithmetic, which in
+  0.6.4 and in V1 up to 0.9.0 charges a server for all that its neighbours hold;
+- 0.9.1 forgets the number of blocks: utilization alone, less what a neighbour allocates during the profile run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
+from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
+from legroom.planning.plan import BAND_KEPT, plan
+from legroom.planning.plan_json import plan_json
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.planning.packing.pack_changes import PackChange
+    from legroom.planning.plan import Plan, Policy, Verdict
+    from legroom.vllm.args import ServeArgs
+
+
+ALWAYS = "always"
+"""The one shift of servers that never sleep."""
+_SMALLEST_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PackRequest:
+    """What is to be packed and where."""
+
+    servers: tuple[PackedServer, ...]
+    cards: tuple[Card, ...]
+    shifts: tuple[Shift, ...] = ()
+    policy: Policy = "safe"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One server with the flags that packing gave it."""
+
+    needs: ServerNeeds
+    cards: tuple[int, ...]
+    pool_bytes: int
+    plan: Plan
+    """As it starts last, all its neighbours at their peak."""
+
+    @property
+    def name(self) -> str:
+        return self.needs.server.name
+
+    @property
+    def peak_bytes(self) -> int:
+        """What its own processes hold of each of its cards."""
+        return self.needs.footprint_bytes(self.pool_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCard:
+    """What one card holds in its fullest shift."""
+
+    card: Card
+    shift: Shift
+    awake: tuple[tuple[str, int], ...]
+    asleep: tuple[tuple[str, int], ...]
+    spread_bytes: int
+    """How much more the awake servers may take, at the upper ends of their bands together."""
+
+    @property
+    def used_bytes(self) -> int:
+        taken = sum(bytes_ for _, bytes_ in (*self.awake, *self.asleep))
+        return taken + self.card.others_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.card.gpu.total_bytes - self.used_bytes
+
+    @property
+    def sure_headroom_bytes(self) -> int:
+        """What is left at the upper end of every band."""
+        return self.headroom_bytes - self.spread_bytes - self.card.reserve_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult:
+    """The answer."""
+
+    request: PackRequest
+    needs: tuple[ServerNeeds, ...]
+    verdict: Verdict
+    packed: tuple[Packed, ...] = ()
+    cards: tuple[PackedCard, ...] = ()
+    """Every card in the shift in which it is fullest. Where nothing fits, with the least pools on as few cards."""
+    order: Literal["any"] | tuple[str, ...] = "any"
+    short_bytes: int = 0
+    """Where nothing fits: what the fullest card lacks even with the least pools."""
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Of the fullest card; below zero: what it lacks."""
+        return min((use.headroom_bytes for use in self.cards), default=-self.short_bytes)
+
+
+def pack(request: PackRequest) -> PackResult:
+    """Place every server, share out what is left, and plan each with all its neighbours there."""
+    shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
+    sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
+    needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
+    for band_kept in _band_shares(request.policy):
+        problem = PackingProblem(request.cards, shifts, band_kept)
+        placement = place(problem, needs)
+        if placement is not None:
+            return _pack_placed(request, problem, needs, placement, sleepers)
+    return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
+
+
+def _band_shares(policy: Policy) -> tuple[float, ...]:
+    """What is held back of the error bands: as the policy says, less where that leaves no room for the least pools."""
+    return tuple(kept for kept in sorted(BAND_KEPT.values(), reverse=True) if kept <= BAND_KEPT[policy])
+
+
+def _pack_placed(
+    request: PackRequest,
+    problem: PackingProblem,
+    needs: tuple[ServerNeeds, ...],
+    placement: Placement,
+    sleepers: set[str],
+) -> PackResult:
+    pools = share_pools(problem, needs, placement)
+    uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
+    servers = tuple(
+        _planned_last(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs
+    )
+    verdict: Verdict = "fits"
+    if any(use.sure_headroom_bytes < 0 for use in uses) or any(each.plan.verdict == "tight" for each in servers):
+        verdict = "tight"
+    if any(each.plan.memory.failure for each in servers):
+        verdict = "does_not_fit"
+    order = _order(problem.shifts, [each.server.name for each in needs])
+    return PackResult(request, needs, verdict, servers, uses, order)
+
+
+def _fullest_shift(
+    problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
+) -> PackedCard:
+    here = servers_on(card, placement, needs)
+    uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
+    return min(uses, key=lambda use: use.sure_headroom_bytes)
+
+
+def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
+    awake = [each for each in here if each.server.name in shift.awake]
+    asleep = [each for each in here if each.server.name not in shift.awake]
+    return PackedCard(
+        card,
+        shift,
+        tuple((each.server.name, each.footprint_bytes(pools[each.server.name])) for each in awake),
+        tuple((each.server.name, each.asleep_bytes) for each in asleep),
+        sum(each.spread_bytes for each in awake),
+    )
+
+
+def _planned_last(
+    problem: PackingProblem,
+    needs: ServerNeeds,
+    every: Sequence[ServerNeeds],
+    placement: Placement,
+    pools: Mapping[str, int],
+    sleeps: bool,
+) -> Packed:
+    """A server as it starts last: its neighbours, at their peak, hold their parts of the card."""
+    name = needs.server.name
+    cards = placement[name]
+    neighbour_bytes = max(
+        use.used_bytes - dict(use.awake)[name]
+        for number in cards
+        for shift in problem.shifts
+        if name in shift.awake
+        for use in (
+            _card_use(problem.cards[number], shift, servers_on(problem.cards[number], placement, every), pools),
+        )
+    )
+    gpu = problem.cards[cards[0]].gpu
+    flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
+    args = replace(needs.server.args, **flags)
+    if sleeps:
+        args = _with_sleep_mode(args)
+    if len(problem.cards) > 1 and not problem.cards[0].is_slice:
+        args = replace(args, env={**args.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})
+    target = replace(needs.server.target, gpu=gpu, held_by_others_bytes=neighbour_bytes, gpus=needs.server.gpus)
+    return Packed(needs, cards, pools[name], plan(target, args))
+
+
+def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
+    from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
+    from legroom.vllm.args import is_given
+
+    others = args.others if is_given(args, FLAG) else (*args.others, FLAG)
+    return replace(args, others=others, env={**args.env, ENDPOINTS_SWITCH: "1"})
+
+
+def pool_flags(needs: ServerNeeds, pool_bytes: int, beside_bytes: int, total_bytes: int) -> dict[str, Any]:
+    """The flags that give a server this pool, whatever its neighbours do."""
+    release = needs.server.target.release
+    flags: dict[str, Any] = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": None}
+    own = needs.footprint_bytes(pool_bytes) - needs.context_bytes
+    if not needs.block_bytes or needs.takes_pool_bytes:
+        # What the server takes, so that the check of free memory refuses a start that would not end well.
+        share = math.floor(own / total_bytes * 100) / 100
+        flags["gpu_memory_utilization"] = min(max(share, _SMALLEST_SHARE), 1.0)
+        if needs.block_bytes:
+            flags["kv_cache_memory_bytes"] = pool_bytes
+        return flags
+    charged = beside_bytes if needs.is_charged_for_neighbours else 0
+    share = (needs.counted_bytes + pool_bytes + charged) / total_bytes
+    if release.version == "0.9.1":
+        flags["gpu_memory_utilization"] = min(math.floor(share * 1000) / 1000, 1.0)
+    else:
+        flags["gpu_memory_utilization"] = min(math.ceil(share * 1000) / 1000, 1.0)
+        flags["num_gpu_blocks_override"] = pool_bytes // needs.block_bytes
+    return flags
+
+
+def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tuple[str, ...]:
+    """Servers of one shift start in any order. Of several, those of a later shift start when the others sleep: a server
+    has to be awake to start."""
+    if len(shifts) == 1:
+        return "any"
+    order: list[str] = []
+    for shift in shifts:
+        order += [name for name in names if name in shift.awake and name not in order]
+    return tuple(order)
+
+
+def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
+    """The closest miss: every server on the cards that have the most room left, with its least pool."""
+    here: dict[int, list[ServerNeeds]] = {card.number: [] for card in problem.cards}
+    placement: dict[str, tuple[int, ...]] = {}
+    for each in sorted(needs, key=lambda each: -each.least_bytes):
+        rooms = {card.number: problem.least_room_bytes(card, here[card.number]) for card in problem.cards}
+        cards = tuple(sorted(sorted(rooms, key=lambda number: -rooms[number])[: each.server.gpus]))
+        placement[each.server.name] = cards
+        for number in cards:
+            here[number].append(each)
+    pools = {each.server.name: each.least_pool_bytes for each in needs}
+    uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
+    short = max(0, *(-use.headroom_bytes for use in uses))
+    servers = tuple(_planned_last(problem, each, needs, placement, pools, sleeps=False) for each in needs)
+    return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
+
+
+__all__ = ["Card", "OtherProgram", "PackRequest", "PackResult", "PackedServer", "Shift", "pack"]
+
+
+def pack_json(result: PackResult, changes: tuple[PackChange, ...] = ()) -> dict[str, Any]:
+    """What `legroom pack --json` prints."""
+    document: dict[str, Any] = {
+        "verdict": result.verdict,
+        "servers": [_server(each) for each in result.packed],
+        "headroom_bytes": result.headroom_bytes,
+        "order": result.order if isinstance(result.order, str) else list(result.order),
+        "cards": [_card(use) for use in result.cards],
+        "changes": [_change(change) for change in changes],
+    }
+    if result.request.shifts:
+        document["shifts"] = [{"name": shift.name, "awake": sorted(shift.awake)} for shift in result.request.shifts]
+    return document
+
+
+def _server(packed: Packed) -> dict[str, Any]:
+    needs = packed.needs
+    return plan_json(packed.plan) | {
+        "name": packed.name,
+        "cards": list(packed.cards),
+        "peak_bytes": packed.peak_bytes,
+        "pool_bytes": packed.pool_bytes,
+        "least_pool_bytes": needs.least_pool_bytes,
+        "spread_bytes": needs.spread_bytes,
+        "asleep_bytes": needs.asleep_bytes or None,
+    }
+
+
+def _card(use: PackedCard) -> dict[str, Any]:
+    return {
+        "card": use.card.number,
+        "name": use.card.gpu.name,
+        "total_bytes": use.card.gpu.total_bytes,
+        "shift": use.shift.name,
+        "used_bytes": use.used_bytes,
+        "headroom_bytes": use.headroom_bytes,
+        "spread_bytes": use.spread_bytes,
+        "awake": dict(use.awake),
+        "asleep": dict(use.asleep),
+        "others": {other.name: other.bytes for other in use.card.others},
+    }
+
+
+def _change(change: PackChange) -> dict[str, Any]:
+    return {
+        "server": change.server,
+        "flags": dict(change.flags),
+        "gpus": change.gpus,
+        "why": change.why,
+        "verdict": change.result.verdict,
+        "headroom_bytes": change.result.headroom_bytes,
+    }

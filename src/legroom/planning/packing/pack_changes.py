@@ -1,0 +1,255 @@
+"""What would make servers fit that do not: the least change, each one packed again before it is offered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+from legroom.facts.sleep_mode import sleep_rules
+from legroom.memory.kv.shape import kv_shape
+from legroom.planning.capacity_search import search_flags
+from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack
+from legroom.planning.packing.placement import Shift
+from legroom.records import dataclass, field
+from legroom.units import human_bytes
+
+if TYPE_CHECKING:
+    from legroom.planning.packing.needs import PackedServer, ServerNeeds
+
+
+_STEP_TOKENS = 2048
+_STEP_SEQUENCES = 64
+_SHORTEST_CONTEXT = 1024
+_LENGTH_STEP = 256
+_MOST_CARDS = 16
+_SPLITS = (2, 4, 8)
+_MOST_OFFERED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PackChange:
+    """A change after which everything fits."""
+
+    server: str
+    """The server whose flags change; empty where the machine does."""
+    why: str
+    result: PackResult
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int | None = None
+
+
+def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:
+    """The changes that make a pack fit, the one that gives up least first."""
+    if result.verdict != "does_not_fit":
+        return ()
+    offered: list[PackChange] = []
+    for change in _candidates(result):
+        if change.result.verdict != "does_not_fit":
+            offered.append(change)
+        if len(offered) == _MOST_OFFERED:
+            break
+    return tuple(offered)
+
+
+def _candidates(result: PackResult) -> Iterator[PackChange]:
+    largest_first = sorted(result.needs, key=lambda needs: -needs.least_bytes)
+    for needs in largest_first:
+        yield from _smaller_steps(result.request, needs)
+    shorter = [change for needs in largest_first for change in _shorter_context(result, needs)]
+    # Of all contexts that could be shorter, the one that keeps the largest share of itself.
+    yield from sorted(shorter, key=lambda change: -_kept_context_share(result, change))
+    for needs in largest_first:
+        yield from _fewer_requests(result, needs)
+    for needs in largest_first:
+        yield from _fp8_kv_cache(result.request, needs)
+    yield from _add_cards(result)
+    yield from _split_over_cards(result)
+    yield from _one_awake_at_a_time(result.request)
+
+
+def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
+    """Smaller batches need less for activations, tables and graphs; nothing that is answered changes."""
+    settings, args = needs.settings, needs.server.args
+    flags: dict[str, Any] = {}
+    if args.max_num_batched_tokens is None and settings.max_num_batched_tokens > _STEP_TOKENS:
+        flags["max_num_batched_tokens"] = _STEP_TOKENS
+    if args.max_num_seqs is None and settings.max_num_seqs > _STEP_SEQUENCES:
+        flags["max_num_seqs"] = _STEP_SEQUENCES
+    if flags:
+        yield from _with_flags(request, needs.server, flags, "smaller steps: less for activations and tables")
+
+
+def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
+    """The longest context that leaves the others what they need."""
+    target, settings = needs.server.target, needs.settings
+    room = needs.least_pool_bytes - result.short_bytes
+    if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
+        return
+    shape = kv_shape(target.model, settings, target.gpu)
+    longest = min(shape.longest_len(shape.checked_bytes(room, stage), stage) for stage in range(len(shape.stages)))
+    length = min(longest, settings.max_model_len) // _LENGTH_STEP * _LENGTH_STEP
+    if length >= _SHORTEST_CONTEXT:
+        why = f"a shorter context: {length:,} instead of {settings.max_model_len:,} tokens"
+        yield from _with_flags(result.request, needs.server, {"max_model_len": length}, why)
+
+
+def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
+    """Of a wish, as many requests at once as leave the others what they need."""
+    goal = needs.server.goal
+    room = needs.least_pool_bytes - result.short_bytes
+    if goal is None or goal.concurrency < 2 or room <= 0:
+        return
+    requests = min(int(goal.concurrency * room / needs.least_pool_bytes), int(goal.concurrency) - 1)
+    if requests >= 1:
+        changed = replace(needs.server, goal=replace(goal, concurrency=float(requests)))
+        why = f"fewer requests at once: {requests} instead of {goal.concurrency:g}"
+        yield from _with_server(result.request, changed, {"want_concurrency": requests}, why)
+
+
+def _kept_context_share(result: PackResult, change: PackChange) -> float:
+    before = {needs.server.name: needs.settings.max_model_len for needs in result.needs}
+    return float(change.flags["max_model_len"]) / before[change.server]
+
+
+def _fp8_kv_cache(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
+    narrow = needs.server.target.gpu.compute_capability >= (8, 9)
+    if narrow and needs.server.args.kv_cache_dtype is None and needs.block_bytes:
+        yield from _with_flags(request, needs.server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
+
+
+def _with_flags(request: PackRequest, server: PackedServer, flags: Mapping[str, Any], why: str) -> Iterator[PackChange]:
+    yield from _with_server(request, replace(server, args=replace(server.args, **flags)), flags, why)
+
+
+def _with_server(
+    request: PackRequest, changed: PackedServer, flags: Mapping[str, Any], why: str
+) -> Iterator[PackChange]:
+    servers = tuple(changed if each.name == changed.name else each for each in request.servers)
+    try:
+        yield PackChange(changed.name, why, pack(replace(request, servers=servers)), flags)
+    except LegroomError:
+        return  # the release or the model does not take them
+
+
+def _add_cards(result: PackResult) -> Iterator[PackChange]:
+    """As few cards more as will do."""
+    packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
+    if packed is not None:
+        count, before = len(packed.request.cards), len(result.request.cards)
+        yield PackChange("", f"{count} cards instead of {before}", packed, gpus=count)
+
+
+def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
+    """A server that no card holds alone, over as few cards as will do."""
+    total = result.request.cards[0].gpu.total_bytes
+    large = [needs.server for needs in result.needs if needs.server.gpus == 1 and needs.least_bytes > total]
+    if len(large) != 1:
+        return
+    (server,) = large
+    for size in _SPLITS:
+        for change in _with_flags(result.request, server, {"tensor_parallel_size": size}, ""):
+            packed = _on_more_cards(change.result, size + len(result.needs))
+            if packed is not None:
+                count = len(packed.request.cards)
+                why = f"split over {size} cards, as none holds it alone; {count} cards in all"
+                yield replace(change, why=why, result=packed, gpus=count)
+                return
+
+
+def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
+    """The same servers on as few cards more as hold them; slices of a card cannot be had more of."""
+    request = result.request
+    cards = request.cards
+    if any(card.gpu.name != cards[0].gpu.name for card in cards) or cards[0].is_slice:
+        return None
+    total = cards[0].gpu.total_bytes
+    fewest = math.ceil(sum(needs.least_bytes * needs.server.gpus for needs in result.needs) / total)
+    for count in range(max(len(cards) + 1, fewest), min(_MOST_CARDS, most) + 1):
+        more = tuple(replace(cards[0], number=number, others=()) for number in range(len(cards), count))
+        packed = pack(replace(request, cards=(*cards, *more)))
+        if packed.verdict != "does_not_fit":
+            return packed
+    return None
+
+
+def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
+    """Every server awake in a shift of its own."""
+    can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
+    if request.shifts or len(request.servers) < 2 or not can_sleep:
+        return
+    shifts = tuple(Shift(server.name, frozenset({server.name})) for server in request.servers)
+    yield PackChange("", "one is awake at a time, the others sleep", pack(replace(request, shifts=shifts)))
+
+
+def _least_pools_text(result: PackResult) -> str:
+    load_text = any(needs.server.goal for needs in result.needs)
+    return "as wished, or one request of full length" if load_text else "one request of full length each"
+
+
+def proof(result: PackResult) -> tuple[str, ...]:
+    """Why it cannot be, in sentences: each with the sum that shows it."""
+    lines: list[str] = []
+    wide = [needs for needs in result.needs if needs.server.gpus > len(result.request.cards)]
+    for needs in wide:
+        lines.append(
+            f"{needs.server.name} asks for {needs.server.gpus} GPUs, and there are {len(result.request.cards)}"
+        )
+    if wide:
+        return tuple(lines)
+    use = min(result.cards, key=lambda use: use.headroom_bytes)
+    bare = sum(needs.fixed_bytes for needs in result.needs if needs.server.name in dict(use.awake))
+    total = use.card.gpu.total_bytes
+    beside = use.used_bytes - sum(bytes_ for _, bytes_ in use.awake)
+    if bare + beside > total:
+        lines.append(
+            f"without any KV cache they hold {human_bytes(bare + beside)} of {human_bytes(total)}: weights, "
+            "activations, CUDA contexts and graphs alone are too much"
+        )
+    else:
+        lines.append(
+            f"with the least KV caches ({_least_pools_text(result)}) they hold {human_bytes(use.used_bytes)} of "
+            f"{human_bytes(total)}"
+        )
+    if len(result.request.cards) > 1:
+        lines.append(f"no way to place them on the {len(result.request.cards)} cards holds them all")
+    return tuple(lines)
+
+
+_DECIDED_BY_PACKING = ("gpu_memory_utilization",)
+
+
+def meet_goals(result: PackResult) -> PackResult:
+    """The pack with other flags for the servers that wish for something, where that makes it fit; as it is where it
+    fits already, or where nobody wishes."""
+    if result.verdict != "does_not_fit":
+        return result
+    for needs in sorted(result.needs, key=lambda needs: -needs.least_bytes):
+        if needs.server.goal is None:
+            continue
+        beside = sum(each.least_bytes for each in result.needs if each.server.name != needs.server.name)
+        beside += max((card.others_bytes for card in result.request.cards), default=0)
+        changed = _server_meeting_goal(needs.server, beside // len(result.request.cards))
+        if changed is None:
+            continue
+        servers = tuple(changed if each.name == changed.name else each for each in result.request.servers)
+        result = pack(replace(result.request, servers=servers))
+        if result.verdict != "does_not_fit":
+            return result
+    return result
+
+
+def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServer | None:
+    """The server with the flags that hold its wish in what the others leave of a card; None where none do."""
+    assert server.goal is not None
+    if beside_bytes >= server.target.gpu.total_bytes:
+        return None
+    target = replace(server.target, held_by_others_bytes=beside_bytes)
+    args = replace(server.args, max_model_len=None) if server.args.max_model_len == server.goal.context else server.args
+    best = search_flags([target], args, server.goal, max_answers=1).best
+    if best is None:
+        return None
+    kept = {name: getattr(server.args, name) for name in _DECIDED_BY_PACKING}
+    return replace(server, args=replace(best.args, **kept))

@@ -1,0 +1,157 @@
+"""The flags with which another release holds what the server holds today, with as much of the card left free."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from legroom.planning.capacity_search import search_flags
+from legroom.planning.plan import ready_command, try_flags
+from legroom.planning.search_space import CapacityGoal
+from legroom.records import dataclass
+from legroom.units import MIB
+
+if TYPE_CHECKING:
+    from legroom.planning.plan import Plan
+
+_THOUSANDTHS = range(100, 991)
+"""Shares of the card to choose from, in the steps that people write at the finest."""
+_SAME = 0.999
+"""A thousandth less is the same: one block more or less, and what a share of the card in thousandths rounds."""
+_SAME_HEADROOM_BYTES = 64 * MIB
+_PINNED = ("max_num_seqs", "max_num_batched_tokens")
+"""Defaults that move memory between the profile run and the KV cache."""
+
+
+@dataclass(frozen=True)
+class KeptCapacity:
+    """A command for the new release, and what it keeps."""
+
+    plan: Plan
+    flags: Mapping[str, Any]
+    """What it changes beside the release."""
+    keeps_requests: bool
+    """As many full-length requests at once as today."""
+    keeps_headroom: bool
+    gives_up: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        return ready_command(self.plan)
+
+
+def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
+    """The least change of the command that holds today's full-length requests and today's headroom; where both cannot
+    be, the requests, and then as much headroom as there is."""
+    if not old.starts or old.memory.kv.shape.is_empty:
+        return _capacity_of(old, new, {})
+    choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
+    good = [choice for choice in choices if choice.keeps_requests]
+    both = next((choice for choice in good if choice.keeps_headroom), None)
+    if both is not None:
+        return both
+    if good:
+        best = max(good, key=lambda choice: choice.plan.layout.headroom_bytes)
+        if best.plan.layout.headroom_bytes >= 0:
+            return best
+    searched = _searched_capacity(old, new)
+    if searched is not None:
+        return searched
+    starting = [choice for choice in (*good, *choices) if choice.plan.starts]
+    return max(starting, key=lambda choice: choice.plan.memory.kv.max_concurrency, default=_capacity_of(old, new, {}))
+
+
+def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
+    headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
+    return KeptCapacity(plan, flags, _holds(plan, old), headroom, gives_up)
+
+
+def _holds(plan: Plan, old: Plan) -> bool:
+    if not plan.starts or plan.settings.max_model_len < old.settings.max_model_len:
+        return False
+    same_length = plan.memory.kv.max_concurrency * plan.settings.max_model_len / max(old.settings.max_model_len, 1)
+    return same_length >= old.memory.kv.max_concurrency * _SAME
+
+
+def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
+    """What to try, the least change first: the command as it is, another share of the card, today's defaults."""
+    kept = _kept_limits(old, new)
+    start = try_flags(new, kept) if kept else new
+    if start is None:
+        return
+    yield kept, start
+    for pinned in ({}, *_pinned_defaults(old, start)):
+        base = try_flags(start, pinned) if pinned else start
+        if base is None:
+            continue
+        flags = {**kept, **pinned}
+        if pinned:
+            yield flags, base
+        yield from (({**flags, **pool}, plan) for pool, plan in _smallest_pools(old, base))
+
+
+def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
+    """Limits that a new default would lower."""
+    limits: dict[str, Any] = {}
+    if new.settings.max_model_len != old.settings.max_model_len and not old.settings.auto_fit_len:
+        limits["max_model_len"] = old.settings.max_model_len
+    if new.settings.max_num_seqs < old.settings.max_num_seqs:
+        limits["max_num_seqs"] = old.settings.max_num_seqs
+    return limits
+
+
+def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
+    """Today's defaults, one by one and then all together."""
+    pins = {
+        name: getattr(old.settings, name)
+        for name in _PINNED
+        if getattr(old.settings, name) != getattr(new.settings, name)
+    }
+    yield from ({name: value} for name, value in pins.items())
+    if len(pins) > 1:
+        yield pins
+
+
+def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
+    """The smallest pool that holds today's requests: by the bytes where those are given, else by the share."""
+    if base.args.num_gpu_blocks_override is not None:
+        return
+    if base.args.kv_cache_memory_bytes is not None:
+        choices: list[Mapping[str, Any]] = [
+            {"kv_cache_memory_bytes": MIB * number} for number in range(1, base.layout.total_bytes // MIB)
+        ]
+    else:
+        choices = [{"gpu_memory_utilization": thousandths / 1000} for thousandths in _THOUSANDTHS]
+
+    def holds(flags: Mapping[str, Any]) -> bool:
+        plan = try_flags(base, flags)
+        return plan is not None and _holds_bytes(plan, old)
+
+    at = bisect_left(choices, True, key=holds)  # a larger pool holds more
+    least = try_flags(base, choices[at]) if at < len(choices) else None
+    if least is not None:
+        yield choices[at], least
+
+
+def _holds_bytes(plan: Plan, old: Plan) -> bool:
+    """Like `_holds`, whatever else may end the start: what a larger pool runs over does not make it smaller."""
+    lengths = plan.settings.max_model_len, old.settings.max_model_len
+    return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
+
+
+def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
+    """The wish for today's requests, with whatever flags grant it."""
+    concurrency = old.memory.kv.max_concurrency
+    if concurrency < 1:
+        return None
+    goal = CapacityGoal(old.settings.max_model_len, concurrency, (new.settings.gpus_used,), "tight")
+    result = search_flags([new.target], new.args, goal, max_answers=1)
+    if result.best is None:
+        return None
+    changed = {
+        name: getattr(result.best.args, name)
+        for name in result.best.args.__dataclass_fields__
+        if getattr(result.best.args, name) != getattr(new.args, name)
+    }
+    return _capacity_of(old, result.best, changed, result.losses)

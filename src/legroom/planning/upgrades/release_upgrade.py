@@ -1,0 +1,352 @@
+"""What the same command does on another release: bytes, blocks, tokens, flags, metrics, bugs, and how to keep today's
+capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import ANSWER_IS_NO, LegroomError
+from legroom.facts.metrics import metrics_of, name_of, nearest, role_of
+from legroom.facts.releases import known_releases
+from legroom.facts.releases import release as known_release
+from legroom.planning.machine import make_plan, with_measurements
+from legroom.planning.plan import Plan, cold_start, plan
+from legroom.planning.plan_json import plan_json
+from legroom.planning.plan_notes import bug_notes, bugs_of, input_notes
+from legroom.planning.upgrades.changed_flags import ChangedFlag, args_on_release, changed_flags
+from legroom.planning.upgrades.kept_capacity import KeptCapacity, kept_capacity
+from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
+from legroom.records import dataclass
+from legroom.units import human_bytes
+
+if TYPE_CHECKING:
+    from legroom.facts.known_bugs import KnownBug
+    from legroom.facts.releases import Release
+    from legroom.memory.kv.kv_plan import KvPlan
+    from legroom.planning.machine import Machine
+    from legroom.planning.plan import Plan
+    from legroom.vllm.args import ServeArgs
+
+
+_TOKENS_LINE = {
+    "slots": "blocks x block size",
+    "slots over groups": "blocks x block size, divided by the number of groups of layers that share the blocks",
+    "full-length requests": "full-length requests at once x their length",
+}
+"""What "GPU KV cache size: N tokens" counts, by how a release computes it (vllm/v1/core/kv_cache_utils.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChange:
+    """A figure of the pool on the two releases."""
+
+    what: str
+    old: float
+    new: float
+    is_bytes: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "from": self.old, "to": self.new}
+
+
+def comparable_tokens(kv: KvPlan) -> int:
+    """Tokens that full-length requests can use: the same measure in every release."""
+    return round(kv.max_concurrency * kv.max_model_len)
+
+
+def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
+    """The figures in the order of the arithmetic, those that stay as they are included."""
+    before, after = old.memory.kv, new.memory.kv
+    cold = [cold_start(made) for made in (old, new)]
+    rows = (
+        ("KV cache", old.layout.kv_cache.bytes, new.layout.kv_cache.bytes, True),
+        ("KV cache, first start", cold[0].layout.kv_cache.bytes, cold[1].layout.kv_cache.bytes, True),
+        ("bytes of a block", before.bytes_per_block, after.bytes_per_block, True),
+        ("block size", before.block_size, after.block_size, False),
+        ("blocks", max(before.num_blocks, 0), max(after.num_blocks, 0), False),
+        ("groups of layers", len(before.groups) or 1, len(after.groups) or 1, False),
+        ("tokens as vLLM prints them", max(before.tokens, 0), max(after.tokens, 0), False),
+        ("tokens of full-length requests", comparable_tokens(before), comparable_tokens(after), False),
+        ("longest request", before.max_model_len, after.max_model_len, False),
+        ("bytes of one longest request", before.needed_bytes, after.needed_bytes, True),
+        ("longest requests at once", before.max_concurrency, after.max_concurrency, False),
+        (
+            "longest requests at once, first start",
+            cold[0].memory.kv.max_concurrency,
+            cold[1].memory.kv.max_concurrency,
+            False,
+        ),
+        ("free at the peak", old.layout.headroom_bytes, new.layout.headroom_bytes, True),
+    )
+    return tuple(PoolChange(*row) for row in rows)
+
+
+def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
+    """What to know before two logs are compared."""
+    if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
+        return ()
+    return (*_tokens_line(old, new), *_request(old, new), *_hybrid(old, new))
+
+
+def _tokens_line(old: Plan, new: Plan) -> Iterator[str]:
+    before, after = old.memory.kv, new.memory.kv
+    lines = before.shape.era.tokens_line, after.shape.era.tokens_line
+    alike = all(abs(kv.tokens - comparable_tokens(kv)) <= 1 for kv in (before, after))  # rounded this way or that
+    if lines[0] == lines[1] or alike:
+        return
+    versions = old.target.release, new.target.release
+    yield (
+        f'The line "GPU KV cache size" does not mean the same: in {versions[0]} it is {_TOKENS_LINE[lines[0]]} '
+        f"({before.tokens:,} tokens), in {versions[1]} {_TOKENS_LINE[lines[1]]} ({after.tokens:,}). "
+        f"Counted alike, in full-length requests, the pool goes from {comparable_tokens(before):,} to "
+        f"{comparable_tokens(after):,} tokens."
+    )
+
+
+def _request(old: Plan, new: Plan) -> Iterator[str]:
+    before, after = old.memory.kv, new.memory.kv
+    if before.needed_bytes == after.needed_bytes or before.max_model_len != after.max_model_len:
+        return
+    yield (
+        f"One request of {after.max_model_len:,} tokens is counted as {human_bytes(before.needed_bytes)} by "
+        f"{old.target.release} and as {human_bytes(after.needed_bytes)} by {new.target.release}: a start fails where "
+        "the KV cache is smaller than that."
+    )
+
+
+def _hybrid(old: Plan, new: Plan) -> Iterator[str]:
+    before, after = old.memory.kv, new.memory.kv
+    if max(len(before.groups), 1) != max(len(after.groups), 1):
+        yield (
+            f"The layers share their blocks in {_groups(before)} with {old.target.release} and in {_groups(after)} "
+            f"with {new.target.release}."
+        )
+    elif before.bytes_per_block != after.bytes_per_block:
+        yield (
+            f"A block takes {human_bytes(before.bytes_per_block)} with {old.target.release} and "
+            f"{human_bytes(after.bytes_per_block)} with {new.target.release}, so the same bytes are not as many blocks."
+        )
+
+
+def _groups(kv: KvPlan) -> str:
+    number = len(kv.groups) or 1
+    return "one group" if number == 1 else f"{number} groups"
+
+
+@dataclass(frozen=True, slots=True)
+class VanishedMetric:
+    """A series that dashboards and rules may read and that is not there any more."""
+
+    name: str
+    instead: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "instead": self.instead}
+
+
+@dataclass(frozen=True)
+class ReleaseStep:
+    """One release between the two, and what it changes against the release before."""
+
+    release: Release
+    plan: Plan | None
+    """None: it refuses the command."""
+    changes: tuple[ByteChange, ...] = ()
+    refused: str = ""
+    differs: bool = True
+    """Whether anything that is shown of it is not as in the release before."""
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """One server on two releases."""
+
+    old: Plan
+    new: Plan
+    changes: tuple[ByteChange, ...]
+    """What the KV cache gains and loses; the bytes add up to the difference."""
+    outside: tuple[ByteChange, ...]
+    """What is used beside the budget: bytes that the card has more or less of."""
+    pool: tuple[PoolChange, ...]
+    remarks: tuple[str, ...]
+    """What a figure that vLLM prints means in each release, where that is not the same."""
+    flags: tuple[ChangedFlag, ...]
+    metrics: tuple[VanishedMetric, ...]
+    bugs_ended: tuple[KnownBug, ...]
+    bugs_begun: tuple[KnownBug, ...]
+    kept: KeptCapacity
+    steps: tuple[ReleaseStep, ...] = ()
+
+    @property
+    def is_downgrade(self) -> bool:
+        return self.new.target.release.before(self.old.target.release.version)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `legroom upgrade --json` prints for one server."""
+        document: dict[str, Any] = {
+            "from": plan_json(self.old),
+            "to": plan_json(self.new),
+            "changes": [change.to_json() for change in self.changes],
+            "command": self.kept.command,
+            "kv_cache_bytes": self.new.layout.kv_cache.bytes - self.old.layout.kv_cache.bytes,
+            "downgrade": self.is_downgrade,
+            "keeps": {
+                "requests": self.kept.keeps_requests,
+                "headroom": self.kept.keeps_headroom,
+                "gives_up": list(self.kept.gives_up),
+                "plan": plan_json(self.kept.plan),
+            },
+            "outside": [change.to_json() for change in self.outside],
+            "pool": [change.to_json() for change in self.pool],
+            "remarks": list(self.remarks),
+            "flags": [flag.to_json() for flag in self.flags],
+            "metrics": [metric.to_json() for metric in self.metrics],
+            "bugs": {"end": _bugs_json(self.bugs_ended), "begin": _bugs_json(self.bugs_begun)},
+        }
+        if self.steps:
+            document["releases"] = [_step_json(step) for step in self.steps]
+        return document
+
+
+def upgrade(
+    args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
+) -> Upgrade:
+    """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
+    `advice`: with changes that make it start where it would not."""
+    before = make_plan(args, old, machine, advice=False)
+    after = _with_notes(_plan_on_release(before, new))
+    if advice and after.verdict == "does_not_fit":
+        from legroom.planning.advice import with_advice  # only for what does not start
+
+        after = with_advice(after)
+    ended, begun = _bugs(before, after)
+    return Upgrade(
+        old=before,
+        new=after,
+        changes=kv_changes(before, after),
+        outside=_outside_changes(before, after),
+        pool=pool_changes(before, after),
+        remarks=pool_remarks(before, after),
+        flags=changed_flags(args, before.settings, after.settings, (old, new)),
+        metrics=_vanished_metrics(before, after),
+        bugs_ended=ended,
+        bugs_begun=begun,
+        kept=kept_capacity(before, after),
+        steps=tuple(_steps(before, after)) if every_release else (),
+    )
+
+
+def _plan_on_release(before: Plan, release: Release) -> Plan:
+    """The same server on another release, on the same card."""
+    args = args_on_release(before.args, release)
+    try:
+        target = replace(before.target, release=release, seen=None)
+        return plan(with_measurements(target, args), args)
+    except LegroomError as error:
+        message = f"vLLM {release} does not take this command: {error.message}"
+        raise LegroomError(message, error.hint, ANSWER_IS_NO) from None
+
+
+def _with_notes(made: Plan) -> Plan:
+    return replace(made, notes=(*made.notes, *input_notes(made.target, made.args), *bug_notes(made)))
+
+
+def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
+    """Term by term, with what each takes more of the card beside the budget."""
+    before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
+    changes = []
+    for label in dict.fromkeys((*before, *after)):
+        there, here = before.get(label), after.get(label)
+        grown = (here.bytes if here else 0) - (there.bytes if there else 0)
+        shown = here or there
+        if grown and shown is not None:
+            changes.append(ByteChange(label, shown.how, grown))
+    return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
+
+
+def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
+    """Series that a scrape of today's server shows and one of the other release does not."""
+    before, after = (
+        {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
+        for made in (old, new)
+    )
+    release, engine = new.target.release, new.settings.engine.lower()
+    return tuple(VanishedMetric(name, _replacement_series(name, release, engine)) for name in sorted(before - after))
+
+
+def _replacement_series(name: str, release: Release, engine: str) -> str | None:
+    """What measures the same there; a series that is only hidden is no answer."""
+    role = role_of(name)
+    by_role = name_of(role, release, engine) if role else None
+    close = nearest(name, release, engine)
+    return by_role or (close if close and not close.startswith(name) else None)
+
+
+def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
+    """Bugs that these flags, this model and this card set off in one release and not in the other."""
+    before, after = (
+        bugs_of(made.target.model, made.target.gpu, made.target.release, made.settings, made.memory)
+        for made in (old, new)
+    )
+    there, here = {bug.id for bug in before}, {bug.id for bug in after}
+    ended = tuple(bug for bug in before if bug.id not in here)
+    return ended, tuple(bug for bug in after if bug.id not in there)
+
+
+def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
+    """Every known release from the one to the other, in the order of the journey."""
+    releases = known_releases()
+    first, last = (releases.index(made.target.release.version) for made in (old, new))
+    between = releases[first : last + 1] if first <= last else releases[last : first + 1][::-1]
+    previous = old
+    yield ReleaseStep(old.target.release, old)
+    for version in between[1:]:
+        try:
+            made = _plan_on_release(old, known_release(version))
+        except LegroomError as error:
+            yield ReleaseStep(known_release(version), None, refused=error.message)
+            continue
+        yield ReleaseStep(
+            made.target.release, made, kv_changes(previous, made), differs=_figures(made) != _figures(previous)
+        )
+        previous = made
+
+
+def _figures(made: Plan) -> tuple[Any, ...]:
+    kv = made.memory.kv
+    return (
+        made.layout.kv_cache.bytes,
+        made.layout.headroom_bytes,
+        kv.num_blocks,
+        kv.tokens,
+        kv.max_concurrency,
+        made.verdict,
+    )
+
+
+def _step_json(step: ReleaseStep) -> dict[str, Any]:
+    made = step.plan
+    if made is None:
+        return {"vllm": step.release.version, "verdict": "does_not_fit", "refused": step.refused}
+    kv, first = made.memory.kv, cold_start(made)
+    return {
+        "vllm": step.release.version,
+        "verdict": made.verdict,
+        "kv_cache_bytes": made.layout.kv_cache.bytes,
+        "headroom_bytes": made.layout.headroom_bytes,
+        "num_blocks": max(kv.num_blocks, 0),
+        "tokens": max(kv.tokens, 0),
+        "max_concurrency": kv.max_concurrency,
+        "first_start_kv_cache_bytes": first.layout.kv_cache.bytes,
+        "differs": step.differs,
+        "changes": [change.to_json() for change in step.changes],
+    }
+
+
+def _bugs_json(bugs: tuple[KnownBug, ...]) -> list[dict[str, Any]]:
+    return [
+        {"id": bug.id, "title": bug.title, "memory": bug.memory, "fixed_in": bug.fixed_in, "source": bug.source}
+        for bug in bugs
+    ]

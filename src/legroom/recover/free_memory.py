@@ -1,0 +1,185 @@
+"""Ends the processes of a dead server, by SIGTERM and then SIGKILL, and removes its segments; journaled beforehand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from legroom.live.journal.journal_records import JournalUnavailable
+from legroom.process_table import started
+from legroom.records import dataclass
+from legroom.recover.machine_snapshot import MachineSnapshot, ProcessInfo, creation_time, read_machine
+from legroom.recover.orphans import Holder, classify_holders
+
+if TYPE_CHECKING:
+    from legroom.live.journal.journal import Journal
+
+Ending = Literal["ended", "killed", "removed", "gone by itself", "not permitted", "changed", "still there"]
+FREED: frozenset[Ending] = frozenset({"ended", "killed", "removed", "gone by itself"})
+
+_SIGTERM_GRACE_S, _SIGKILL_GRACE_S = 10.0, 5.0
+"""vLLM 0.32's engine core ends within 1 s of SIGTERM; after SIGKILL the driver takes some seconds to free memory."""
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The outcome for one holder."""
+
+    holder: Holder
+    ending: Ending
+    detail: str = ""
+
+    @property
+    def is_free(self) -> bool:
+        return self.ending in FREED
+
+
+def free(
+    dead: Sequence[Holder],
+    journal: Journal | None = None,
+    *,
+    rescan: Callable[[], MachineSnapshot] = read_machine,
+    sigterm_grace_s: float = _SIGTERM_GRACE_S,
+    on_warning: Callable[[str], None] = lambda _: None,
+) -> tuple[Freed, ...]:
+    """End these processes and remove these segments, where a new scan still finds them dead.
+
+    A journal that cannot be written is a warning.
+    """
+    action: int | None = None
+    try:
+        action = journal.begin_action(None, "recover", "free", _record(dead)) if journal else None
+    except JournalUnavailable as error:
+        on_warning(f"{error.message}: what is freed is not written down")
+    ended = _terminate([holder for holder in dead if holder.process], rescan, sigterm_grace_s)
+    outcome = [*ended, *_remove_all(dead, rescan)]
+    if journal and action is not None:
+        how = "done" if all(freed.is_free for freed in outcome) else "failed"
+        try:
+            journal.finish_action(action, how, {"outcome": [_line(freed) for freed in outcome]})
+        except JournalUnavailable as error:
+            on_warning(f"{error.message}: how it ended is not written down")
+    return tuple(outcome)
+
+
+def _terminate(holders: Sequence[Holder], rescan: Callable[[], MachineSnapshot], sigterm_grace_s: float) -> list[Freed]:
+    if not holders:
+        return []
+    # The engine core ends its workers itself, so they are killed only if they remain.
+    failed = _signal_all([holder for holder in holders if _is_engine_core(holder)], signal.SIGTERM, rescan)
+    signalled = [holder for holder in holders if holder not in failed]
+    _wait(signalled, sigterm_grace_s)
+    remaining = [holder for holder in signalled if _still_runs(holder.process)]
+    failed |= _signal_all(remaining, signal.SIGKILL, rescan) if remaining else {}
+    killed = [holder for holder in remaining if holder not in failed]
+    _wait(killed, _SIGKILL_GRACE_S)
+    return [failed.get(holder) or _outcome(holder, holder in killed) for holder in holders]
+
+
+def _outcome(holder: Holder, was_killed: bool) -> Freed:
+    if _still_runs(holder.process):
+        return Freed(holder, "still there", "the kernel has not ended it: it may wait for the driver (state D)")
+    return Freed(holder, "killed" if was_killed else "ended")
+
+
+def _signal_all(
+    holders: Sequence[Holder], number: signal.Signals, rescan: Callable[[], MachineSnapshot]
+) -> dict[Holder, Freed]:
+    """Signal each process that is unchanged and still dead; returns the outcome of those that were not signalled."""
+    dead = {
+        holder.process.identity for holder in classify_holders(rescan()) if holder.state == "dead" and holder.process
+    }
+    results = {holder: _signal(holder, number, dead) for holder in holders}
+    return {holder: failed for holder, failed in results.items() if failed}
+
+
+def _is_engine_core(holder: Holder) -> bool:
+    return holder.process is not None and holder.process.pid == holder.top
+
+
+def _still_runs(process: ProcessInfo | None) -> bool:
+    """Whether the process still runs and its PID was not reused."""
+    return process is not None and creation_time(process.pid) == process.created_s and started(process.pid) is not None
+
+
+def _signal(holder: Holder, number: signal.Signals, dead: Collection[tuple[int, float]]) -> Freed | None:
+    """Signal one process; None where the signal was sent."""
+    process = holder.process
+    assert process is not None
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return Freed(holder, "gone by itself")
+    except OSError as error:
+        return Freed(holder, "still there", f"it cannot be held on to: {error.strerror}")
+    try:
+        # The pidfd refers to this process even if the PID is reused.
+        if creation_time(process.pid) != process.created_s:
+            return Freed(holder, "gone by itself", "the PID belongs to another process now")
+        if started(process.pid) is None:  # a zombie
+            return Freed(holder, "gone by itself")
+        if process.identity not in dead:
+            return Freed(holder, "changed", "it is no longer provably dead weight: left alone")
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return Freed(holder, "gone by itself")
+    except PermissionError:
+        return Freed(holder, "not permitted", f"PID {process.pid} belongs to {process.user or 'another user'}")
+    finally:
+        os.close(handle)
+    return None
+
+
+def _wait(holders: Sequence[Holder], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(_still_runs(holder.process) for holder in holders):
+        time.sleep(0.1)
+
+
+def _remove_all(dead: Sequence[Holder], rescan: Callable[[], MachineSnapshot]) -> list[Freed]:
+    wanted = [holder for holder in dead if holder.segment]
+    if not wanted:
+        return []
+    now = rescan()
+    mapped = {path for process in now.processes.values() for path in process.shared}
+    present = {segment.path: segment.inode for segment in now.segments}
+    return [_remove(holder, present, mapped) for holder in wanted]
+
+
+def _remove(holder: Holder, present: dict[str, int], mapped: set[str]) -> Freed:
+    segment = holder.segment
+    assert segment is not None
+    if present.get(segment.path) != segment.inode:
+        return Freed(holder, "gone by itself")
+    if segment.path in mapped:
+        return Freed(holder, "changed", "a process maps it now: left alone")
+    try:
+        Path(segment.path).unlink()
+    except FileNotFoundError:
+        return Freed(holder, "gone by itself")
+    except PermissionError:
+        return Freed(holder, "not permitted", "the file belongs to another user")
+    except OSError as error:
+        return Freed(holder, "still there", error.strerror or "it could not be removed")
+    return Freed(holder, "removed")
+
+
+def _record(dead: Sequence[Holder]) -> dict[str, object]:
+    return {
+        "processes": [
+            {"pid": process.pid, "created_s": process.created_s, "title": process.title}
+            for holder in dead
+            if (process := holder.process)
+        ],
+        "segments": [holder.segment.path for holder in dead if holder.segment],
+    }
+
+
+def _line(freed: Freed) -> str:
+    process = freed.holder.process
+    named = f"PID {process.pid} {process.title}" if process else freed.holder.what
+    return f"{named}: {freed.ending}" + (f" ({freed.detail})" if freed.detail else "")

@@ -1,0 +1,203 @@
+"""Whether to act, so that it cannot run away. Pure: what is known goes in, a decision with its reason comes out.
+
+Every rule can only forbid. A restart must help this cause, fit the budgets and the pause since the last one, be the
+only one in its group, leave a majority of the group serving, and lose no request unless the server loses them already.
+Attempts count, not successes: a drain that was given up has turned requests away too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from legroom.records import dataclass
+
+ActionName = Literal["notify", "drain", "restart", "restart-with-flags", "scale"]
+ACTION_NAMES: tuple[ActionName, ...] = ("notify", "drain", "restart", "restart-with-flags", "scale")
+RESTARTS: tuple[ActionName, ...] = ("restart", "restart-with-flags")
+Refusal = Literal[
+    "busy",
+    "not allowed",
+    "no help",
+    "unhealthy majority",
+    "hour spent",
+    "day spent",
+    "pause",
+    "slow drain",
+    "most replicas",
+    "impossible",
+    "failed",
+]
+"""Why nothing is done: `busy` is over by itself and soon, `failed` is an action that could not be begun."""
+HOUR_S, DAY_S = 3600.0, 86400.0
+
+
+@dataclass(frozen=True)
+class ActionLimits:
+    """How much acting is allowed in one group of servers."""
+
+    per_hour: int = 2
+    """A model takes minutes to load; what two restarts have not cured, a third will not."""
+    per_day: int = 6
+    first_pause_s: float = 300.0
+    """After one attempt: time to see whether it helped."""
+    longest_pause_s: float = 4 * HOUR_S
+    drain_deadline_s: float = 120.0
+    """Turning new requests away for longer than this is an outage of its own."""
+    restart_deadline_s: float = 600.0
+    """From the restart until the server answers: loading a large model from a slow disk."""
+    most_replicas: int = 8
+
+    def pause_s(self, attempts: int) -> float:
+        """How long to wait after so many attempts within a day: doubled with every one."""
+        if attempts <= 0:
+            return 0.0
+        return float(min(self.first_pause_s * 2 ** min(attempts - 1, 30), self.longest_pause_s))
+
+
+@dataclass(frozen=True)
+class ServerProblem:
+    """What was found at one server, as far as deciding goes."""
+
+    server: str
+    kind: str
+    restart_helps: bool
+    """By the detector: a stuck engine, creeping memory. Load is not cured by a restart."""
+    failing: bool
+    """Requests are already being lost: it is stuck or does not answer."""
+    has_flags: bool = False
+    """Whether flags were computed that would cure it."""
+    scale_helps: bool = False
+    expected_drain_s: float | None = None
+    """How long its requests will take to finish; None where that cannot be told."""
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """The group that the server belongs to. Ages are seconds since restarts were begun in it, in any order."""
+
+    name: str
+    servers: int
+    unhealthy: int
+    attempt_ages_s: Sequence[float] = ()
+    busy_with: str | None = None
+    """The action that is under way, or who holds the lease."""
+    replicas: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do (None: nothing but notify) and why, in words."""
+
+    action: ActionName | None
+    reason: str
+    again_in_s: float | None = None
+    """When the same question may be answered differently, where time alone would do that."""
+    refusal: Refusal | None = None
+    """The kind of reason where there is no action."""
+    about: str = ""
+    """What tells two refusals of one kind apart."""
+
+    @property
+    def dedupe_key(self) -> tuple[Refusal | None, str]:
+        """Equal for refusals that need not be reported again: only their numbers differ."""
+        return self.refusal, self.about
+
+
+def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
+    """The action for a trouble, or why there is none."""
+    wanted = _wanted(problem, allowed)
+    if wanted.action is None:
+        return wanted
+    if group.busy_with is not None:
+        return refuse("busy", f"one at a time: {group.busy_with} in group {group.name}", about=group.busy_with)
+    if wanted.action == "scale":
+        return _checked_scale(wanted, group, limits)
+    if wanted.action == "drain":
+        return _unhealthy_majority(group) or wanted
+    return _refused_restart(problem, group, limits) or wanted
+
+
+def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
+    """The action that answers this cause, before any rule is asked."""
+    if problem.has_flags and "restart-with-flags" in allowed:
+        return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
+    if problem.restart_helps and "restart" in allowed:
+        return Decision("restart", f"a restart cures {problem.kind}")
+    if problem.restart_helps and problem.failing and "drain" in allowed:
+        return Decision("drain", "it is failing: new requests are better off elsewhere")
+    if problem.scale_helps and "scale" in allowed:
+        return Decision("scale", f"more servers cure {problem.kind}")
+    if not problem.restart_helps and allowed & set(RESTARTS):
+        return refuse("no help", f"a restart does not help against {problem.kind}")
+    if allowed <= {"notify"}:
+        return refuse("not allowed", "legroom was not told to act (--act)")
+    return refuse("no help", f"no allowed action helps {problem.kind}", about="allowed")
+
+
+def _refused_restart(problem: ServerProblem, group: GroupState, limits: ActionLimits) -> Decision | None:
+    return (
+        _unhealthy_majority(group)
+        or _hour_spent(group, limits)
+        or _day_spent(group, limits)
+        or _too_soon(group, limits)
+        or _drain_too_long(problem, limits)
+    )
+
+
+def _unhealthy_majority(group: GroupState) -> Decision | None:
+    """What ails most of a group is no fault of one server, and the rest carries the load. One alone has no rest."""
+    if group.servers > 1 and group.unhealthy * 2 > group.servers:
+        return refuse(
+            "unhealthy majority",
+            f"{group.unhealthy} of {group.servers} servers of group {group.name} are unhealthy: none is taken away",
+        )
+    return None
+
+
+def _hour_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _spent(group, HOUR_S, limits.per_hour, "hour spent", "an hour")
+
+
+def _day_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
+    return _spent(group, DAY_S, limits.per_day, "day spent", "a day")
+
+
+def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
+    # An age below zero is a clock that was set back: it counts as just now.
+    recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
+    if len(recent) < most:
+        return None
+    again_s = window_s - sorted(recent)[most - 1] if most > 0 else None
+    return refuse(refusal, f"the budget of {most} restarts {each} is spent in group {group.name}", again_s)
+
+
+def _too_soon(group: GroupState, limits: ActionLimits) -> Decision | None:
+    recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < DAY_S]
+    pause_s = limits.pause_s(len(recent))
+    if not recent or min(recent) >= pause_s:
+        return None
+    left_s = pause_s - min(recent)
+    reason = f"backing off: {len(recent)} restarts in the last day, the next in {left_s:.0f} s at the earliest"
+    return refuse("pause", reason, left_s)
+
+
+def _drain_too_long(problem: ServerProblem, limits: ActionLimits) -> Decision | None:
+    if problem.failing or problem.expected_drain_s is None or problem.expected_drain_s <= limits.drain_deadline_s:
+        return None
+    return refuse(
+        "slow drain",
+        f"draining would take about {problem.expected_drain_s:.0f} s, longer than {limits.drain_deadline_s:.0f} s, "
+        "and the server still serves",
+    )
+
+
+def _checked_scale(wanted: Decision, group: GroupState, limits: ActionLimits) -> Decision:
+    if group.replicas is not None and group.replicas >= limits.most_replicas:
+        return refuse("most replicas", f"group {group.name} has {group.replicas} servers, the most that is allowed")
+    return _hour_spent(group, limits) or _too_soon(group, limits) or wanted
+
+
+def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
+    """Nothing is done, for this reason."""
+    return Decision(None, reason, again_in_s, refusal, about)

@@ -1,0 +1,186 @@
+"""What legroom would have done: a recording or the journal, played through the same detectors and the same policy.
+
+Time is the recording's own. A restart that is allowed is taken to be begun and to count against the budgets; what it
+would have changed cannot be known, so what was seen afterwards is played on as it was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.live.detectors import Watcher
+from legroom.live.journal.journal import Journal, JournalPoint
+from legroom.live.journal.journal_records import SQLITE_HEAD
+from legroom.live.journal.sample_store import COUNTERS, GAUGES
+from legroom.live.metrics.sample import EngineSample, Sample, ScrapeResult
+from legroom.live.metrics.scrape_recording import replay
+from legroom.live.remedies import remedies_for
+from legroom.records import dataclass
+from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState
+from legroom.sidecar.decisions import change_of, decision_about
+from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
+from legroom.sidecar.watch_config import SidecarConfig
+
+_BUSY_S = 60.0  # how long a rehearsed action is taken to last
+_FOREVER_S = 1e11
+
+
+@dataclass(frozen=True)
+class DryRunEvent:
+    """One thing that would have happened."""
+
+    time_s: float
+    server: str
+    kind: str
+    what: str
+    """opened, closed, refused, or the name of an action."""
+    text: str
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Everything in order, and how much was seen."""
+
+    events: tuple[DryRunEvent, ...]
+    looks: int
+    servers: int
+    from_s: float | None
+    until_s: float | None
+
+    @property
+    def actions(self) -> tuple[DryRunEvent, ...]:
+        """What would have been done to servers."""
+        return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "looks": self.looks,
+            "servers": self.servers,
+            "from_s": self.from_s,
+            "until_s": self.until_s,
+            "actions": len(self.actions),
+            "events": [{name: getattr(event, name) for name in event.__dataclass_fields__} for event in self.events],
+        }
+
+
+def dry_run(path: Path, config: SidecarConfig) -> DryRun:
+    """Plays a recording (`legroom watch --record`) or a journal."""
+    return dry_run_results(_looks(path), config)
+
+
+def dry_run_results(looks: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
+    """Plays scrapes, in the order of their times."""
+    play = _Player(config)
+    for seen in looks:
+        play.take(seen)
+    return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
+
+
+class _Player:
+    def __init__(self, config: SidecarConfig) -> None:
+        self.config = config
+        self.watchers: dict[str, Watcher] = {}
+        self.groups = {server.name: server.group for server in config.servers}
+        self.servers = {server.name: server for server in config.servers}
+        self.keeper = IncidentKeeper()
+        self.begun_s: dict[str, list[float]] = {}
+        self.events: list[DryRunEvent] = []
+        self.looks = 0
+        self.from_s: float | None = None
+        self.until_s: float | None = None
+
+    def take(self, seen: ScrapeResult) -> None:
+        self.looks += 1
+        self.from_s = seen.time_s if self.from_s is None else self.from_s
+        self.until_s = seen.time_s
+        group = self.groups.setdefault(seen.server, "default")
+        server = self.servers.get(seen.server)
+        plan = server.plan if server is not None else None
+        watcher = self.watchers.get(seen.server)
+        if watcher is None:
+            watcher = self.watchers[seen.server] = Watcher(seen.server, self.config.thresholds, plan)
+        changes = self.keeper.update(seen.server, group, watcher.take(seen))
+        for incident in changes.opened:
+            assert incident.finding is not None  # it was just found
+            self._add(seen, incident, "opened", f"{incident.title}: {incident.finding.reason}")
+            given = server.answers.get(incident.kind) if server is not None else None
+            incident.change = given or change_of(remedies_for(incident.finding, watcher.window, plan), plan)
+        for incident in changes.closed:
+            self._add(seen, incident, "closed", f"{incident.title}: over")
+        for incident in self.keeper.of(seen.server):
+            self._decide(seen, incident, watcher)
+
+    def _decide(self, seen: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
+        finding, settings = incident.finding, self.config.group(incident.group)
+        if finding is None or not finding.is_seen_now or incident.last_action:
+            return
+        server, group = self.servers.get(incident.server), self._group(incident.group, seen.time_s)
+        decision = decision_about(incident, watcher, server, settings, group)
+        if decision.action is None:
+            self._refused(seen, incident, decision)
+            return
+        if decision.action in RESTARTS or decision.action == "scale":
+            self.begun_s.setdefault(incident.group, []).append(seen.time_s)
+        incident.last_action = decision.action
+        change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
+        self._add(seen, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
+
+    def _refused(self, seen: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
+        if decision.dedupe_key != incident.last_refusal:
+            incident.last_refusal = decision.dedupe_key
+            self._add(seen, incident, "refused", f"would not act: {decision.reason}")
+
+    def _group(self, name: str, now_s: float) -> GroupState:
+        members = [server for server, group in self.groups.items() if group == name]
+        unhealthy = sum(
+            any(finding.severity == "critical" for finding in self.watchers[server].findings)
+            for server in members
+            if server in self.watchers
+        )
+        ages_s = [now_s - begun_s for begun_s in self.begun_s.get(name, []) if now_s - begun_s < DAY_S]
+        busy = "an action would be under way" if any(age_s < _BUSY_S for age_s in ages_s) else None
+        return GroupState(name, len(members), unhealthy, ages_s, busy)
+
+    def _add(self, seen: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+        self.events.append(DryRunEvent(seen.time_s, incident.server, incident.kind, what, text))
+
+
+def _looks(path: Path) -> Iterator[ScrapeResult]:
+    try:
+        with path.open("rb") as file:
+            is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
+    except OSError as error:
+        raise LegroomError(f"{path} cannot be read: {error.strerror}", "a recording, or a journal.db") from error
+    return _journal_samples(path) if is_journal else replay(path)
+
+
+def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
+    """The samples of all servers in the order of time. Older than a day they are means of a minute.
+
+    The journal keeps no spread of latencies, so how long a drain would have taken is not known here.
+    """
+    with Journal.open(path) as journal:
+        lines = [_line(journal, server) for server in journal.servers()]
+        yield from heapq.merge(*lines, key=lambda sample: sample.time_s)
+
+
+def _line(journal: Journal, server: str) -> Iterator[Sample]:
+    for point in journal.samples(server, 0.0, _FOREVER_S, max_points=10**12):
+        yield _sample(server, point)
+
+
+def _sample(server: str, point: JournalPoint) -> Sample:
+    values: dict[str, float | None] = {name: getattr(point, name) for name in (*GAUGES, *COUNTERS)}
+    blocks, memory_bytes = point.num_blocks, point.memory_used_bytes
+    engine = EngineSample("", "0", num_blocks=None if blocks is None else round(blocks), **values)  # type: ignore[arg-type]
+    return Sample(
+        point.time_s + point.span_s,
+        server,
+        (engine,),
+        process_start_s=point.process_start_s,
+        memory_used_bytes=None if memory_bytes is None else round(memory_bytes),
+    )

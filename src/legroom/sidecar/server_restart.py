@@ -1,0 +1,326 @@
+"""One restart from the drain to the server that answers again, every step in the journal before it is taken.
+
+Killed at any moment, the next legroom reads how far it came (`resume`): what had not reached the server is undone, what
+had is finished, and nothing is ever done twice, because the platform's own identity of the server tells whether the
+restart happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from legroom.actions.platform import (
+    ActionFailed,
+    FlagChange,
+    Override,
+    Platform,
+    RestartRequest,
+    State,
+    forget_override,
+    keep_override,
+    kept_override,
+)
+from legroom.actions.programs import process_identity
+from legroom.actions.server_drain import Drained, DrainMethod, NoDrain, PlatformDrain, wait_until_empty
+from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
+from legroom.live.journal.journal_buffer import Write
+from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.records import dataclass
+from legroom.sidecar.action_policy import ActionLimits
+from legroom.sidecar.open_incidents import BY
+from legroom.sidecar.watch_config import ServerConfig
+
+_Answer = TypeVar("_Answer")
+_END_DRAIN_TRIES_S = 30.0
+_UNDO_S = 20.0
+_QUIET_PAUSE_S = 1.0
+
+
+class JournalCall(Protocol):
+    """Runs a call on the journal in the thread that owns it. Raises `JournalUnavailable`."""
+
+    def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]:
+        """The call's own answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class ActionContext:
+    """What an action works with: the journal, a scrape at a server, and how often to look."""
+
+    journal: JournalCall
+    write_later: Callable[[Write], None]
+    """Keeps a write until the journal can be written."""
+    look: Callable[[ServerConfig], Awaitable[ScrapeResult]]
+    home: Path
+    poll_s: float = 0.5
+
+    async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
+        """Records how an action ended. It has ended: where that cannot be written now, it is as soon as it can."""
+
+        def finished(journal: Journal) -> None:
+            journal.finish_action(action_id, state, detail)
+
+        try:
+            await self.journal(finished)
+        except JournalUnavailable:
+            self.write_later(finished)
+
+
+@dataclass(frozen=True)
+class RestartOutcome:
+    """How it ended (done, failed or undone), in words too."""
+
+    state: str
+    text: str
+    action_id: int
+
+
+@dataclass(frozen=True)
+class RestartOrder:
+    """What is to be done and why."""
+
+    server: ServerConfig
+    limits: ActionLimits
+    name: str
+    reason: str
+    failing: bool
+    incident_id: int | None = None
+    change: FlagChange | None = None
+    restore: tuple[int, Override] | None = None
+    """An earlier action whose change of flags is taken back by this one."""
+
+
+class _Abandoned(Exception):
+    """The restart is given up before it has touched the server."""
+
+
+class ServerRestart:
+    """One restart under way. Make one for each order."""
+
+    def __init__(self, context: ActionContext, order: RestartOrder) -> None:
+        if order.server.platform is None:
+            raise ActionFailed(f"no platform is named for {order.server.name}, so it cannot be restarted")
+        self._context, self._order = context, order
+        self._platform: Platform = order.server.platform
+        self._drain_method: DrainMethod = order.server.drain_method or NoDrain()
+        self._id = 0
+        self._launched = False
+
+    async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
+        """Does it. Raises `ActionFailed` or `JournalUnavailable` where it could not even be begun, which is before
+        `begun` is called."""
+        order = self._order
+        before = await self._platform.state()
+        started_s = await self._process_start()
+        override = await self._platform.override_place() if order.change is not None else None
+        detail = self._detail(before, started_s)
+        self._id = await self._context.journal(
+            lambda journal: journal.begin_action(order.incident_id, order.server.group, order.name, detail)
+        )
+        begun()
+        try:
+            if override is not None:
+                keep_override(self._id, override, self._context.home)
+            await self._drain_server()
+            await self._launch()
+            await self._wait_until_back(before, started_s)
+        except _Abandoned as given_up:
+            return await self._undone(str(given_up))
+        except (ActionFailed, JournalUnavailable) as error:
+            return await (self._failed(error.message) if self._launched else self._undone(error.message))
+        except asyncio.CancelledError:
+            # Stopped from outside. What has reached the server stays open in the journal for the next start.
+            if not self._launched:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(asyncio.shield(self._undone("legroom was stopped")), _UNDO_S)
+            raise
+        return await self._done(f"{order.server.name} was restarted by {self._platform.name}")
+
+    def _detail(self, before: State, started_s: float | None) -> dict[str, Any]:
+        order = self._order
+        return {
+            "by": BY,
+            "server": order.server.name,
+            "platform": self._platform.name,
+            "door": self._drain_method.name,
+            "identity_before": before.identity,
+            "process_start_before_s": started_s,
+            "failing": order.failing,
+            "reason": order.reason,
+            "change": str(order.change) if order.change is not None else None,
+            "takes_back": order.restore[0] if order.restore is not None else None,
+        }
+
+    async def _drain_server(self) -> None:
+        """Begins the drain and waits, unless nothing in the server will ever finish."""
+        order, drain_method = self._order, self._drain_method
+        await self._stage("draining", {"door": drain_method.name})
+        try:
+            await drain_method.begin()
+        except ActionFailed as error:
+            if not order.failing:
+                raise _Abandoned(f"new work could not be stopped: {error.message}") from error
+        if order.failing:
+            await self._stage("drained", {"waited": False, "why": "it is failing: its requests are lost already"})
+            return
+        if isinstance(drain_method, PlatformDrain):
+            await self._stage("drained", {"waited": False, "why": drain_method.name})
+            return
+        drained = await wait_until_empty(drain_method, self._busy, order.limits.drain_deadline_s, self._context.poll_s)
+        if not drained.empty:
+            raise _Abandoned(_not_drained(drained, drain_method))
+        await self._stage("drained", {"waited_s": round(drained.waited_s, 2)})
+
+    async def _launch(self) -> None:
+        order = self._order
+        if order.change is not None or order.restore is not None:
+            # Kubernetes rolls a change out by itself, so from here on the server may be touched.
+            await self._mark_launched(0, "")
+        if order.change is not None:
+            try:
+                await self._platform.write_flags(order.change)
+            except ActionFailed as error:
+                # The server runs on with its old flags: a restart, and one more to take it back, would help nobody.
+                raise _Abandoned(f"the flags could not be changed: {error.message}") from error
+        if order.restore is not None:
+            await self._platform.restore_flags(order.restore[1])
+        token = f"{self._id}-{time.time():.0f}"
+        await self._platform.restart(RestartRequest(token, order.limits.restart_deadline_s, self._mark_launched))
+        await self._stage("restarted", {})
+
+    async def _mark_launched(self, pid: int, identity: str) -> None:
+        await self._stage("launched", {"pid": pid, "identity": identity})
+        self._launched = True
+
+    async def _wait_until_back(self, before: State, started_s: float | None) -> None:
+        """Until another start of the server answers with metrics, which vLLM does once its engine is ready."""
+        limit_s = self._order.limits.restart_deadline_s
+        end_s = time.monotonic() + limit_s
+        while time.monotonic() < end_s:
+            seen = await self._context.look(self._order.server)
+            if isinstance(seen, Sample) and await self._is_other_replica(before, started_s, seen):
+                return
+            await asyncio.sleep(self._context.poll_s)
+        raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
+
+    async def _is_other_replica(self, before: State, started_s: float | None, seen: Sample) -> bool:
+        if started_s is not None and seen.process_start_s is not None:
+            return seen.process_start_s != started_s
+        if before.identity is None:
+            return True
+        with contextlib.suppress(ActionFailed):
+            return (await self._platform.state()).identity not in (None, before.identity)
+        return False
+
+    async def _busy(self) -> float | None:
+        seen = await self._context.look(self._order.server)
+        if not isinstance(seen, Sample) or seen.running is None:
+            return None
+        return seen.running + (seen.waiting or 0.0)
+
+    async def _process_start(self) -> float | None:
+        seen = await self._context.look(self._order.server)
+        return seen.process_start_s if isinstance(seen, Sample) else None
+
+    async def _stage(self, name: str, detail: Mapping[str, Any]) -> None:
+        await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
+
+    # The three ends, and what a killed legroom left
+
+    async def _done(self, text: str) -> RestartOutcome:
+        text = await self._end_drain(text)
+        if self._order.restore is not None:
+            taken_back = self._order.restore[0]
+            await self._context.finish(taken_back, UNDONE)
+            forget_override(taken_back, self._context.home)
+        return await self._finish(DONE, text)
+
+    async def _failed(self, text: str) -> RestartOutcome:
+        return await self._finish(FAILED, await self._end_drain(text, patient=False))
+
+    async def _undone(self, text: str) -> RestartOutcome:
+        override = kept_override(self._id, self._context.home)
+        if override is not None:
+            with contextlib.suppress(ActionFailed):
+                await self._platform.restore_flags(override)
+                forget_override(self._id, self._context.home)
+        return await self._finish(UNDONE, await self._end_drain(text, patient=False))
+
+    async def _finish(self, state: str, text: str) -> RestartOutcome:
+        await self._context.finish(self._id, state, {"outcome": text})
+        return RestartOutcome(state, text, self._id)
+
+    async def _end_drain(self, text: str, patient: bool = True) -> str:
+        """Lets new work in again. A guard inside vLLM comes back open; one before it must be told."""
+        end_s = time.monotonic() + (_END_DRAIN_TRIES_S if patient else 0.0)
+        while True:
+            try:
+                await self._drain_method.end()
+            except ActionFailed as error:
+                if time.monotonic() < end_s:
+                    await asyncio.sleep(_QUIET_PAUSE_S)
+                    continue
+                return f"{text}; {self._drain_method.name} may still turn requests away: {error.message}"
+            return text
+
+    async def resume(self, action: Action) -> RestartOutcome:
+        """Ends an action that a killed legroom left."""
+        self._id = action.id
+        launched = action.stage("launched")
+        if launched is None:
+            return await self._undone("legroom was killed before the server was touched")
+        self._launched = True
+        await self._programs_ended(launched.detail)
+        before = State(action.detail.get("identity_before"))
+        started_s = action.detail.get("process_start_before_s")
+        try:
+            if await self._happened(before, started_s, launched.time_s):
+                await self._wait_until_back(before, started_s)
+                return await self._done("legroom was killed during the restart, which had happened")
+            if (await self._platform.state()).running is False:
+                # Stopped and never started: the other half is still owed.
+                await self._launch()
+                await self._wait_until_back(before, started_s)
+                return await self._done("legroom was killed during the restart; the server was down and is started")
+        except (ActionFailed, JournalUnavailable) as error:
+            return await self._failed(error.message)
+        return await self._undone("legroom was killed before the restart took effect")
+
+    async def _programs_ended(self, launched: Mapping[str, Any]) -> None:
+        """The program that restarts outlives legroom: it is left to end."""
+        pid, identity = int(launched.get("pid") or 0), launched.get("identity")
+        end_s = time.monotonic() + self._order.limits.restart_deadline_s
+        while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
+            await asyncio.sleep(min(self._context.poll_s, 0.2))
+
+    async def _happened(self, before: State, started_s: float | None, launched_s: float) -> bool:
+        """Whether the server is another one, or is not yet known to be the same after the time it may take."""
+        end_s = time.monotonic() + max(0.0, self._platform.settle_s - max(0.0, time.time() - launched_s))
+        while True:
+            with contextlib.suppress(ActionFailed):
+                now = await self._platform.state()
+                if before.identity is not None and now.identity not in (None, before.identity):
+                    return True
+                if now.underway:
+                    end_s = max(end_s, time.monotonic() + self._context.poll_s)
+            seen = await self._context.look(self._order.server)
+            if isinstance(seen, Sample) and started_s is not None and seen.process_start_s is not None:
+                if seen.process_start_s != started_s:
+                    return True
+            elif isinstance(seen, Sample) and before.identity is None:
+                return True  # nothing tells starts apart here, and it answers
+            if time.monotonic() >= end_s:
+                return False
+            await asyncio.sleep(self._context.poll_s)
+
+
+def _not_drained(drained: Drained, drain_method: DrainMethod) -> str:
+    if isinstance(drain_method, NoDrain):
+        return f"{drained}, and there is no guard or other way to stop new work"
+    return str(drained)

@@ -1,0 +1,232 @@
+"""The sidecar's own HTTP: metrics, health, incidents; and, with a token, acknowledging and acting."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from legroom.errors import LegroomError
+from legroom.live.journal.journal import Incident
+from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.metrics.sample import Sample, ScrapeResult
+from legroom.sidecar.action_policy import ACTION_NAMES
+from legroom.sidecar.open_incidents import OpenIncident
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+class SidecarMetrics:
+    """`legroom_*`, as a Prometheus reads them."""
+
+    def __init__(self) -> None:
+        import prometheus_client  # slow to import
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        untyped: Any = prometheus_client
+        untyped.disable_created_metrics()
+
+        self.registry = CollectorRegistry()
+        registered: dict[str, Any] = {"registry": self.registry}
+        self.looks = Counter("legroom_looks", "Looks at servers, by what they brought.", ["result"], **registered)
+        self.up = Gauge(
+            "legroom_server_up", "Whether a server answered the last look.", ["server", "group"], **registered
+        )
+        self.healthy = Gauge(
+            "legroom_server_healthy",
+            "Whether nothing critical is found at a server.",
+            ["server", "group"],
+            **registered,
+        )
+        self.kv_use = Gauge(
+            "legroom_server_kv_use", "Share of a server's KV pool in use.", ["server", "group"], **registered
+        )
+        self.full_in = Gauge(
+            "legroom_server_pool_full_seconds",
+            "Forecast: seconds until the pool is full.",
+            ["server", "group"],
+            **registered,
+        )
+        self.open = Gauge("legroom_incidents_open", "Incidents that last.", ["kind", "severity"], **registered)
+        self.opened = Counter("legroom_incidents", "Incidents opened.", ["kind"], **registered)
+        self.actions = Counter("legroom_actions", "Actions ended, by how.", ["name", "outcome"], **registered)
+        self.refusals = Counter("legroom_refusals", "Times that the policy refused to act.", **registered)
+        self.notified = Counter(
+            "legroom_notifications", "Messages sent, by whether they were taken.", ["result"], **registered
+        )
+        self.journal_ok = Gauge("legroom_journal_writable", "Whether the journal could be written last.", **registered)
+        self.journal_waiting = Gauge("legroom_journal_waiting", "Entries that wait to be written.", **registered)
+        self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **registered)
+        self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **registered)
+
+    def saw(self, seen: ScrapeResult, group: str, is_healthy: bool) -> None:
+        """One scrape at one server."""
+        self.looks.labels("sample" if isinstance(seen, Sample) else seen.kind).inc()
+        self.up.labels(seen.server, group).set(isinstance(seen, Sample))
+        self.healthy.labels(seen.server, group).set(is_healthy)
+        if isinstance(seen, Sample) and seen.kv_use is not None:
+            self.kv_use.labels(seen.server, group).set(seen.kv_use)
+
+    def forget(self, server: str, group: str) -> None:
+        """A server that is no longer watched has no figures."""
+        for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
+            with contextlib.suppress(KeyError):
+                gauge.remove(server, group)
+
+    def say_acting(self, group: str, act: frozenset[str]) -> None:
+        """What is turned on, once."""
+        for name in ACTION_NAMES:
+            self.acting.labels(name, group).set(name in act)
+
+    def text(self, lasting: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
+        """The exposition and its content type, with the incidents that last and the state of the journal now."""
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        self.open.clear()
+        for incident in lasting:
+            self.open.labels(incident.kind, incident.severity).inc()
+        self.journal_ok.set(journal.problem is None)
+        self.journal_waiting.set(journal.waiting)
+        self.journal_lost.set(journal.lost)
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+_MAX_BYTES = 64 * 1024
+_MAX_INCIDENTS = 1000
+
+
+class SidecarApi(Protocol):
+    """What the pages show and do: the sidecar."""
+
+    token: str | None
+
+    def metrics_text(self) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        ...
+
+    def health(self) -> dict[str, Any]:
+        """How the sidecar itself is."""
+        ...
+
+    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
+        """Incidents, the newest first."""
+        ...
+
+    async def acknowledge(self, incident_id: int, by: str) -> None:
+        """Somebody scrapes after it: no more messages about it."""
+        ...
+
+    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
+        """A person's order, within the same budgets."""
+        ...
+
+
+def make_app(served: SidecarApi) -> web.Application:
+    from aiohttp import web  # slow to import
+
+    async def metrics(_: web.Request) -> web.Response:
+        text, kind = served.metrics_text()
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+    async def healthz(_: web.Request) -> web.Response:
+        health = served.health()
+        return web.json_response(health, status=200 if health["ok"] else 503)
+
+    async def incidents(request: web.Request) -> web.Response:
+        since_s = _number(request.query.get("since_s"), "since_s")
+        limit = min(int(_number(request.query.get("limit"), "limit") or 100), _MAX_INCIDENTS)
+        return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
+
+    async def ack(request: web.Request) -> web.Response:
+        body = await _body(request)
+        number = _id(body.get("incident"))
+        if number is None:
+            raise LegroomError("`incident` must be the number of one")
+        await served.acknowledge(number, str(body.get("by", "somebody"))[:100])
+        return web.json_response({"acknowledged": number})
+
+    async def act(request: web.Request) -> web.Response:
+        body = await _body(request)
+        undo = body.get("undo")
+        if undo is not None and _id(undo) is None:
+            raise LegroomError("`undo` must be the number of an action")
+        answer = await served.act_on_request(str(body.get("action", "restart")), str(body.get("server", "")), undo)
+        return web.json_response(answer, status=202 if answer["accepted"] else 409)
+
+    @web.middleware
+    async def explained(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.method not in ("GET", "HEAD"):
+            refused = _unauthorised(request, served.token)
+            if refused is not None:
+                return refused
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except LegroomError as error:
+            return web.json_response({"error": error.message, "hint": error.hint}, status=400)
+        return answer
+
+    app = web.Application(middlewares=[explained], client_max_size=_MAX_BYTES)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/incidents", incidents)
+    app.router.add_post("/ack", ack)
+    app.router.add_post("/act", act)
+    return app
+
+
+def incident_json(incident: Incident) -> dict[str, Any]:
+    """An incident as `/incidents` lists it."""
+    return {
+        "id": incident.id,
+        "server": incident.server,
+        "kind": incident.kind,
+        "title": incident.title,
+        "opened_s": incident.opened_s,
+        "closed_s": incident.closed_s,
+        "outcome": incident.outcome,
+        "detail": dict(incident.detail),
+    }
+
+
+def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:
+    from aiohttp import web
+
+    if token is None:
+        return web.json_response({"error": "no token is set, so nothing can be changed here"}, status=403)
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    # In constant time, so that answers do not tell how much of a guess was right.
+    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
+        return web.json_response(
+            {"error": "wrong or no token"}, status=401, headers={"WWW-Authenticate": 'Bearer realm="legroom"'}
+        )
+    return None
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        document = json.loads(await request.text() or "{}")
+    except ValueError as error:
+        raise LegroomError("the body is not JSON") from error
+    if not isinstance(document, dict):
+        raise LegroomError("the body must be a JSON object")
+    return document
+
+
+def _id(given: Any) -> int | None:
+    """A number that the journal can have given: SQLite counts up to 2**63 - 1."""
+    return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
+
+
+def _number(text: str | None, name: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise LegroomError(f"`{name}` must be a number") from error
+    if not 0 <= value < 1e12:
+        raise LegroomError(f"`{name}` must be a number from 0 on")
+    return value

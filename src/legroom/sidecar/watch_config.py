@@ -1,0 +1,311 @@
+"""The sidecar's configuration: servers, groups, limits, webhooks, whether to act. From watch.toml or a command."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from legroom.actions.platform import FlagChange, Platform
+from legroom.actions.server_drain import DrainMethod
+from legroom.errors import LegroomError
+from legroom.live.detectors import DETECTORS
+from legroom.live.metrics.endpoint import Endpoint, endpoint
+from legroom.live.metrics.prometheus_source import PrometheusSource
+from legroom.live.thresholds import DEFAULT, LONGEST_INTERVAL_S, Thresholds
+from legroom.planning.plan_document import PlanDocument, read_plan
+from legroom.records import dataclass, field
+from legroom.sidecar import WATCH_PORT
+from legroom.sidecar.action_policy import ACTION_NAMES, ActionLimits
+from legroom.sidecar.notifier import FORMATS, Webhook
+from legroom.sidecar.platforms import drain_method_of, platform_of
+from legroom.toml_tables import ConfigError, TomlTable, read_toml
+
+_SHORTEST_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """One server that is watched. Without a platform it is never acted on."""
+
+    endpoint: Endpoint
+    group: str
+    platform: Platform | None = None
+    drain_method: DrainMethod | None = None
+    plan: PlanDocument | None = None
+    answers: Mapping[str, FlagChange] = field(default_factory=dict)
+    """Flags to restart with, by the kind of finding that they cure."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in samples and incidents."""
+        return self.endpoint.server
+
+
+@dataclass(frozen=True)
+class GroupConfig:
+    """Servers that stand in for each other: what one of them loses the others carry."""
+
+    name: str
+    act: frozenset[str] = frozenset({"notify"})
+    limits: ActionLimits = ActionLimits()
+
+
+@dataclass(frozen=True)
+class PrometheusConfig:
+    """A Prometheus that already scrapes the servers."""
+
+    url: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+    matchers: str = ""
+    """Such as `job="vllm"`; empty for every vLLM there is."""
+    verify_tls: bool = True
+    ca_file: str | None = None
+
+
+@dataclass(frozen=True)
+class KubernetesConfig:
+    """Pods to watch, found by their labels."""
+
+    selector: str
+    namespace: str | None = None
+    context: str | None = None
+
+
+@dataclass(frozen=True)
+class SidecarConfig:
+    """Everything. Printing it shows no secret."""
+
+    servers: tuple[ServerConfig, ...]
+    groups: Mapping[str, GroupConfig] = field(default_factory=dict)
+    act: frozenset[str] = frozenset({"notify"})
+    interval_s: float = 5.0
+    thresholds: Thresholds = DEFAULT
+    journal: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = WATCH_PORT
+    token: str | None = field(default=None, repr=False)
+    webhooks: tuple[Webhook, ...] = field(default=(), repr=False)
+    prometheus: PrometheusConfig | None = None
+    kubernetes: KubernetesConfig | None = None
+    lease: str = "journal"
+    lease_namespace: str = "default"
+    poll_s: float = 0.5
+    """Between scrapes while something is drained or started."""
+
+    def group(self, name: str) -> GroupConfig:
+        """A group's settings; those of all where it has none of its own."""
+        return self.groups.get(name) or GroupConfig(name, self.act)
+
+
+def read_config(path: Path) -> SidecarConfig:
+    """watch.toml, checked. A mistake is named with its line and key."""
+    table = read_toml(path)
+    act = frozenset(table.choices("act", ACTION_NAMES, ("notify",)))
+    servers = tuple(_server(server_table) for server_table in table.tables("servers"))
+    prometheus = _prometheus(table.table("prometheus"))
+    kubernetes = _kubernetes(table.table("kubernetes"))
+    if not servers and prometheus is None and kubernetes is None:
+        raise table.error("servers", "there is no server to watch", 'write [[servers]] with url = "http://host:8000"')
+    named = [server.name for server in servers]
+    for number, server_table in enumerate(table.tables("servers")):
+        if named[number] in named[:number]:
+            raise server_table.error("url", f"{named[number]} is there twice")
+    config = SidecarConfig(
+        servers=servers,
+        groups=_groups(table.table("groups"), act, _limits(table.table("limits"), ActionLimits()), servers),
+        act=act,
+        interval_s=table.number("interval_s", 5.0, least=0.05, most=LONGEST_INTERVAL_S),
+        thresholds=_thresholds(table),
+        journal=table.path("journal"),
+        host=table.get("host", str, "127.0.0.1"),
+        port=table.integer("port", WATCH_PORT, most=65535),
+        token=table.secret("token"),
+        webhooks=tuple(_webhook(server_table) for server_table in table.tables("notify")),
+        prometheus=prometheus,
+        kubernetes=kubernetes,
+        lease=table.choice("lease", ("journal", "kubernetes"), "journal"),
+        lease_namespace=table.get("lease_namespace", str, "default"),
+    )
+    table.end()
+    return config
+
+
+def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
+    """A configuration without a file: these servers, one group, and what to do by name."""
+    unknown = sorted(set(act) - set(ACTION_NAMES))
+    if unknown:
+        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+    servers = {place.server: ServerConfig(place, "default") for place in map(endpoint, addresses)}
+    return SidecarConfig(tuple(servers.values()), act=frozenset(act) | {"notify"}, **others)
+
+
+def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
+    """The same with more actions turned on, in every group."""
+    unknown = sorted(set(act) - set(ACTION_NAMES))
+    if unknown:
+        raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
+    more = frozenset(act)
+    groups = {name: replace(group, act=group.act | more) for name, group in config.groups.items()}
+    return replace(config, act=config.act | more, groups=groups)
+
+
+def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
+    """The same with so many seconds between scrapes."""
+    if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
+        raise LegroomError(
+            f"an interval of {interval_s:g} s is not between {_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s",
+            "looks further apart show nothing in time",
+        )
+    return replace(config, interval_s=interval_s)
+
+
+def _server(table: TomlTable) -> ServerConfig:
+    try:
+        place = endpoint(
+            table.require("url", str),
+            table.secret("token"),
+            verify_tls=table.get("verify_tls", bool, True),
+            ca_file=_ca_file(table),
+        )
+    except ConfigError:
+        raise
+    except LegroomError as error:
+        raise table.error("url", error.message, error.hint) from error
+    platform = platform_of(table, place.server) if "platform" in table else None
+    drain_method = drain_method_of(table.table("drain"), place, platform)
+    made = ServerConfig(
+        place, table.get("group", str, "default"), platform, drain_method, _plan(table), _answers(table)
+    )
+    table.end()
+    return made
+
+
+def _plan(table: TomlTable) -> PlanDocument | None:
+    path = table.path("plan")
+    if path is None:
+        return None
+    try:
+        return read_plan(str(path), needs=("layout",))
+    except LegroomError as error:
+        raise table.error(
+            "plan", f"{path} is not the JSON of a plan", "write it with: legroom plan ... --json"
+        ) from error
+
+
+def _answers(table: TomlTable) -> dict[str, FlagChange]:
+    """`answers.preemption_thrash = { "--max-num-seqs" = "32" }`."""
+    kinds = table.table("answers")
+    known = [kind.kind for kind in DETECTORS]
+    made: dict[str, FlagChange] = {}
+    for kind in kinds.keys if kinds is not None else ():
+        flags_table = kinds.table(kind) if kinds is not None else None
+        if flags_table is None or kinds is None:
+            continue
+        if kind not in known:
+            raise kinds.error(kind, "is not something legroom finds", f"one of: {', '.join(known)}")
+        for name in flags_table.keys:
+            if not name.startswith("--"):
+                raise flags_table.error(name, "must be a flag of vLLM, such as --max-num-seqs")
+        flags = {name: flags_table.require(name, str) for name in flags_table.keys}
+        made[kind] = FlagChange(dict(flags))
+    return made
+
+
+def _groups(
+    table: TomlTable | None, act: frozenset[str], limits: ActionLimits, servers: Sequence[ServerConfig]
+) -> dict[str, GroupConfig]:
+    groups = {server.group: GroupConfig(server.group, act, limits) for server in servers}
+    for name in table.keys if table is not None else ():
+        group_table = table.table(name) if table is not None else None
+        if group_table is None or table is None:
+            continue
+        if name not in groups and servers:
+            raise table.error(name, "no server is in this group", f"groups of servers: {', '.join(sorted(groups))}")
+        own = frozenset(group_table.choices("act", ACTION_NAMES, tuple(act)))
+        groups[name] = GroupConfig(name, own, _limits(group_table.table("limits"), limits))
+        group_table.end()
+    return groups
+
+
+def _limits(table: TomlTable | None, given: ActionLimits) -> ActionLimits:
+    if table is None:
+        return given
+    made = ActionLimits(
+        per_hour=table.integer("per_hour", given.per_hour, most=3600),
+        per_day=table.integer("per_day", given.per_day, most=86400),
+        first_pause_s=table.number("first_pause_s", given.first_pause_s),
+        longest_pause_s=table.number("longest_pause_s", given.longest_pause_s),
+        drain_deadline_s=table.number("drain_deadline_s", given.drain_deadline_s),
+        restart_deadline_s=table.number("restart_deadline_s", given.restart_deadline_s, least=1.0),
+        most_replicas=table.integer("most_replicas", given.most_replicas, least=1),
+    )
+    table.end()
+    return made
+
+
+def _thresholds(table: TomlTable) -> Thresholds:
+    levels_table = table.table("thresholds")
+    levels = DEFAULT
+    for name, value in (levels_table.unchecked() if levels_table is not None else {}).items():
+        try:
+            levels = levels.changed({name: value})
+        except LegroomError as error:
+            assert levels_table is not None  # there was a value in it
+            raise levels_table.error(name, error.message, error.hint) from error
+    return levels
+
+
+def _webhook(table: TomlTable) -> Webhook:
+    url = table.secret("url")
+    if url is None:
+        raise table.error("url", "is missing, as url, url_env or url_file")
+    if not url.startswith(("http://", "https://")):
+        raise table.error("url", "must begin with http:// or https://")
+    token = table.secret("token")
+    style = table.choice("format", FORMATS, "json")
+    made = Webhook(
+        url, next(known for known in FORMATS if known == style), {"Authorization": f"Bearer {token}"} if token else {}
+    )
+    table.end()
+    return made
+
+
+def _prometheus(table: TomlTable | None) -> PrometheusConfig | None:
+    if table is None:
+        return None
+    made = PrometheusConfig(
+        table.require("url", str),
+        table.secret("token"),
+        table.get("matchers", str, ""),
+        table.get("verify_tls", bool, True),
+        _ca_file(table),
+    )
+    for key, matchers in (("url", ""), ("matchers", made.matchers)):
+        try:
+            PrometheusSource(made.url, matchers)
+        except LegroomError as error:
+            raise table.error(key, error.message, error.hint) from error
+    table.end()
+    return made
+
+
+def _ca_file(table: TomlTable) -> str | None:
+    path = table.path("ca_file")
+    if path is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=path)
+    except OSError as error:  # that of ssl is one too
+        raise table.error("ca_file", f"{path} holds no certificates that could be read", "give a PEM file") from error
+    return str(path)
+
+
+def _kubernetes(table: TomlTable | None) -> KubernetesConfig | None:
+    if table is None:
+        return None
+    made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))
+    table.end()
+    return made

@@ -1,0 +1,428 @@
+"""Watching servers for a person: scrapes in, views out, incidents into the journal on the way.
+
+The sidecar does the same for nobody in particular, and acts; this never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from legroom.actions.run_platform import run_under_way
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
+from legroom.live.detectors.plan_drift import ComparedFigure, compare
+from legroom.live.local_servers import LocalServers
+from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
+from legroom.live.server_view import ServerView, view
+from legroom.live.thresholds import DEFAULT, Thresholds
+from legroom.planning.plan_document import PlanDocument
+from legroom.records import dataclass
+from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident
+
+if TYPE_CHECKING:
+    from legroom.live.journal.journal import Incident, Journal
+    from legroom.live.metrics.scrape_recording import Recorder
+    from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
+
+MAX_HISTORY = 720
+"""An hour at five seconds: what the curves of a page show at most."""
+_WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
+"""A page shows some servers; the curves of a fleet's thousands would be most of what a watcher keeps in memory."""
+ONCE_SCRAPES, ONCE_GAP_S = 3, 1.0
+"""A single scrape shows levels; rates and a standstill need a few."""
+_IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
+"""Detectors whose condition is meaningful in a single scrape."""
+_SCRAPES_AGO_S = (60.0, 30.0, 15.0)
+"""Past evaluation times that yield a second scrape at Prometheus' usual intervals of 15 to 60 s."""
+_SECOND_SCRAPE_S = 65.0
+"""How long is waited for a second scrape where there was none yet."""
+_SAMPLES_EVERY_S = 10.0
+_NOW_S = 60.0
+"""A scrape this young is of now, and not from a recording."""
+_DISCOVERY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """What a curve needs of one scrape."""
+
+    time_s: float
+    kv_use: float | None = None
+    running: float = 0.0
+    waiting: float = 0.0
+    generation_tokens_per_s: float = 0.0
+    preemptions_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class IncidentChange:
+    """An incident that began or ended with a scrape."""
+
+    incident: OpenIncident
+    is_over: bool
+    time_s: float
+    id: int | None = None
+    """Its number in the journal."""
+
+
+class WatchSession:
+    """Everything a watching surface knows. Feed it scrapes; read views, history and incidents."""
+
+    def __init__(
+        self,
+        levels: Thresholds = DEFAULT,
+        plans: Mapping[str, PlanDocument] | None = None,
+        journal: Journal | None = None,
+        recorder: Recorder | None = None,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        self.levels = levels
+        self.views: dict[str, ServerView] = {}
+        self.history: dict[str, deque[HistoryPoint]] = {}
+        self.changes: deque[IncidentChange] = deque(maxlen=200)
+        self.looks = 0
+        self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
+        self.log = log or (lambda text: None)
+        self._watchers: dict[str, Watcher] = {}
+        self._keeper = IncidentKeeper()
+        self._ids: dict[str, int] = {}
+        self._local = LocalServers()
+        self._samples: list[Sample] = []
+        self._written_s = 0.0
+
+    def take(self, look: ScrapeResult) -> ServerView:
+        """One scrape at one server."""
+        look = self._local.added(look)
+        self.looks += 1
+        if self._recorder is not None:
+            self._recorder.add(look)
+        watcher = self._watchers.get(look.server)
+        if watcher is None:
+            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, self.plan_of(look.server))
+        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
+            waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
+            self.views[look.server] = waiting
+            return waiting  # an expected silence is no incident
+        findings = watcher.take(look)
+        now = self.views[look.server] = view(watcher, self.levels)
+        self._remember(look, now, watcher)
+        changed = self._keeper.update(look.server, "", findings)
+        for incident in changed.opened:
+            self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
+        for incident in changed.closed:
+            self._end(incident, OVER, look.time_s)
+        if isinstance(look, Sample) and self._journal is not None:
+            self._samples.append(look)
+            self._write_samples(look.time_s)
+        return now
+
+    def plan_of(self, server: str) -> PlanDocument | None:
+        """What it was planned to be, where a plan was given."""
+        return self._plans.get(server, self._plans.get(""))
+
+    def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
+        """Its plan beside what the last scrape showed; () without a plan or an answer."""
+        plan, watcher = self.plan_of(server), self._watchers.get(server)
+        if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
+            return ()
+        return compare(plan, watcher.window.latest, self.levels)
+
+    def server_removed(self, server: str) -> None:
+        """Whoever listed a server lists it no longer: nothing is known of it any more."""
+        for incident in self._keeper.forget(server):
+            self._end(incident, UNWATCHED, time.time())
+        for known in (self.views, self.history, self._watchers):
+            known.pop(server, None)
+
+    def _remember(self, look: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
+        kept = self.history.get(look.server)
+        if kept is None:
+            points = MAX_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
+            kept = self.history[look.server] = deque(maxlen=points)
+        if isinstance(look, ScrapeFailure):
+            kept.append(HistoryPoint(look.time_s))
+            return
+        steps = watcher.window.steps
+        step = steps[-1] if steps else None
+        grown = {
+            name: (step.total(name) or 0.0) / step.seconds if step else 0.0
+            for name in ("generation_tokens", "preemptions")
+        }
+        kept.append(
+            HistoryPoint(
+                look.time_s,
+                now.kv_use,
+                now.running or 0.0,
+                now.waiting or 0.0,
+                grown["generation_tokens"],
+                grown["preemptions"],
+            )
+        )
+
+    def add_immediate_findings(self, server: str) -> ServerView:
+        """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
+        watcher, now = self._watchers[server], self.views[server]
+        known = {finding.kind: finding for finding in now.findings}
+        at_once = {
+            detector.kind: _immediate_finding(detector, watcher, seen, now.time_s)
+            for detector in watcher.detectors
+            if detector.kind not in known
+            and (seen := detector.measure(watcher.window, now.time_s)) is not None
+            and seen.is_bad
+            and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain)
+        }
+        if at_once and now.state != "unreachable":
+            both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
+            watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
+            self.views[server] = view(watcher, self.levels)
+        return self.views[server]
+
+    def scraped_only_once(self) -> list[str]:
+        """Servers that were scraped but once: levels are known of them, and nothing that takes two scrapes."""
+        return [
+            name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
+        ]
+
+    @property
+    def open_incidents(self) -> tuple[OpenIncident, ...]:
+        """Those that last, the oldest first."""
+        return self._keeper.all()
+
+    def close(self) -> None:
+        """The end of watching: what was open is no longer known to be."""
+        for incident in self._keeper.all():
+            self._end(incident, "lasted when watching ended", time.time())
+        self._flush()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # The journal: a courtesy here, never in the way of watching.
+
+    def _opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
+        finding, journal = incident.finding, self._journal
+        if journal is None or finding is None:
+            return None
+        try:
+            for earlier in journal.incidents(server=incident.server, open_only=True):
+                if earlier.kind == incident.kind:
+                    if _has_live_owner(earlier):
+                        return None
+                    journal.close_incident(earlier.id, "lasted when its watcher was ended", finding.time_s)
+            detail = incident.detail() | {"by": "watch", "pid": os.getpid()}
+            made = journal.open_incident(
+                incident.server, incident.kind, incident.title, detail, incident.opened_s, incident.key
+            )
+            journal.note(made, finding.reason, time_s=finding.time_s)
+            self._ids[incident.key] = made
+            self._note_remedies(made, incident, watcher)
+        except Exception as error:
+            self._stop_journaling(error)
+            return None
+        return made
+
+    def _note_remedies(self, made: int, incident: OpenIncident, watcher: Watcher) -> None:
+        from legroom.live.remedies import remedies_for  # planning is only needed once something is wrong
+
+        assert incident.finding is not None and self._journal is not None
+        remedies = remedies_for(incident.finding, watcher.window, self.plan_of(incident.server))
+        text = "what helps: " + "; ".join(remedy.why for remedy in remedies)
+        self._journal.note(made, text, {"answers": [remedy.to_json() for remedy in remedies]}, incident.finding.time_s)
+
+    def _end(self, incident: OpenIncident, outcome: str, time_s: float) -> None:
+        made = self._ids.pop(incident.key, None)
+        self.changes.appendleft(IncidentChange(incident, True, time_s, made))
+        if made is not None and self._journal is not None:
+            try:
+                self._journal.close_incident(made, outcome, time_s)
+            except Exception as error:
+                self._stop_journaling(error)
+
+    def _write_samples(self, now_s: float) -> None:
+        if now_s - self._written_s >= _SAMPLES_EVERY_S:
+            self._written_s = now_s
+            self._flush()
+
+    def _flush(self) -> None:
+        samples, self._samples = self._samples, []
+        if samples and self._journal is not None:
+            try:
+                self._journal.add_samples(samples)
+            except Exception as error:
+                self._stop_journaling(error)
+
+    def _stop_journaling(self, error: Exception) -> None:
+        from legroom.live.journal.journal import JournalUnavailable
+
+        if not isinstance(error, JournalUnavailable):
+            raise error
+        self.log(f"{error.message}: watching without it")
+        self._journal = None
+
+
+def _has_live_owner(incident: Incident) -> bool:
+    """Whether somebody will close it: a sidecar does, also after a restart of its own; a watcher while it lives."""
+    if incident.detail.get("by") != "watch":
+        return True
+    try:
+        os.kill(int(incident.detail["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, KeyError, ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
+def _under_way(look: ScrapeFailure) -> str | None:
+    """What a `legroom run` does to the server meanwhile; of a recording nobody knows any more."""
+    return run_under_way(look.server) if abs(time.time() - look.time_s) < _NOW_S else None
+
+
+def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
+    return DetectorFinding(
+        detector.kind,
+        watcher.window.server,
+        seen.severity or detector.severity,
+        seen.title or detector.title,
+        seen.reason,
+        now_s,
+        now_s,
+        seen.numbers,
+        seen.engine,
+        detector.cause,
+        detector.entry,
+        detector.situation,
+    )
+
+
+def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
+    """A few scrapes at each server, close together; then the detectors that need no patience are asked."""
+    _run(_looks(config, session, gap_s))
+    for server in session.views:
+        session.add_immediate_findings(server)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, also for a caller who is inside an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+    else:
+        with ThreadPoolExecutor(1, "legroom watch") as beside:
+            beside.submit(asyncio.run, work).result()
+
+
+async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    if config.prometheus is not None:
+        await _scrapes(config.prometheus, session, gap_s)
+        config = replace(config, prometheus=None)
+    if config.kubernetes is not None:
+        await _until_discovered(replace(config, interval_s=gap_s), session, gap_s)
+        return
+    from legroom.live.metrics.scrape import look, open_session  # slow to import
+
+    async with open_session() as connections:
+        for number in range(ONCE_SCRAPES):
+            await asyncio.sleep(gap_s if number else 0)
+            seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
+            for look_seen in seen:
+                session.take(look_seen)
+
+
+async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
+    """The last scrapes of every server, and where there was but one, the next, for which one has to wait."""
+    from legroom.live.metrics.scrape import open_session
+    from legroom.sidecar.sources import prometheus_source  # slow to import
+
+    source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
+    async with open_session() as connections:
+        for ago_s in _SCRAPES_AGO_S:
+            for look in await source.poll(connections, now_s - ago_s, is_past=True):
+                session.take(look)
+        while True:
+            for look in await source.poll(connections, time.time()):
+                session.take(look)
+            once_only = session.scraped_only_once()
+            if not once_only or time.monotonic() >= until:
+                break
+            await asyncio.sleep(gap_s)
+    if once_only:
+        session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not judged")
+
+
+async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
+    """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
+    problems: list[str] = []
+    session.log = problems.append
+    watching = asyncio.create_task(stream(config, session, lambda now: None))
+    until = time.monotonic() + _DISCOVERY_S
+    while not (session.views or problems or watching.done()) and time.monotonic() < until:
+        await asyncio.sleep(0.05)
+    if session.views:
+        await asyncio.wait([watching], timeout=ONCE_SCRAPES * gap_s)
+    if not watching.done():
+        watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
+    if problems and not session.views:
+        raise LegroomError(problems[0], "nothing could be looked at", UNREACHABLE)
+
+
+async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
+    """A view after every scrape, for ever."""
+    from legroom.sidecar.sources import source_of  # slow to import
+
+    await source_of(config, session.log)(lambda look: show(session.take(look)), session.server_removed)
+
+
+def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
+    """A recording through the same eyes, as fast as it can be read."""
+    from legroom.live.metrics.scrape_recording import replay
+
+    for look in replay(path):
+        yield session.take(look)
+
+
+def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
+    """A view after every scrape, for code without an event loop, or inside one. Close the iterator to stop looking."""
+    seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
+    stop = threading.Event()
+
+    async def look() -> None:
+        task = asyncio.create_task(stream(config, session, seen.put))
+        while not stop.is_set() and not task.done():
+            await asyncio.wait([task], timeout=0.05)
+        task.cancel()
+        await task
+
+    def run() -> None:
+        try:
+            asyncio.run(look())
+        except asyncio.CancelledError:
+            return
+        except BaseException as error:
+            seen.put(error)
+
+    thread = threading.Thread(target=run, name="legroom watch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item = seen.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join(10)
+        session.close()

@@ -1,0 +1,246 @@
+"""Checks whether a server's command can run on this node: its GPUs, driver, /dev/shm and memory limit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.facts.gpus import gpu
+from legroom.facts.release_support import build_of, driver_is_older
+from legroom.live.gpu_memory import GpuMemory, devices, visible
+from legroom.live.kernel_memory import Cgroup
+from legroom.planning.machine import Machine, make_plan
+from legroom.planning.plan import Plan
+from legroom.planning.plan_json import plan_json
+from legroom.records import dataclass
+from legroom.units import GIB, MIB, gib, human_bytes
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.vllm.args import ServeArgs
+
+CheckFinding = Literal["ok", "warning", "failure"]
+_DOCKER_SHM_BYTES = 64 * MIB
+"""Docker's default /dev/shm, with which NCCL fails at once."""
+_QUERY = "index,name,uuid,memory.total,memory.used,driver_version"
+_LISTED_CARD = re.compile(r"GPU \d+: .*\(UUID: (?P<uuid>[^)]+)\)")
+_LISTED_SLICE = re.compile(r"\s+MIG (?P<profile>\d+g\.\d+gb\S*)\s+Device\s+\d+: \(UUID: (?P<uuid>[^)]+)\)")
+_HIDDEN_HINT = "inside a container the GPUs are numbered from 0, whichever of the node's they are: leave it out there"
+_NO_GPU = "this container sees no NVIDIA GPU"
+_NO_GPU_HINT = "give it nvidia.com/gpu in its limits, as the server's own container has it, and check the node's driver"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What a process of this container can use."""
+
+    gpus: tuple[GpuMemory, ...]
+    driver: str = ""
+    shm_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    hidden_gpus: int = 0
+    """GPUs excluded by CUDA_VISIBLE_DEVICES."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCheck:
+    name: Literal["gpus", "memory", "driver", "shm"]
+    finding: CheckFinding
+    message: str
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The checks, and the plan they are based on."""
+
+    node: NodeState
+    checks: tuple[NodeCheck, ...]
+    plan: Plan | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(check.finding != "failure" for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        node = self.node
+        gpus = [
+            {"name": card.name, "total_bytes": card.total_bytes, "used_bytes": card.used_bytes} for card in node.gpus
+        ]
+        return {
+            "ok": self.ok,
+            "node": {
+                "gpus": gpus,
+                "driver": node.driver,
+                "shm_bytes": node.shm_bytes,
+                "memory_limit_bytes": node.memory_limit_bytes,
+            },
+            "checks": [{"name": each.name, "finding": each.finding, "message": each.message} for each in self.checks],
+            "plan": plan_json(self.plan) if self.plan is not None else None,
+        }
+
+
+def preflight(args: ServeArgs, release: Release, node: NodeState, host_memory: str | None = None) -> Preflight:
+    """Check a server's flags against the node; a `LegroomError` where it has no GPU."""
+    if not node.gpus and node.hidden_gpus:
+        raise LegroomError(
+            f"CUDA_VISIBLE_DEVICES hides all {node.hidden_gpus} GPUs of this container", _HIDDEN_HINT, UNREACHABLE
+        )
+    if not node.gpus:
+        raise LegroomError(_NO_GPU, _NO_GPU_HINT, UNREACHABLE)
+    needed = max(args.gpus_needed, 1)
+    there = len(node.gpus)
+    if needed > there:
+        hidden = f" ({node.hidden_gpus} more are hidden by CUDA_VISIBLE_DEVICES)" if node.hidden_gpus else ""
+        message = f"the flags ask for {needed} GPUs, and this container sees {there}{hidden}"
+        return Preflight(node, (NodeCheck("gpus", "failure", message), *_driver(node, release)))
+    limit = host_memory or (str(node.memory_limit_bytes) if node.memory_limit_bytes else None)
+    fullest = max(node.gpus[:needed], key=lambda card: card.used_bytes)
+    plan = make_plan(args, release, _machine(fullest, there, limit))
+    checks = (_gpus(node, needed), _memory(plan, fullest), *_driver(node, release), *_shm(plan, node, needed))
+    return Preflight(node, checks, plan)
+
+
+def _machine(card: GpuMemory, count: int, host_memory: str | None) -> Machine:
+    """The card with the memory that other processes use. NVML counts the driver's reserve in total and used; CUDA,
+    which vLLM uses, counts it in neither."""
+    try:
+        known = gpu(card.name)
+    except LegroomError:
+        name = f"{card.total_bytes / MIB:.0f}MiB"
+        return Machine(name, count, used=str(card.used_bytes), host_memory=host_memory)
+    reserved = max(card.total_bytes - known.total_bytes, 0)
+    return Machine(card.name, count, used=str(max(card.used_bytes - reserved, 0)), host_memory=host_memory)
+
+
+def _gpus(node: NodeState, needed: int) -> NodeCheck:
+    names = sorted({card.name for card in node.gpus})
+    if len(names) > 1 and needed > 1:
+        return NodeCheck("gpus", "warning", f"the GPUs differ ({', '.join(names)}): the smallest decides")
+    return NodeCheck("gpus", "ok", f"{needed} of {len(node.gpus)} x {names[0]}")
+
+
+def _memory(plan: Plan, card: GpuMemory) -> NodeCheck:
+    from legroom.vllm.command_line import any_release_words
+
+    free = f"{human_bytes(card.total_bytes - card.used_bytes)} of GPU {card.index} are free"
+    if plan.verdict == "fits":
+        return NodeCheck("memory", "ok", f"the server fits; {free}")
+    fix = f"; {' '.join(any_release_words(plan.advice[0].flags))} would start" if plan.advice else ""
+    if plan.verdict == "tight":
+        return NodeCheck("memory", "warning", f"tight: {plan.reason}; {free}{fix}")
+    failure = plan.memory.failure
+    words = failure.message.partition(". ")[0].rstrip(".") if failure is not None else plan.reason
+    return NodeCheck("memory", "failure", f"vLLM would stop with: {words}; {free}{fix}")
+
+
+def _driver(node: NodeState, release: Release) -> Iterator[NodeCheck]:
+    build = build_of(release)
+    oldest = build.oldest_driver
+    if not node.driver or oldest is None:
+        return
+    if driver_is_older(node.driver, oldest):
+        yield NodeCheck(
+            "driver",
+            "warning",
+            f"driver {node.driver} is older than {oldest}, which CUDA {build.cuda} of vLLM {release} was made for",
+        )
+    else:
+        yield NodeCheck("driver", "ok", f"driver {node.driver} serves CUDA {build.cuda}")
+
+
+def _shm(plan: Plan, node: NodeState, needed: int) -> Iterator[NodeCheck]:
+    there, wanted = node.shm_bytes, plan.host.shm_bytes
+    if there is None or needed < 2:
+        return
+    if there <= _DOCKER_SHM_BYTES:
+        yield NodeCheck(
+            "shm",
+            "failure",
+            f"/dev/shm has {human_bytes(there)}, and {needed} ranks talk through it: "
+            f"mount an emptyDir with medium Memory of {gib(wanted, 0)}",
+        )
+    elif there < wanted:
+        yield NodeCheck("shm", "warning", f"/dev/shm has {human_bytes(there)}, and {gib(wanted, 0)} may be used")
+    else:
+        yield NodeCheck("shm", "ok", f"/dev/shm has {human_bytes(there)}")
+
+
+def this_node(visible_devices: str | None = None) -> NodeState:
+    """The state of this node; `visible_devices` is the server's CUDA_VISIBLE_DEVICES."""
+    gpus, driver = devices(), _driver_version()
+    if not gpus:
+        gpus, driver = gpus_from_nvidia_smi()
+    seen = visible(gpus, visible_devices)
+    limit = cgroup.limit if (cgroup := Cgroup.of()) is not None else None
+    return NodeState(seen, driver, _shm_bytes(), limit[0] if limit else None, len(gpus) - len(seen))
+
+
+def _driver_version() -> str:
+    try:
+        import pynvml  # loads the driver's library
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:
+        return ""  # no package, or any of NVML's own errors
+    return version.decode() if isinstance(version, bytes) else str(version)
+
+
+def gpus_from_nvidia_smi() -> tuple[tuple[GpuMemory, ...], str]:
+    """GPUs and driver version where nvidia-ml-py is not installed; empty without a driver."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (), ""
+    listed = _output_of([program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"])
+    rows = [[field.strip() for field in line.split(",")] for line in listed.splitlines()]
+    rows = [row for row in rows if len(row) == 6 and row[0].isdecimal()]
+    slices = _mig_slices(program)
+    gpus: list[GpuMemory] = []
+    for index, name, uuid, total, used, _ in rows:
+        if card_slices := slices.get(uuid):
+            gpus += (_mig_slice(int(index), name, profile, slice_uuid) for profile, slice_uuid in card_slices)
+        elif total.isdecimal() and used.isdecimal():
+            gpus.append(GpuMemory(int(index), name, uuid, int(total) * MIB, int(used) * MIB))
+    return tuple(gpus), rows[0][5] if rows else ""
+
+
+def _mig_slices(program: str) -> dict[str, list[tuple[str, str]]]:
+    """UUID of a card -> profile and UUID of each of its MIG slices, as `nvidia-smi -L` lists them."""
+    slices: dict[str, list[tuple[str, str]]] = {}
+    card = ""
+    for line in _output_of([program, "-L"]).splitlines():
+        if whole := _LISTED_CARD.match(line):
+            card = whole["uuid"]
+        elif part := _LISTED_SLICE.match(line):
+            slices.setdefault(card, []).append((part["profile"], part["uuid"]))
+    return slices
+
+
+def _mig_slice(index: int, card: str, profile: str, uuid: str) -> GpuMemory:
+    """A MIG slice; nvidia-smi does not list its used memory, and its total follows from the profile."""
+    name = f"{card} MIG {profile}"
+    try:
+        total = gpu(name).total_bytes
+    except LegroomError:
+        total = int(profile.partition(".")[2].partition("gb")[0] or 0) * GIB
+    return GpuMemory(index, name, uuid, total, 0)
+
+
+def _output_of(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _shm_bytes() -> int | None:
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return stat.f_blocks * stat.f_frsize

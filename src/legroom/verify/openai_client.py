@@ -1,0 +1,346 @@
+"""A client of an OpenAI-compatible server, and a smoke test with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.live.metrics.endpoint import endpoint
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from legroom.live.metrics.endpoint import Endpoint
+
+
+_MAX_ERROR_CHARACTERS = 300
+_UNSUPPORTED = re.compile(r"does not support \w+ API")
+_GUARD_CODES = frozenset({"prompt_too_long", "output_too_long"})
+
+
+@dataclass(frozen=True)
+class ServerRefusal:
+    """A response with an error status."""
+
+    status: int
+    message: str
+    code: str = ""
+    """The error code in the body; empty where it only repeats the status, as vLLM's does."""
+
+    @classmethod
+    def read(cls, status: int, body: str) -> ServerRefusal:
+        """Parse a response body, which need not be JSON."""
+        try:
+            document = json.loads(body)
+            error = document.get("error", document)
+        except (ValueError, AttributeError):
+            return cls(status, body)
+        if not isinstance(error, dict):
+            return cls(status, str(error))
+        code = error.get("code")
+        return cls(
+            status, str(error.get("message", body)), code if isinstance(code, str) and not code.isdecimal() else ""
+        )
+
+    @property
+    def is_unserved(self) -> bool:
+        """Whether the server lacks this API; for a pooling model vLLM answers 404 or 501, older releases 400."""
+        return self.status in (404, 501) or _UNSUPPORTED.search(self.message) is not None
+
+    @property
+    def is_by_guard(self) -> bool:
+        """Whether legroom's guard refused the request before it reached the server."""
+        return self.code in _GUARD_CODES
+
+    def __str__(self) -> str:
+        text = f"{self.message} ({self.code})" if self.code else self.message
+        return f"{self.status}: {' '.join(text.split())[:_MAX_ERROR_CHARACTERS]}"
+
+
+class RouteMissing(LegroomError):
+    """The server has no such route."""
+
+
+class ApiKeyMissing(LegroomError):
+    """The server needs an API key."""
+
+
+_SAMPLE_TEXT = (
+    "The pool of blocks holds the keys and values of every token that a request has seen so far, and no more."
+)
+_SAMPLE_WORDS = 64
+POOLING_ENDPOINTS = {"embedding": "/v1/embeddings", "pooled input": "/pooling"}
+"""Embedding models serve the first; classifiers, rerankers and reward models the second."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model in the server's list of models."""
+
+    model: str
+    max_model_len: int | None
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_token_s: float | None = None
+    total_s: float = 0.0
+    error: str = ""
+    refusal: ServerRefusal | None = None
+    """The response, where its status is not 200."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is complete."""
+        return not self.error
+
+
+class ServerClient:
+    """One session with one server, as an async context manager."""
+
+    def __init__(self, address: str, api_key: str | None = None, verify_tls: bool = True) -> None:
+        self.metrics: Endpoint = endpoint(address, api_key, verify_tls=verify_tls)
+        self.url = self.metrics.server
+        self.accepts_token_ids = True
+        self.tokens_per_word = 1.0
+        self.vocabulary = tuple(range(100, 1000))
+        self._verify_tls = verify_tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ServerClient:
+        import aiohttp  # slow to import
+
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=None if self._verify_tls else False),  # type: ignore[arg-type]
+            headers=dict(self.metrics.headers),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=10),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None
+        return self._session
+
+    async def served(self, timeout_s: float = 10.0) -> ServedModel:
+        """The served model; a `LegroomError` where the server is unreachable or lists no model."""
+        # Other OpenAI-compatible servers and gateways need not have /health.
+        with suppress(RouteMissing, ApiKeyMissing):
+            await self._request("GET", "/health", None, timeout_s, parse=False)
+        document = await self._request("GET", "/v1/models", None, timeout_s)
+        try:
+            model = document["data"][0]
+            length = model.get("max_model_len")
+            return ServedModel(str(model["id"]), int(length) if length else None)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+            raise LegroomError(f"{self.url}/v1/models lists no model", "is this an OpenAI-compatible server?") from None
+
+    async def learn_vocabulary(self, model: str) -> None:
+        """Use the token ids of a sample text, which the model certainly has."""
+        try:
+            answer = await self._request("POST", "/tokenize", {"model": model, "prompt": _SAMPLE_TEXT}, 10.0)
+            ids = tuple(sorted({int(token) for token in answer["tokens"]}))
+        except (LegroomError, KeyError, TypeError, ValueError):
+            return
+        if len(ids) >= 8:
+            self.vocabulary = ids
+
+    async def measure_tokens_per_word(self, model: str) -> RequestOutcome:
+        """Switch to text prompts, for servers that accept no token ids."""
+        self.accepts_token_ids = False
+        outcome = await self.complete(model, _words(_SAMPLE_WORDS), 1)
+        if outcome.ok and outcome.prompt_tokens:
+            self.tokens_per_word = outcome.prompt_tokens / _SAMPLE_WORDS
+        return outcome
+
+    def text_of(self, tokens: int) -> str:
+        """A text of about this many tokens, never more."""
+        return _words(max(1, int(tokens / self.tokens_per_word * 0.98)))
+
+    async def complete(self, model: str, prompt: list[int] | str, output_len: int) -> RequestOutcome:
+        """One streamed completion of exactly `output_len` tokens."""
+        import aiohttp
+
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        started_s = time.monotonic()
+        try:
+            async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
+                if response.status != 200:
+                    return _refused(response.status, await response.text(errors="replace"))
+                return await _read_stream(response, started_s)
+        except (aiohttp.http_exceptions.LineTooLong, ValueError):  # ValueError: aiohttp before 3.13
+            return RequestOutcome(
+                error="a line of the stream is too long to be read", total_s=time.monotonic() - started_s
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error, started_s)
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> RequestOutcome:
+        """One request whose answer is not read."""
+        import aiohttp
+
+        started_s = time.monotonic()
+        try:
+            async with self.session.post(self.url + path, json=body) as response:
+                if response.status != 200:
+                    return _refused(response.status, await response.text(errors="replace"))
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return _broken(error, started_s)
+        return RequestOutcome(total_s=time.monotonic() - started_s)
+
+    async def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float, parse: bool = True
+    ) -> Any:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with self.session.request(method, self.url + path, json=body, timeout=limit) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise LegroomError(f"{self.url}{path} did not answer: {_reason(error)}", "is it up?", UNREACHABLE) from None
+        if response.status in (401, 403):
+            raise ApiKeyMissing(
+                f"{self.url} wants an API key ({response.status})", "give --api-key or OPENAI_API_KEY", UNREACHABLE
+            )
+        if response.status != 200:
+            kind = RouteMissing if response.status in (404, 405, 501) else LegroomError
+            raise kind(f"{self.url}{path} answered {ServerRefusal.read(response.status, text)}", "", UNREACHABLE)
+        try:
+            return json.loads(text) if parse else text
+        except ValueError:
+            raise LegroomError(
+                f"{self.url}{path} did not answer with JSON", "is this an OpenAI-compatible server?"
+            ) from None
+
+
+def _reason(error: Exception) -> str:
+    import aiohttp
+
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "the host name is not known"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not trusted (--insecure takes any)"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "TLS failed: does it speak https?"
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        return "nothing listens there"
+    return type(error).__name__
+
+
+async def _read_stream(response: aiohttp.ClientResponse, started_s: float) -> RequestOutcome:
+    """Read the server-sent events; the last one has the usage."""
+    first: float | None = None
+    usage: Mapping[str, Any] = {}
+    ended = False
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            ended = True
+            continue
+        first = time.monotonic() - started_s if first is None else first
+        if b'"error"' in data or b'"usage":{' in data.replace(b" ", b""):
+            event = _event(data)
+            if "error" in event:
+                return RequestOutcome(error=f"the stream ended with {str(event['error'])[:_MAX_ERROR_CHARACTERS]}")
+            counted = event.get("usage")
+            usage = counted if isinstance(counted, dict) else usage
+    total = time.monotonic() - started_s
+    if not ended:
+        return RequestOutcome(error="the stream was cut short", total_s=total)
+    return RequestOutcome(_token_count(usage, "prompt_tokens"), _token_count(usage, "completion_tokens"), first, total)
+
+
+def _token_count(usage: Mapping[str, Any], name: str) -> int:
+    """A token count; 0 where the server sends none."""
+    value = usage.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _event(data: bytes) -> Mapping[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _refused(status: int, body: str) -> RequestOutcome:
+    refusal = ServerRefusal.read(status, body)
+    return RequestOutcome(error=str(refusal), refusal=refusal)
+
+
+def _broken(error: Exception, started_s: float) -> RequestOutcome:
+    return RequestOutcome(error=f"the connection broke: {type(error).__name__}", total_s=time.monotonic() - started_s)
+
+
+def _words(count: int) -> str:
+    return " ".join(("hello", "world")[number % 2] for number in range(count))
+
+
+def smoke_test(url: str, api_key: str | None = None) -> tuple[bool | None, str]:
+    """Send one short request and one at the full context to a server on this machine. The result is None where the
+    server has no endpoint to try."""
+    try:
+        return asyncio.run(_smoke_test(url, api_key))
+    except LegroomError as error:
+        return False, f"the server is healthy but does not serve: {error.message}"
+
+
+async def _smoke_test(url: str, api_key: str | None, timeout_s: float = 120.0) -> tuple[bool | None, str]:
+    async with ServerClient(url, api_key, verify_tls=False) as server:
+        served = await server.served(timeout_s)
+        name, length = served.model, served.max_model_len or 0
+        for what, path in ({"completion": "/v1/completions"} | POOLING_ENDPOINTS).items():
+            outcome = await _send_tokens(server, path, name, 0, timeout_s)
+            if outcome.refusal is not None and outcome.refusal.is_unserved:
+                continue
+            text = f"serves {name}: one {what}"
+            if outcome.ok and length > 16:
+                outcome = await _send_tokens(server, path, name, length, timeout_s)
+                if outcome.refusal is not None and outcome.refusal.is_by_guard:
+                    return True, f"{text} and none of {length:,} tokens, which the guard does not let in"
+                text += f" and a request of {length:,} tokens"
+            return (True, text) if outcome.ok else (False, f"the server is healthy but does not serve: {outcome.error}")
+    return None, f"serves {name}, but no completions, and pools nothing, so no request was tried"
+
+
+async def _send_tokens(server: ServerClient, path: str, model: str, length: int, timeout_s: float) -> RequestOutcome:
+    """One request of `length` tokens in all, as token ids; a short text for 0. A slow prompt runs at 1,000 tokens/s."""
+    if path == "/v1/completions":
+        answer = 4
+        prompt = [3] * (length - answer) if length else "Hello"
+        body = {"model": model, "prompt": prompt, "max_tokens": answer, "ignore_eos": True}
+    else:
+        body = {"model": model, "input": [3] * length if length else "Hello"}
+    try:
+        async with asyncio.timeout(timeout_s + length / 1000):
+            return await server.post(path, body)
+    except TimeoutError:
+        return RequestOutcome(error="the request took too long")

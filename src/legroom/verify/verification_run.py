@@ -1,0 +1,271 @@
+"""Runs a verification: requests are bounded in number and time, and ended when the user interrupts it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from legroom.errors import LegroomError
+from legroom.live.metrics.endpoint import endpoint, is_loopback
+from legroom.live.metrics.sample import Sample
+from legroom.live.metrics.scrape import ScrapeFailed, scrape
+from legroom.records import dataclass
+from legroom.verify.load import KvPool, Load, LoadRequest, read_load, safe_concurrency, token_ids
+from legroom.verify.load_run import MemoryReader, memory_reader, run_load
+from legroom.verify.openai_client import POOLING_ENDPOINTS, RequestOutcome, ServedModel, ServerClient
+from legroom.verify.verification_checks import (
+    Check,
+    LoadRun,
+    PassCriteria,
+    PlannedPool,
+    Verification,
+    context_check,
+    load_checks,
+    pool_check,
+)
+
+_ASSUMED_CONTEXT = 2048
+"""For a server that does not say its max_model_len."""
+_MAX_CONCURRENCY = 64
+"""Without a plan the server's max_num_seqs is unknown; --concurrency exceeds this."""
+_TIMED_OUT = "not answered within the time of this verification (--timeout)"
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class VerificationRequest:
+    url: str
+    api_key: str | None = None
+    planned: PlannedPool | None = None
+    load: str = "chat"
+    concurrency: int | None = None
+    requests: int | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    limits: PassCriteria = PassCriteria()
+    verify_tls: bool = True
+    load_remote: bool = False
+
+
+def verify(request: VerificationRequest, progress: Progress | None = None) -> Verification:
+    """Verify a server. Ctrl-C ends the open requests and returns the results so far."""
+    endpoint(request.url)  # fails on a malformed address before anything else
+    if not is_loopback(request.url) and not request.load_remote:
+        raise LegroomError(
+            "the server is not on this machine, and a verification loads it as far as it goes",
+            "say --yes-load-remote if nobody else depends on it now",
+        )
+    read_load(request.load, _ASSUMED_CONTEXT, _lengths(request), request.seed)  # fails before the server is contacted
+    return asyncio.run(_verify(request, progress or (lambda share: None)))
+
+
+def _lengths(request: VerificationRequest) -> int:
+    """How many request lengths are lengths; 400 give a stable concurrency for a random load."""
+    return max(request.requests or 0, 400)
+
+
+async def _verify(request: VerificationRequest, progress: Progress) -> Verification:
+    async with ServerClient(request.url, request.api_key, request.verify_tls) as server:
+        return await VerificationRun(request, server, progress).result()
+
+
+class VerificationRun:
+    def __init__(self, request: VerificationRequest, server: ServerClient, progress: Progress) -> None:
+        self.request, self.server, self.progress = request, server, progress
+        self.deadline_s = time.monotonic() + request.timeout_s
+        self.checks: list[Check] = []
+        self.notes: list[str] = []
+        self.served: ServedModel | None = None
+        self.pool: KvPool | None = None
+        self.load: LoadRun | None = None
+        self.memory: MemoryReader | None = None
+        self.interrupted = False
+
+    async def result(self) -> Verification:
+        """Run all steps, or those before a failure or an interruption."""
+        try:
+            await self._steps()
+        except asyncio.CancelledError:
+            self.interrupted = True
+            self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            if self.load is None:
+                self.checks.append(Check("load", False, "interrupted before it began"))
+        source = self.memory.source if self.memory else ""
+        return Verification(
+            self.server.url,
+            self.served,
+            self.pool,
+            tuple(self.checks),
+            self.load,
+            source,
+            tuple(self.notes),
+            self.interrupted,
+        )
+
+    async def _steps(self) -> None:
+        self.served = await self.server.served()
+        context = self.served.max_model_len or _ASSUMED_CONTEXT
+        length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
+        self.checks.append(Check("health", True, f"up, serves {self.served.model}; {length}"))
+        sample = await self._first_sample()
+        self.pool = _smallest_pool(sample, context) if sample else None
+        self._compare_with_plan(self.served)
+        if not await self._short_completion() or not await self._full_context():
+            return
+        await self._run_load(context)
+
+    def _compare_with_plan(self, served: ServedModel) -> None:
+        planned = self.request.planned
+        checks = (pool_check(self.pool, planned), context_check(served.max_model_len, planned))
+        self.checks += (check for check in checks if check is not None)
+        # No check: --served-model-name gives a model any name.
+        if planned and planned.model and not _same_name(planned.model, served.model):
+            self.notes.append(f"the plan is for {planned.model}, the server calls its model {served.model}")
+
+    async def _first_sample(self) -> Sample | None:
+        try:
+            sample = await scrape(self.server.session, self.server.metrics)
+        except ScrapeFailed as error:
+            self.notes.append(f"no metrics, so neither KV use nor preemptions are seen: {error.message}")
+            return None
+        if (sample.running or 0) + (sample.waiting or 0) > 0:
+            self.notes.append("the server is busy with other requests: what they take is in the figures")
+        return sample
+
+    async def _short_completion(self) -> bool:
+        assert self.served is not None
+        await self.server.learn_vocabulary(self.served.model)
+        outcome = await self.send(LoadRequest(8, 4), 1)
+        if outcome.refusal is not None and outcome.refusal.is_unserved:
+            await self._pooling()
+            return False
+        if outcome.refusal is not None and outcome.refusal.status in (400, 422):
+            refused_ids = outcome.error
+            outcome = await self.server.measure_tokens_per_word(self.served.model)
+            if outcome.ok:
+                self.notes.append(
+                    f"the server takes no token ids ({refused_ids}): lengths are those of text, about 2 % short"
+                )
+        tokens = "1 token" if outcome.output_tokens == 1 else f"{outcome.output_tokens} tokens"
+        text = f"{tokens} in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+        self.checks.append(Check("completion", outcome.ok, text))
+        return outcome.ok
+
+    async def _pooling(self) -> None:
+        """Check a pooling model, which serves no completions and gets no load."""
+        assert self.served is not None
+        self.checks.append(Check("completion", None, "not judged: it serves no completions"))
+        for name, path in POOLING_ENDPOINTS.items():
+            outcome = await self._pooled(path, 8)
+            check = Check(name, outcome.ok, _duration_text(outcome, 8))
+            if outcome.refusal is None or not outcome.refusal.is_unserved:
+                break
+        self.checks.append(check)
+        length = self.served.max_model_len
+        if outcome.ok and length is not None:
+            self._check_full_context(await self._pooled(path, length), length)
+        if outcome.ok:
+            self.checks.append(Check("load", None, "not judged: a load is made of completions"))
+
+    async def _pooled(self, path: str, length: int) -> RequestOutcome:
+        assert self.served is not None
+        prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline_s - time.monotonic())):
+                return await self.server.post(path, {"model": self.served.model, "input": prompt})
+        except TimeoutError:
+            return RequestOutcome(error=_TIMED_OUT)
+
+    async def _full_context(self) -> bool:
+        assert self.served is not None
+        length = self.served.max_model_len
+        if length is None:
+            self.checks.append(Check("full context", None, "not tried: the server does not say its context"))
+            return True
+        answer = min(16, max(1, length // 4))
+        outcome = await self.send(LoadRequest(length - answer, answer), 2)
+        total = outcome.prompt_tokens + outcome.output_tokens
+        if outcome.ok and self.server.accepts_token_ids and total != length:
+            outcome = RequestOutcome(error=f"{total:,} of {length:,} tokens were taken", total_s=outcome.total_s)
+        return self._check_full_context(outcome, total)
+
+    def _check_full_context(self, outcome: RequestOutcome, tokens: int) -> bool:
+        """Record the check; whether to continue with the load."""
+        by_guard = outcome.refusal is not None and outcome.refusal.is_by_guard
+        text = f"not tried: the guard refuses it ({outcome.error})" if by_guard else _duration_text(outcome, tokens)
+        self.checks.append(Check("full context", None if by_guard else outcome.ok, text))
+        return outcome.ok or by_guard
+
+    async def _run_load(self, context: int) -> None:
+        request = self.request
+        lengths = _lengths(request)
+        load = read_load(request.load, context, lengths, request.seed)
+        concurrency = request.concurrency or self._planned_concurrency(load, context)
+        requests = request.requests or min(lengths, max(16, 4 * concurrency))
+        load = load.first(requests)
+        if cut := sum(each.was_cut for each in load.requests):
+            known = self.served is not None and self.served.max_model_len
+            limit = (
+                f"the context of {context:,} tokens" if known else f"{context:,} tokens, as its context is not known"
+            )
+            self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
+        self.memory = memory_reader(self.server.url) if is_loopback(request.url) else None
+        self.load = await run_load(self, load, min(concurrency, requests))
+        memory = (self.memory.source, self.memory.total_bytes) if self.memory else ("", None)
+        self.checks += load_checks(self.load, load, self.pool, context, request.limits, memory)
+        if self.load.preemptions and self.pool:
+            holds = safe_concurrency(load, self.pool, context, requests)
+            self.notes.append(
+                f"{holds} of these requests at a time always fit this pool: --max-num-seqs {holds} never preempts, and "
+                "legroom plan finds the flags for a larger one"
+            )
+        if self.interrupted:
+            raise asyncio.CancelledError
+
+    def _planned_concurrency(self, load: Load, context: int) -> int:
+        planned = self.request.planned
+        most = (planned.max_num_seqs if planned else None) or _MAX_CONCURRENCY
+        pool = self.pool or (KvPool(planned.num_blocks, planned.block_size) if planned else None)
+        if pool is None:
+            self.notes.append("neither plan nor pool is known: 8 requests at a time; --concurrency asks for more")
+            return 8
+        return safe_concurrency(load, pool, context, most)
+
+    async def send(self, request: LoadRequest, seed: int) -> RequestOutcome:
+        assert self.served is not None
+        left_s = self.deadline_s - time.monotonic()
+        prompt = (
+            token_ids(request, self.server.vocabulary, seed)
+            if self.server.accepts_token_ids
+            else self.server.text_of(request.prompt_len)
+        )
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await self.server.complete(self.served.model, prompt, request.output_len)
+        except TimeoutError:
+            return RequestOutcome(error=_TIMED_OUT)
+
+
+def _duration_text(outcome: RequestOutcome, tokens: int) -> str:
+    return f"a request of {tokens:,} tokens in {outcome.total_s:.2f} s" if outcome.ok else outcome.error
+
+
+def _same_name(name: str, other: str) -> bool:
+    """Whether two model names have the same last part: `/models/Qwen3-8B` and `Qwen/Qwen3-8B`."""
+    return name.rstrip("/").rpartition("/")[2].lower() == other.rstrip("/").rpartition("/")[2].lower()
+
+
+def _smallest_pool(sample: Sample, context: int) -> KvPool | None:
+    """The pool of the engine with the fewest blocks; engines do not share requests."""
+    known = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
+    if not known:
+        return None
+    least = min(known, key=lambda engine: engine.num_blocks or 0)
+    blocks, size = least.num_blocks or 0, least.block_size or 1
+    # vLLM 0.24+ reports max_concurrency, which reveals pools that layer groups share.
+    full = round(blocks / least.max_concurrency) if least.max_concurrency else None
+    return KvPool(blocks, size, full)

@@ -1,0 +1,279 @@
+"""Which engine generation and which model runner a release picks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from legroom.facts.gpus import Gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.vllm.args import ServeArgs, draft_method, env_flag, is_given, other_value
+from legroom.vllm.traits import (
+    has_state,
+    is_attention_free,
+    is_bidirectional,
+    is_encoder_decoder,
+    is_hybrid,
+    is_moe,
+    is_pooling,
+    uses_mla,
+)
+
+BLOCK_SIZE = 128
+"""Tokens of a block on the CPU where nobody says otherwise (V1)."""
+STATE_DTYPE = "float32"
+"""What recurrent states are kept in where nobody says otherwise: 0.32 resets it on a CPU with AVX-512 BF16."""
+
+
+def on_cpu(args: ServeArgs) -> ServeArgs:
+    """The flags as the CPU platform completes them; there are no CUDA graphs, so none limit the sequences."""
+    return replace(
+        args,
+        block_size=args.block_size or BLOCK_SIZE,
+        mamba_ssm_cache_dtype=args.mamba_ssm_cache_dtype or STATE_DTYPE,
+        enforce_eager=True,
+    )
+
+
+_V2_ARCHITECTURES = (
+    ("0.22.0", "0.22.1", {"Qwen3ForCausalLM"}),
+    ("0.23.0", "0.23.0", {"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"}),
+    (
+        "0.24.0",
+        "0.24.0",
+        {
+            "Qwen3ForCausalLM",
+            "DeepseekV2ForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "GraniteMoeForCausalLM",
+            "LlamaForCausalLM",
+            "MistralForCausalLM",
+        },
+    ),
+    ("0.25.0", "0.25.1", {"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"}),
+    (
+        "0.26.0",
+        "0.26.0",
+        {
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "InklingForCausalLM",
+            "InklingForConditionalGeneration",
+            "LongcatFlashNgramForCausalLM",
+            "Qwen2MoeForCausalLM",
+        },
+    ),
+    ("0.28.0", "0.28.0", {"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"}),
+    (
+        "0.27.0",
+        "0.28.0",
+        {
+            "DeepseekV2ForCausalLM",
+            "GraniteMoeForCausalLM",
+            "InklingForCausalLM",
+            "InklingForConditionalGeneration",
+            "KimiK3ForConditionalGeneration",
+            "LongcatFlashNgramForCausalLM",
+            "Qwen2MoeForCausalLM",
+        },
+    ),
+)
+"""Architectures that ran on the V2 model runner by default while it was new, as each release lists them."""
+
+_V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
+_V2_REFUSED_SPEC_METHODS = {"suffix", "medusa", "mlp_speculator", "custom_class"}
+_V1_REFUSED_FLAGS = (
+    ("--logits-processor-pattern", "0.10.2"),
+    ("--preemption-mode", "0.10.2"),
+    ("--disable-async-output-proc", "0.10.2"),
+    ("--scheduler-delay-factor", "0.10.2"),
+    ("--scheduling-policy", "0.9.1"),
+    ("--num-scheduler-steps", "0.10.0"),
+    ("--worker-cls", "0.8.1"),
+    ("--worker-extension-cls", "0.8.1"),
+    ("--additional-config", "0.8.4"),
+    ("--kv-transfer-config", "0.8.4"),
+    ("--otlp-traces-endpoint", "0.10.1.1"),
+    ("--collect-detailed-traces", "0.10.1.1"),
+    ("--enable-prompt-adapter", "0.9.2"),
+    ("--enable-prompt-embeds", "0.10.2"),
+    ("--max-num-partial-prefills", "0.10.2"),
+    ("--max-long-partial-prefills", "0.10.2"),
+)
+"""Flags that sent 0.8.0 - 0.10.2 back to the V0 engine, with the last release that did so."""
+
+_HARMLESS = {"--scheduling-policy": "fcfs", "--num-scheduler-steps": "1", "--scheduler-delay-factor": "0.0"}
+_V0_ONLY = (
+    ("BloomForCausalLM", "0.10.1.1"),
+    ("GritLM", "0.10.1.1"),
+    ("MllamaForConditionalGeneration", "0.10.2"),
+    ("Phi4FlashForCausalLM", "0.10.2"),
+    ("Plamo2ForCausalLM", "0.10.1.1"),
+)
+"""Architectures without a V1 implementation, with the last release that lacked it."""
+
+
+def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[Literal["V0", "V1"], str]:
+    """The engine generation, and a sentence where a release fell back to V0."""
+    if release.at_least("0.11.0"):
+        return "V1", ""
+    asked = env_flag(args, "VLLM_USE_V1")
+    if release.before("0.8.0"):
+        return ("V1", "") if asked and release.at_least("0.6.4") else ("V0", "")
+    if asked is not None:
+        return ("V1", "") if asked else ("V0", "")
+    reason = next(_v0_reasons(args, model, gpu, release), None)
+    if reason is None:
+        return "V1", ""
+    return "V0", f"vLLM {release} falls back to its V0 engine because of {reason}"
+
+
+def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Iterator[str]:
+    """Why 0.8.0 - 0.10.2 would not run on V1, in the order of its own checks."""
+    if other_value(args, "--load-format") in ("sharded_state", "tensorizer") and (
+        release.before("0.9.0") or other_value(args, "--load-format") == "sharded_state"
+    ):
+        yield f"--load-format {other_value(args, '--load-format')}"
+    for name, last in _V1_REFUSED_FLAGS:
+        harmless = name in _HARMLESS and other_value(args, name) == _HARMLESS[name]
+        if is_given(args, name) and not release.after(last) and not harmless:
+            yield name
+    backend = (other_value(args, "--guided-decoding-backend") or "").partition(":")[0]
+    if backend in ("outlines", "lm-format-enforcer") and release.before("0.10.0"):
+        yield f"--guided-decoding-backend {backend}"
+    if gpu.vendor == "nvidia" and (0, 0) < gpu.compute_capability < (8, 0) and release.before("0.10.2"):
+        yield "a compute capability below 8.0"
+    yield from _kv_dtype_reasons(args, gpu, release)
+    if args.cpu_offload_gb and release.before("0.8.3"):
+        yield "--cpu-offload-gb"
+    if args.dtype in ("float", "float32") and release.before("0.9.2"):
+        yield f"--dtype {args.dtype}"
+    method = args.quantization or (model.quantization.method if model.quantization else None)
+    if (method == "gguf" and release.before("0.9.0")) or (method == "bitsandbytes" and release.before("0.8.3")):
+        yield f"{method} quantization"
+    yield from _model_reasons(args, model, release)
+    yield from _speculative_reasons(args, release)
+    yield from _experimental_reasons(args, release)
+    if gpu.vendor != "nvidia" and release.before("0.9.2"):
+        yield f"a GPU that is not NVIDIA's ({gpu.name})"
+
+
+def _kv_dtype_reasons(args: ServeArgs, gpu: Gpu, release: Release) -> Iterator[str]:
+    dtype = args.kv_cache_dtype
+    if dtype is None or dtype == "auto":
+        return
+    # FlashAttention 3 reads an fp8 cache on Hopper alone; 0.10.x also took it on Blackwell (FlashInfer).
+    supported = release.at_least("0.8.2") and dtype.startswith("fp8") and gpu.compute_capability[0] == 9
+    supported = supported or (release.at_least("0.10.0") and gpu.compute_capability == (10, 0))
+    supported = supported or (gpu.vendor == "amd" and release.at_least("0.9.0"))
+    if not supported:
+        yield f"--kv-cache-dtype {dtype}"
+
+
+def _model_reasons(args: ServeArgs, model: Model, release: Release) -> Iterator[str]:
+    pooling = is_pooling(args, model)
+    if pooling and release.before("0.9.2"):
+        yield "a pooling model"
+    if pooling and is_bidirectional(model) and release.before("0.10.1"):
+        yield "an encoder-only model"
+    if has_state(model) and release.before("0.10.2"):
+        yield "recurrent (Mamba) layers"
+    whisper = model.architecture.startswith("Whisper")
+    if is_encoder_decoder(model) and (release.before("0.10.2") or (not whisper and release.before("0.11.0"))):
+        yield "an encoder-decoder model"
+    for architecture, last in _V0_ONLY:
+        if model.architecture == architecture and not release.after(last):
+            yield architecture
+
+
+def _speculative_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
+    if not args.speculative_config or release.at_least("0.10.0"):
+        return
+    method = draft_method(args.speculative_config)
+    known = {"ngram", "eagle", "eagle3", "medusa", "deepseek_mtp"} if release.at_least("0.9.0") else set()
+    if method not in known:
+        yield "speculative decoding"
+
+
+def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
+    if args.enable_lora and release.before("0.8.3"):
+        yield "--enable-lora"
+    pipeline = (args.pipeline_parallel_size or 1) > 1
+    executor = other_value(args, "--distributed-executor-backend")
+    # 0.8.3 wanted Ray for it, 0.9.0 any executor that was named, 0.9.1 took its own choice.
+    allowed = {"ray"} if release.before("0.9.0") else {"ray", "mp", "external_launcher"}
+    if pipeline and (release.before("0.8.3") or (release.before("0.9.1") and executor not in allowed)):
+        yield "pipeline parallelism"
+    backend = args.env.get("VLLM_ATTENTION_BACKEND", "")
+    if backend == "XFORMERS" or (backend == "FLASHINFER" and release.before("0.8.5")):
+        yield f"VLLM_ATTENTION_BACKEND={backend}"
+
+
+def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Literal["V1", "V2"]:
+    """The model runner. V2 began with a few architectures in 0.22.0 and is the default since 0.29.0."""
+    if release.before("0.22.0"):
+        return "V1"
+    asked = env_flag(args, "VLLM_USE_V2_MODEL_RUNNER")
+    if asked is not None:
+        return "V2" if asked else "V1"
+    method = draft_method(args.speculative_config)
+    if method == "dspark" or (release.at_least("0.27.0") and (args.prefill_context_parallel_size or 1) > 1):
+        return "V2"
+    if release.at_least("0.29.0"):
+        return "V1" if _v2_refuses(args) else "V2"
+    if is_pooling(args, model) or not _is_v2_model(model, release) or _young_v2_refuses(args, model, release):
+        return "V1"
+    return "V2"
+
+
+def _is_v2_model(model: Model, release: Release) -> bool:
+    """Whether 0.22.0 - 0.28.0 run this model on V2 unasked."""
+    listed = any(
+        release.within(first, last) and model.architecture in names for first, last, names in _V2_ARCHITECTURES
+    )
+    if release.before("0.24.0"):
+        return listed and not is_moe(model) and model.quantization is None
+    if release.before("0.25.0"):
+        return listed
+    if is_attention_free(model) or is_hybrid(model):
+        return listed and release.at_least("0.27.0")
+    return listed or not is_moe(model)
+
+
+def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Features that V2 lacked until 0.28.0."""
+    method = draft_method(args.speculative_config)
+    pipeline = (args.pipeline_parallel_size or 1) > 1
+    allowed = _V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"}
+    mtp = method.endswith("_mtp")
+    if method and method not in allowed and not mtp:
+        return True
+    if method == "eagle3" and pipeline:
+        return True
+    if (args.prefill_context_parallel_size or 1) > 1 and not uses_mla(model):
+        return True
+    unsupported = (
+        "--enable-dbo",
+        "--logits-processors",
+        "--enable-prompt-embeds",
+        "--kv-sharing-fast-prefill",
+        "--ec-transfer-config",
+        "--enable-return-routed-experts",
+        "--enable-elastic-ep",
+    )
+    external = pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher"
+    return external or any(is_given(args, name) for name in unsupported)
+
+
+def _v2_refuses(args: ServeArgs) -> bool:
+    """Features that V2 lacks in 0.29.0 and later."""
+    spec = args.speculative_config or {}
+    method = draft_method(spec)
+    pipeline = (args.pipeline_parallel_size or 1) > 1
+    if method in _V2_REFUSED_SPEC_METHODS or spec.get("use_heterogeneous_vocab"):
+        return True
+    if spec.get("parallel_drafting") and method not in ("dflash", "dspark"):
+        return True
+    return pipeline and other_value(args, "--distributed-executor-backend") == "external_launcher"

@@ -1,0 +1,158 @@
+"""The state of reading one command line: what was stored so far, and how a value enters it.
+
+Values are read as vLLM's parsers do: human-readable counts, JSON, dotted keys, `image=2` pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from legroom.vllm.args import ServeArgs
+
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_HUMAN = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])")
+_PLAIN_INT = re.compile(r"[+-]?\d{1,18}")
+_JSON_HUMAN = re.compile(r'("(?:[^"\\]|\\.)*")|\b(\d+(?:\.\d+)?)([kKmMgGtT])\b')
+_MAX_JSON_CHARS = 100_000
+
+
+class BadValue(Exception):
+    """A value that the flag's type cannot hold; the text says what is expected."""
+
+
+def read_int(text: str, *, human: bool) -> int:
+    """A whole number; with `human`, also 32k (thousands) or 32K (1024s)."""
+    text = text.strip()
+    if _PLAIN_INT.fullmatch(text):
+        return int(text)
+    number = _HUMAN.fullmatch(text) if human else None
+    if number is None:
+        raise BadValue("a whole number" + (" like 4096, 32k (32,000) or 32K (32,768)" if human else ""))
+    digits, fraction, letter = number.groups()
+    if fraction and letter.isupper():
+        raise BadValue(f"no fraction before {letter}: write {digits}{fraction}{letter.lower()} or a whole number")
+    return int(float(digits + (fraction or "")) * _SCALES[letter])
+
+
+def read_float(text: str) -> float:
+    """A number; neither infinite nor not-a-number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadValue("a number") from None
+    if not math.isfinite(value):
+        raise BadValue("a finite number")
+    return value
+
+
+def read_bool(text: str) -> bool:
+    """`true` or `false` in any case."""
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise BadValue("true or false")
+    return lowered == "true"
+
+
+def read_json(text: str) -> Any:
+    """JSON, in which a bare 80k counts thousands."""
+    if len(text) > _MAX_JSON_CHARS:
+        raise BadValue(f"JSON of at most {_MAX_JSON_CHARS:,} characters")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.loads(_JSON_HUMAN.sub(_plain_number, text), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError, BadValue):
+        raise BadValue("JSON like '{\"key\": 1}'") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _plain_number(match: re.Match[str]) -> str:
+    return match[0] if match[1] is not None else str(read_int(match[0], human=True))
+
+
+def read_pairs(text: str) -> dict[str, int]:
+    """`image=2,video=1`, the way limits were written until 0.9."""
+    pairs: dict[str, int] = {}
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals or not key:
+            raise BadValue("pairs like image=2,video=1")
+        pairs[key.strip().lower()] = read_int(value, human=False)
+    return pairs
+
+
+def dotted_value(text: str) -> Any:
+    """The value of `--some-config.key VALUE`: JSON, a count, or else a string."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return read_int(text, human=True)
+    except BadValue:
+        return text
+
+
+def nested(keys: list[str], value: Any) -> dict[str, Any]:
+    """{"a": {"b": value}} from ["a", "b"]."""
+    for key in reversed(keys):
+        value = {key: value}
+    return dict(value)
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`more` laid over `base`, key by key; lists are joined, as vLLM joins dotted keys."""
+    result = dict(base)
+    for key, value in more.items():
+        before = result.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key] = merged(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            result[key] = before + value
+        else:
+            result[key] = value
+    return result
+
+
+FIELDS = {f.name: str(f.type) for f in fields(ServeArgs) if f.name not in ("usage", "env", "others")}
+"""The flags with a field of their own, by vLLM's `dest`, with the field's type."""
+
+SPECULATIVE_FIELDS = {
+    "speculative_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_model_quantization": "quantization",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+"""Flags of their own until 0.8.2, keys of --speculative-config since."""
+
+NUMBER = re.compile(r"-\d+(\.\d+)?")
+
+
+def looks_like_flag(token: str) -> bool:
+    """Whether a word starts a flag; negative numbers do not."""
+    return token.startswith("-") and len(token) > 1 and not NUMBER.fullmatch(token)
+
+
+def as_words(value: Any) -> tuple[str, ...]:
+    """A value as command-line words: () for a bare switch."""
+    if value is True:
+        return ()
+    if isinstance(value, tuple | list) and all(isinstance(item, str | int | float) for item in value):
+        return tuple(str(item) for item in value)
+    if isinstance(value, Mapping | list):
+        return (json.dumps(value),)
+    return (str(value),)

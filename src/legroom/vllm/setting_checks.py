@@ -1,0 +1,148 @@
+"""Settings that vLLM refuses before it touches the GPU, with its error messages."""
+
+from __future__ import annotations
+
+from legroom.errors import LegroomError
+from legroom.facts.flags import flag_name
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
+from legroom.facts.releases import release as known_release
+from legroom.vllm.args import EngineSettings, ServeArgs, env_flag
+from legroom.vllm.traits import attention_heads
+
+
+class RefusedByVllm(LegroomError):
+    """vLLM exits with `vllm_message` at these settings."""
+
+    def __init__(self, message: str, hint: str, vllm_message: str) -> None:
+        super().__init__(message, hint)
+        self.vllm_message = vllm_message
+
+
+_POSITIVE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "max_loras",
+    "max_lora_rank",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+)
+_LARGEST = 2**50
+"""Above every token count and byte size of a real server."""
+
+
+def check_given(args: ServeArgs, release: Release) -> None:
+    """Refuse values that are out of range for every model."""
+    for name in _POSITIVE:
+        value = getattr(args, name)
+        if value is not None and not 0 < value < _LARGEST:
+            flag = flag_name(name)
+            raise LegroomError(f"{flag} {value} is out of range", f"{flag} takes a whole number from 1 up")
+    length = args.max_model_len
+    if length is not None and not (0 < length < _LARGEST or (length == -1 and release.at_least("0.14.0"))):
+        hint = "give a length in tokens like 8192" + (", or -1 to fit the memory" if release.at_least("0.14.0") else "")
+        raise LegroomError(f"--max-model-len {length} is out of range for vLLM {release}", hint)
+    utilization = args.gpu_memory_utilization
+    if utilization is not None and not 0 < utilization <= 1:
+        vllm_message = f"GPU memory utilization must be less than 1.0. Got {utilization}."
+        if release.at_least("0.11.1"):
+            bound = "less than or equal to 1" if utilization > 1 else "greater than 0"
+            vllm_message = f"gpu_memory_utilization: Input should be {bound}"
+        message = f"--gpu-memory-utilization {utilization} is not a share of the GPU"
+        raise RefusedByVllm(message, "give a value above 0 and up to 1", vllm_message)
+    if args.cpu_offload_gb is not None and args.cpu_offload_gb < 0:
+        raise LegroomError(f"--cpu-offload-gb {args.cpu_offload_gb} is negative", "give a size in GiB, 0 for none")
+
+
+def check_length(args: ServeArgs, limit: int, model: Model, release: Release) -> None:
+    """Refuse a --max-model-len above the limit of the model's config."""
+    length = args.max_model_len
+    if length is None or length <= limit or env_flag(args, "VLLM_ALLOW_LONG_MAX_MODEL_LEN"):
+        return
+    own = model.config.get("model_max_length")
+    if isinstance(own, int) and length <= own:
+        return
+    vllm_message = (
+        f"User-specified max_model_len ({length}) is greater than the derived max_model_len "
+        f"(max_position_embeddings={limit} or model_max_length={own} in model's config.json)."
+    )
+    hint = f"lower --max-model-len to {limit}"
+    if release.at_least("0.5.4"):
+        hint += ", or set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if the model's positions may be stretched"
+    raise RefusedByVllm(f"--max-model-len {length} is above the {limit} tokens of the model", hint, vllm_message)
+
+
+def check_settings(settings: EngineSettings, model: Model) -> None:
+    """Refuse combinations that the release's config classes refuse, in their order."""
+    for check in (_batched_tokens, _heads, _stages, _block_size, _state_blocks):
+        check(settings, model)
+
+
+def _batched_tokens(settings: EngineSettings, model: Model) -> None:
+    tokens, seqs, length = settings.max_num_batched_tokens, settings.max_num_seqs, settings.max_model_len
+    if tokens < length and not settings.enable_chunked_prefill:
+        raise RefusedByVllm(
+            f"without chunked prefill a step ({tokens} tokens) must hold a whole prompt ({length} tokens)",
+            "raise --max-num-batched-tokens, lower --max-model-len, or leave chunked prefill on",
+            f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}). This effectively limits the "
+            "maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase "
+            "max_num_batched_tokens or decrease max_model_len.",
+        )
+    if tokens < seqs:
+        raise RefusedByVllm(
+            f"--max-num-batched-tokens {tokens} is below --max-num-seqs {seqs}",
+            "every running request needs a token a step: raise the first or lower the second",
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs}).",
+        )
+
+
+def _heads(settings: EngineSettings, model: Model) -> None:
+    heads, ranks = attention_heads(model), settings.tensor_parallel_size
+    if heads is not None and heads % ranks:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 64]
+        raise RefusedByVllm(
+            f"--tensor-parallel-size {ranks} does not divide the {heads} attention heads of "
+            f"{model.name or 'the model'}",
+            f"use one of {', '.join(map(str, fitting))}",
+            f"Total number of attention heads ({heads}) must be divisible by tensor parallel size ({ranks}).",
+        )
+    context = settings.decode_context_parallel_size
+    if context > 1 and ranks % context:
+        raise RefusedByVllm(
+            f"--decode-context-parallel-size {context} does not divide --tensor-parallel-size {ranks}",
+            "it splits the tensor-parallel group: use a divisor of it",
+            f"tp_size={ranks} must be divisible bydcp_size={context}.",
+        )
+
+
+def _stages(settings: EngineSettings, model: Model) -> None:
+    stages, layers = settings.pipeline_parallel_size, len(model.layers)
+    if stages > layers:
+        raise LegroomError(
+            f"--pipeline-parallel-size {stages} is more than the {layers} layers of {model.name or 'the model'}",
+            f"use {layers} stages or fewer",
+        )
+
+
+def _block_size(settings: EngineSettings, model: Model) -> None:
+    """0.18+ lists no sizes; every attention backend needs a multiple of 16."""
+    size = settings.block_size
+    if size is not None and size % 16 and size not in (1, 8) and attention_heads(model) is not None:
+        raise LegroomError(f"--block-size {size} suits no attention backend", "use a multiple of 16")
+
+
+def _state_blocks(settings: EngineSettings, model: Model) -> None:
+    size, release = settings.given.mamba_block_size, known_release(settings.release)
+    if size is None or size == settings.max_model_len or settings.enable_prefix_caching or release.before("0.11.1"):
+        return
+    raise RefusedByVllm(
+        f"--mamba-block-size {size} needs prefix caching, which vLLM {release} leaves off here",
+        "add --enable-prefix-caching, or leave --mamba-block-size out",
+        "--mamba-block-size can only be set with --enable-prefix-caching",
+    )

@@ -1,0 +1,157 @@
+"""What the static edition runs in a browser: Pyodide from its npm package, and legroom with PyYAML in a tar.
+
+`pyodide.json` pins the version and digest of the npm package.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.home import home
+from legroom.version import __version__
+
+RUNTIME_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+_PACKAGE = Path(__file__).parents[1]
+_ROOMS = (
+    "api",
+    "catalog",
+    "deployments",
+    "diagnosis",
+    "drawing",
+    "explain",
+    "facts",
+    "memory",
+    "planning",
+    "render",
+    "simulation",
+    "sweeps",
+    "vllm",
+    "vllm_logs",
+)
+"""The packages that the endpoints import."""
+_WEB_FILES = ("__init__.py", "schemas.py", "schemas.json", "endpoints")
+
+
+@cache
+def pinned() -> Mapping[str, str]:
+    """The version, digest and licence of the npm package."""
+    return json.loads(Path(__file__).with_name("pyodide.json").read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def runtime_files(given: str | None = None) -> dict[str, bytes]:
+    """Pyodide's files by name: from the given or the cached package, else fetched by npm and cached."""
+    if given is not None:
+        return _members(_checked(_read(Path(given)), given))
+    cached = home() / "cache" / f"{pinned()['package']}-{pinned()['version']}.tgz"
+    if cached.is_file():
+        try:
+            return _members(_checked(cached.read_bytes(), str(cached)))
+        except (LegroomError, OSError):
+            cached.unlink(missing_ok=True)  # incomplete or outdated
+    package = _checked(_fetch(), "what npm fetched")
+    with suppress(OSError):  # fetched again the next time
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        cached.write_bytes(package)
+    return _members(package)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LegroomError(
+            f"cannot read {path}: {error.strerror}", f"it should be {_package()} as npm packs it"
+        ) from None
+
+
+def _fetch() -> bytes:
+    hint = f"fetch the npm package {_package()} where there is a network (npm pack), and name its file by --runtime"
+    npm = shutil.which("npm")
+    if npm is None:
+        raise LegroomError(
+            "a static page needs Python for browsers, and there is no npm to fetch it", hint, UNREACHABLE
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        words = [npm, "pack", "--silent", _package()]
+        try:
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            raise LegroomError(f"npm could not fetch {_package()}", hint, UNREACHABLE) from None
+        files = list(Path(folder).glob("*.tgz"))
+        if done.returncode or not files:
+            raise LegroomError(f"npm could not fetch {_package()}", hint, UNREACHABLE)
+        return files[0].read_bytes()
+
+
+def _package() -> str:
+    return f"{pinned()['package']}@{pinned()['version']}"
+
+
+def _checked(package: bytes, name: str) -> bytes:
+    """The package, where its digest is the pinned one: it runs in visitors' browsers."""
+    digest = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
+    if digest != pinned()["integrity"]:
+        raise LegroomError(
+            f"{name} is not {_package()}, or was changed", f"its digest should be {pinned()['integrity']}"
+        )
+    return package
+
+
+def _members(package: bytes) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(package)) as archive:
+        for name in RUNTIME_FILES:
+            member = archive.extractfile(f"package/{name}")
+            assert member is not None
+            files[name] = member.read()
+    return files
+
+
+def browser_package() -> bytes:
+    """A reproducible tar of legroom and PyYAML; compressed as a whole it is smaller than a wheel."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, body in sorted([*_legroom_files(), *_yaml_files(), *_metadata()]):
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    return target.getvalue()
+
+
+def _legroom_files() -> Iterator[tuple[str, bytes]]:
+    top = [file.name for file in _PACKAGE.glob("*.py")]
+    for start in (*top, *_ROOMS, *(f"web/{name}" for name in _WEB_FILES)):
+        path = _PACKAGE / start
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and file.suffix in (".py", ".json"):
+                yield f"legroom/{file.relative_to(_PACKAGE).as_posix()}", file.read_bytes()
+
+
+def _yaml_files() -> Iterator[tuple[str, bytes]]:
+    try:
+        import yaml
+    except ImportError:
+        raise LegroomError("a static page needs PyYAML", "pip install legroom", UNREACHABLE) from None
+    folder = Path(yaml.__file__).parent
+    for file in sorted(folder.glob("*.py")):
+        yield f"yaml/{file.name}", file.read_bytes()
+    for licence in sorted(folder.parent.glob("[Pp]y[Yy][Aa][Mm][Ll]-*.dist-info/**/LICENSE*")):
+        yield "yaml/LICENSE", licence.read_bytes()
+        break
+
+
+def _metadata() -> Iterator[tuple[str, bytes]]:
+    folder = f"legroom-{__version__}.dist-info"
+    yield f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: legroom\nVersion: {__version__}\n".encode()

@@ -1,0 +1,115 @@
+"""Endpoints that look up models, GPUs, releases, flags and entries of the error catalog."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.facts.flags import Kind
+
+_TYPES: dict[Kind, str] = {
+    "switch": "boolean",
+    "bool": "boolean",
+    "optbool": "boolean",
+    "int": "integer",
+    "human": "integer",
+    "float": "number",
+    "str": "string",
+    "maybe": "string",
+    "json": "object",
+    "pairs": "object",
+    "list:str": "array",
+    "list:int": "array",
+    "list:float": "array",
+}
+
+
+def models(request: dict[str, Any]) -> dict[str, Any]:
+    from legroom.facts.bundled import bundled_names, find
+
+    known = [model.as_json() for name in bundled_names() if (model := find(name))]
+    return {
+        "models": [
+            {
+                "id": model["ids"][0] if model["ids"] else model["name"],
+                "name": model["name"],
+                "ids": model["ids"],
+                "parameters": model["parameters"],
+                "quantized_from": model["quantized_from"],
+            }
+            for model in known
+        ]
+    }
+
+
+def gpus(request: dict[str, Any]) -> dict[str, Any]:
+    """As `legroom gpus --json`."""
+    from legroom.facts.gpus import all_gpus, gpu_names
+
+    names = gpu_names()
+    return {"gpus": [card.as_json(names[card.name]) for card in all_gpus()]}
+
+
+def releases(request: dict[str, Any]) -> dict[str, list[str]]:
+    from legroom.facts.releases import known_releases
+
+    return {"releases": list(reversed(known_releases()))}
+
+
+def flags(request: dict[str, Any]) -> dict[str, Any]:
+    """Every flag of a release; those that change memory come first."""
+    from legroom.facts.flags import choices, default, flags_of
+    from legroom.facts.releases import latest
+    from legroom.facts.releases import release as known_release
+    from legroom.vllm.args import ServeArgs
+
+    release = known_release(request["vllm"]) if request.get("vllm") else latest()
+    order = [field.name for field in fields(ServeArgs) if field.name not in ("model", "usage", "env", "others")]
+    known = {flag.name: flag for flag in flags_of(release).values() if flag.name not in ("--model", "--help")}
+    listed: list[dict[str, Any]] = []
+    for flag in known.values():
+        allowed = choices(flag.name, release)
+        listed.append(
+            {
+                "name": flag.dest,
+                "flag": flag.name,
+                "type": _TYPES[flag.kind],
+                "default": default(flag.name, release),
+                "choices": list(allowed) if allowed else None,
+                "memory": flag.dest in order,
+            }
+        )
+    listed.sort(key=lambda flag: (order.index(flag["name"]) if flag["memory"] else len(order), flag["name"]))
+    return {"vllm": release.version, "flags": listed}
+
+
+def catalog(request: dict[str, Any]) -> dict[str, Any]:
+    """All entries in short, or those that match a query, the best first."""
+    from legroom.explain.catalog_entries import entries
+    from legroom.explain.catalog_search import search
+    from legroom.explain.entry import summary_json
+
+    language, query, known = request.get("language", "en"), request.get("query", "").strip(), entries()
+    chosen = [hit.entry for hit in search(query, known, limit=len(known))] if query else list(known)
+    return {"entries": [summary_json(entry, language) for entry in chosen]}
+
+
+def entry(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom explain ID --json`."""
+    from legroom.explain.catalog_entries import entry as known_entry
+    from legroom.explain.entry import entry_json
+
+    return entry_json(known_entry(request["id"]), request.get("language", "en"))
+
+
+def hub(request: dict[str, Any]) -> dict[str, Any]:
+    """A model's config.json and the size of its checkpoint, from the Hugging Face Hub."""
+    from legroom.facts.huggingface import fetch
+    from legroom.facts.model_sources import is_hub_id
+
+    name = request["id"].strip()
+    if not is_hub_id(name):
+        raise LegroomError(f"{name!r} is not a Hub id", "a Hub id is owner/name")
+    answer = fetch(name)
+    return {"id": name, "config": answer.config, "source": answer.source, "checkpoint_bytes": answer.checkpoint_bytes}

@@ -1,0 +1,133 @@
+"""Endpoints for text and files of the user: manifests, logs and memory snapshots."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from legroom.errors import LegroomError
+
+if TYPE_CHECKING:
+    from legroom.deployments.deployment import Deployment
+    from legroom.fragments.fragment_sources import AllocatorReading
+
+_MAX_SNAPSHOT_BYTES = 512 << 20
+"""Decoded size of a memory snapshot: a quarter of the command line's limit, because several workers run at once."""
+
+
+def read(request: dict[str, Any]) -> dict[str, Any]:
+    """Every server that a command, script or manifest starts; an error where there is none."""
+    from legroom.deployments.deployment import deployment_from_command, deployment_of
+    from legroom.deployments.file_reader import read_file
+    from legroom.facts.releases import latest
+
+    text = request["text"]
+    if not text.strip():
+        raise LegroomError("the text is empty", "paste a command, a script or a manifest")
+    parts = list(read_file("the text", text, latest()))
+    servers = [server for part in parts for server in part.servers if server.words or server.call is not None]
+    if not servers:
+        unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
+        if unread is not None:
+            raise LegroomError(f"the text {unread.reason}", unread.hint)
+        return {"servers": [_server(deployment_from_command(text))]}
+    return {"servers": [_server(deployment_of(server)) for server in servers]}
+
+
+def lint(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom lint --json`."""
+    from legroom.facts.releases import release as known_release
+    from legroom.lint.lint_report import report_json
+    from legroom.lint.linter import LintOptions, lint_texts
+
+    vllm = request.get("vllm")
+    any_release = vllm == "any"
+    release = known_release(vllm) if vllm and not any_release else None
+    options = LintOptions(release, None, frozenset(request.get("ignore", ())), any_release=any_release)
+    return report_json(lint_texts([(file["path"], file["text"]) for file in request["files"]], options))
+
+
+def _server(deployment: Deployment) -> dict[str, Any]:
+    from legroom.vllm.command_line import command, without_secrets
+
+    place = deployment.place
+    return {
+        "model": deployment.args.model,
+        "vllm": deployment.release.version,
+        "vllm_named": deployment.release_hint is not None,
+        "gpus": deployment.gpu_count,
+        "flags": _flags(deployment),
+        "env": dict(deployment.args.env),
+        "command": list(without_secrets(command(deployment.args, deployment.release))),
+        "place": f"line {place.line}" if place else "",
+        "line": place.line if place else None,
+        "notes": list(deployment.notes),
+        "problems": [problem.message for problem in deployment.problems],
+    }
+
+
+def _flags(deployment: Deployment) -> dict[str, Any]:
+    """The given flags by vLLM's Python names, without keys and tokens."""
+    from legroom.masking import is_secret
+    from legroom.vllm.command_line import command_parts
+
+    args = deployment.args
+    read_by_plan = (field.name for field in fields(args) if field.name not in ("model", "usage", "env", "others"))
+    given = {name: value for name in read_by_plan if (value := getattr(args, name)) is not None}
+    flags: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    for part in command_parts(args.others, deployment.release):
+        if part.flag is not None and not is_secret(part.dest):
+            flags[part.dest] = not part.name.startswith("--no-") if part.value == "" else part.value
+    return flags
+
+
+def diagnose(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom diagnose --json`."""
+    log = request["log"]
+    if not log.strip():
+        raise LegroomError("the log is empty", "give the server's output, stderr included")
+    return diagnose_pieces([log.encode("utf-8", "replace")], request)
+
+
+def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom diagnose --json` for a log that is streamed."""
+    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.diagnosis_json import readings_json
+    from legroom.diagnosis.starting_plan import Hints
+
+    hints = Hints(
+        request.get("command") or None,
+        request.get("model") or None,
+        request.get("gpu") or None,
+        request.get("gpus"),
+        request.get("vllm") or None,
+        local_models=False,
+    )
+    return readings_json([read_log(pieces, "the log", hints)])
+
+
+def fragments(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `legroom fragments --json`, and its picture."""
+    from legroom.fragments.fragment_report import fragment_report
+    from legroom.render.fragments_svg import fragments_svg
+    from legroom.render.fragments_text import advice_of, headline
+
+    earlier = request.get("earlier")
+    report = fragment_report(
+        _snapshot(request["file"], "the file"), earlier=_snapshot(earlier, "the earlier file") if earlier else None
+    )
+    words = {"headline": headline(report), "advice": advice_of(report)}
+    return {**report.to_json(), **words, "svg": fragments_svg(report)}
+
+
+def _snapshot(encoded: str, name: str) -> AllocatorReading:
+    from legroom.fragments.fragment_sources import read_content
+
+    try:
+        content = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise LegroomError("the file is not in base64") from error
+    return read_content(content, name, _MAX_SNAPSHOT_BYTES)[0]

@@ -1,0 +1,74 @@
+"""Every option is named by a document; options of `simulate` that change a replay do change it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from legroom.cli.main import COMMANDS, Parser, main
+
+ROOT = Path(__file__).parents[2]
+VLLM_FLAGS = {
+    "--block-size",
+    "--enable-chunked-prefill",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+}
+SHORT = {"--output", "--answer-timeout"}
+"""Documented by their short form, -o."""
+
+
+def server_options(parser: argparse.ArgumentParser) -> set[str]:
+    options = {word for word in parser._option_string_actions if word.startswith("--")}
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return options.union(*(server_options(child) for action in nested for child in action.choices.values()))
+
+
+def test_every_option_is_documented():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    words = {word.strip("`,.;:()[]|'\"") for page in pages for word in page.read_text("utf-8").split()}
+    named = {part for word in words for part in (word, word.partition("=")[0])}
+    for command in COMMANDS:
+        subparsers = Parser(prog="legroom", add_help=False).add_subparsers(prog="legroom")
+        own = server_options(importlib.import_module(command.module).add_parser(subparsers))
+        missing = own - named - VLLM_FLAGS - SHORT - {"--help", "--json"}
+        assert {word for word in missing if not word.startswith("--no-")} == set(), command.name
+
+
+@pytest.mark.parametrize(
+    ("options", "figure"),
+    [
+        (["--watermark", "0.4"], "peak_blocks"),
+        (["--num-speculative-tokens", "3", "--acceptance", "0.9"], "steps"),
+        (["--sliding-windows", "32"], "peak_blocks"),
+        (["--long-prefill-token-threshold", "16"], "steps"),
+    ],
+)
+def test_an_option_of_the_scheduler_changes_the_replay(options, figure, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    requests = [{"arrival_step": step, "prompt_len": 64, "output_len": 32} for step in range(12)]
+    trace.write_text("\n".join(map(json.dumps, requests)))
+
+    def replayed(*more: str) -> float:
+        assert main(["simulate", str(trace), "--blocks", "40", *more, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)[figure]
+
+    assert replayed(*options) != replayed()
+
+
+def test_a_measured_step_scales_the_seconds_of_a_replay(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"arrival": n, "prompt_len": 64, "output_len": 32}) for n in range(4)))
+    words = ["simulate", str(trace), "--model", "qwen3-0.6b", "--gpu", "l4", "--max-model-len", "2048", "--json"]
+    measured = ["--measured-step-ms", "500", "--measured-running", "4", "--measured-tokens", "400"]
+    documents = []
+    for more in ([], measured):
+        assert main([*words, *more]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    makespans = [document["seconds"]["makespan_s"] for document in documents]
+    assert makespans[1] > 3 * makespans[0]
