@@ -37,23 +37,23 @@ class LocalServers:
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
-    def added(self, look: ScrapeResult) -> ScrapeResult:
+    def added(self, result: ScrapeResult) -> ScrapeResult:
         """The scrape with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
-        if not is_loopback(look.server):
-            return look
-        port, now_s = port_of(look.server), self._clock()
-        if not isinstance(look, Sample):
+        if not is_loopback(result.server):
+            return result
+        port, now_s = port_of(result.server), self._clock()
+        if not isinstance(result, Sample):
             self._processes.pop(port, None)  # who answers next may be another
-            return look
+            return result
         pids = self._of(port, now_s)
         if not pids:
-            return look
+            return result
         used_bytes = held_by(frozenset(pids), self._cards_now(now_s))
         return replace(
-            look,
-            memory_used_bytes=look.memory_used_bytes if used_bytes is None else used_bytes,
-            host_rss_bytes=self._below_the_api_server(pids) if look.host_rss_bytes is None else look.host_rss_bytes,
-            stopped_engines=sum(map(self._is_stopped, pids)) or look.stopped_engines,
+            result,
+            memory_used_bytes=result.memory_used_bytes if used_bytes is None else used_bytes,
+            host_rss_bytes=self._below_the_api_server(pids) if result.host_rss_bytes is None else result.host_rss_bytes,
+            stopped_engines=sum(map(self._is_stopped, pids)) or result.stopped_engines,
         )
 
     def _below_the_api_server(self, pids: tuple[int, ...]) -> int | None:

@@ -148,7 +148,7 @@ def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
 def _silence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
     if findings:
         return f"{findings[0].title}: {findings[0].reason}"
-    return window.failures[-1].message if window.failures else "not looked at yet"
+    return window.failures[-1].message if window.failures else "not scraped yet"
 
 
 def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:

@@ -60,10 +60,10 @@ class Watcher:
         self.detectors = make_detectors(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 
-    def take(self, look: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
+    def take(self, result: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
         """Add a scrape; what is wrong now, the gravest first. Time is the scrape's own unless given."""
-        self.window.add(look)
-        time_s = look.time_s if now_s is None else now_s
+        self.window.add(result)
+        time_s = result.time_s if now_s is None else now_s
         updates = (detector.update(self.window, time_s) for detector in self.detectors)
         self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings

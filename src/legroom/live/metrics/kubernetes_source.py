@@ -17,7 +17,7 @@ _PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is needed of a pod to look at its server."""
+    """A running pod."""
 
     namespace: str
     name: str
@@ -96,7 +96,7 @@ def _connected(context: str | None) -> Any:
         raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
     try:
         if context is not None:
-            raise config.ConfigException  # a pod may be told to look at another cluster than its own
+            raise config.ConfigException  # a named context goes before the pod's own cluster
         config.load_incluster_config()
     except config.ConfigException:
         try:

@@ -58,7 +58,7 @@ class Histogram:
         return self.sum / self.count if self.count > 0 else None
 
     def since(self, older: Histogram | None) -> Histogram | None:
-        """What was observed since an older look; None where the two do not continue each other."""
+        """The observations since an older sample; None after a restart or with other bounds."""
         if older is None or older.bounds != self.bounds:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.

@@ -23,11 +23,11 @@ __all__ = [
     "ScrapeFailed",
     "endpoint",
     "fetch",
-    "look",
     "open_session",
     "scrape",
     "scrape_fleet",
     "scrape_once",
+    "scrape_result",
     "tls_of",
 ]
 
@@ -71,7 +71,7 @@ async def scrape(
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 
-async def look(
+async def scrape_result(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> ScrapeResult:
     """A sample, or the failure as a value: what a watcher puts into its window either way."""
@@ -204,8 +204,8 @@ async def scrape_fleet(
 
         async def one(target: Endpoint) -> None:
             async with gate:
-                seen = await look(session, target, timeout_s)
-            done = take(seen)
+                result = await scrape_result(session, target, timeout_s)
+            done = take(result)
             if done is not None:
                 await done
 

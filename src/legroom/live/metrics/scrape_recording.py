@@ -118,7 +118,7 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._last: dict[str, dict[int, float]] = {}
         self._written: dict[str, int] = {}
-        self._looks = 0
+        self._scrapes = 0
         self._write(_HEADER)
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -132,15 +132,15 @@ class Recorder:
         except OSError as error:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
-    def add(self, look: ScrapeResult) -> None:
-        line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
-        if isinstance(look, ScrapeFailure):
-            line["fail"] = [look.kind, look.message]
+    def add(self, result: ScrapeResult) -> None:
+        line: dict[str, Any] = {"t": round(result.time_s, 3), "s": result.server}
+        if isinstance(result, ScrapeFailure):
+            line["fail"] = [result.kind, result.message]
         else:
-            line |= self._changes(look)
+            line |= self._changes(result)
         self._write(line)
-        self._looks += 1
-        if self._looks % _FLUSH_EVERY == 0:
+        self._scrapes += 1
+        if self._scrapes % _FLUSH_EVERY == 0:
             with self._write_errors():
                 self._file.flush()
 
@@ -198,7 +198,7 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
         if entry is None and next(lines, None) is None:
             return  # cut off while it was written
         try:
-            yield _look(entry or {}, numbered, last)
+            yield _scrape(entry or {}, numbered, last)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise LegroomError(f"{path}, line {number}: not a recorded sample", "the file is damaged") from error
 
@@ -211,7 +211,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
+def _scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
     time_s, server = float(entry["t"]), str(entry["s"])
     if not abs(time_s) < _LATEST_S:
         raise ValueError(time_s)

@@ -227,43 +227,43 @@ class Window:
                 setattr(snapshot, name, value.copy())
         return snapshot
 
-    def add(self, look: ScrapeResult) -> None:
-        if self._is_repeated_sample(look):
-            self.last_scrape_s = look.time_s
+    def add(self, result: ScrapeResult) -> None:
+        if self._is_repeated_sample(result):
+            self.last_scrape_s = result.time_s
             self.failures.clear()
             return
-        if self.last_scrape_s is not None and look.time_s <= self.last_scrape_s:
-            self._reset_after_clock_jump(look)
-        self.last_scrape_s = look.time_s
-        if isinstance(look, ScrapeFailure):
-            self.failures.append(look)
+        if self.last_scrape_s is not None and result.time_s <= self.last_scrape_s:
+            self._reset_after_clock_jump(result)
+        self.last_scrape_s = result.time_s
+        if isinstance(result, ScrapeFailure):
+            self.failures.append(result)
             return
-        step = self._step(look)
+        step = self._step(result)
         if step is None:
             self.steps.clear()  # what lies before a gap does not continue into what comes after
         else:
             self.steps.append(step)
             self._drop_old()
-        if self._has_restarted(look, step):
-            self.restarts.append(look.time_s)
-        if self._is_other_replica(look):
-            self.switches.append(look.time_s)
+        if self._has_restarted(result, step):
+            self.restarts.append(result.time_s)
+        if self._is_other_replica(result):
+            self.switches.append(result.time_s)
         self.failures.clear()
-        self.latest = look
-        self._thin(look)
+        self.latest = result
+        self._thin(result)
 
     def _drop_old(self) -> None:
         steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
         while len(steps) > _MIN_STEPS and steps[0].time_s <= from_s:
             steps.popleft()
 
-    def _is_repeated_sample(self, look: ScrapeResult) -> bool:
+    def _is_repeated_sample(self, result: ScrapeResult) -> bool:
         """What it grew by then counts for the step that ends with the next sample."""
-        if self.latest is None or isinstance(look, ScrapeFailure):
+        if self.latest is None or isinstance(result, ScrapeFailure):
             return False
-        return 0 <= look.time_s - self.latest.time_s < SHORTEST_STEP_S
+        return 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S
 
-    def _reset_after_clock_jump(self, look: ScrapeResult) -> None:
+    def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
         """Nothing seen before can be put in time with what comes now."""
         self.jumps += 1
         self.steps.clear()
@@ -272,7 +272,7 @@ class Window:
         self.switches.clear()
         self.points.clear()
         if self.latest is not None:
-            self.latest = replace(self.latest, time_s=look.time_s)
+            self.latest = replace(self.latest, time_s=result.time_s)
 
     def _step(self, sample: Sample) -> WindowStep | None:
         before = self.latest
