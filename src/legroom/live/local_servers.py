@@ -1,4 +1,4 @@
-"""What only the processes of a server show, added to scrapes at servers of this machine."""
+"""Adds GPU memory, host memory and stopped processes to samples of servers on this machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.process_table import is_stopped, resident_bytes
 
 _PROCESSES_KEPT_S = 60.0
-"""A server's processes change when it restarts, and finding them reads the whole table of sockets."""
+"""Finding a server's processes reads all sockets of the machine."""
 _READ_EVERY_S = 2.0
-"""One reading serves all servers of a round."""
+"""One NVML reading serves all servers of a scrape round."""
 
 
 class LocalServers:
-    """Adds the GPU memory that a server's processes hold, where there is a driver, the host's memory of engine and
-    workers where no plugin in these tells it, and how many processes are stopped. Elsewhere, and where a server's
-    processes cannot be seen, it adds nothing."""
+    """Caches NVML readings and process lists between samples."""
 
     def __init__(
         self,
@@ -37,13 +35,13 @@ class LocalServers:
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
-    def added(self, result: ScrapeResult) -> ScrapeResult:
-        """The scrape with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
+    def with_process_figures(self, result: ScrapeResult) -> ScrapeResult:
+        """The result with GPU memory, host memory and stopped processes, for a local server with visible processes."""
         if not is_loopback(result.server):
             return result
         port, now_s = port_of(result.server), self._clock()
         if not isinstance(result, Sample):
-            self._processes.pop(port, None)  # who answers next may be another
+            self._processes.pop(port, None)  # it may be restarting
             return result
         pids = self._of(port, now_s)
         if not pids:
@@ -57,7 +55,7 @@ class LocalServers:
         )
 
     def _below_the_api_server(self, pids: tuple[int, ...]) -> int | None:
-        """Host memory of all processes but the first, which is the API server: its page shows its own."""
+        """Resident memory of all processes but the API server, which reports its own."""
         return self._resident(pids[1:]) if pids[1:] else None
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:

@@ -172,7 +172,7 @@ class Sidecar:
         if self._stopping.is_set():
             return
         self._last_scrape_s = time.monotonic()
-        result = self._local.added(result)
+        result = self._local.with_process_figures(result)
         group = self._groups.setdefault(result.server, "default")
         watcher = self._watchers.get(result.server)
         if watcher is None:

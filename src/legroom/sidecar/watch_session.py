@@ -100,7 +100,7 @@ class WatchSession:
 
     def take(self, result: ScrapeResult) -> ServerView:
         """Handles one scrape result."""
-        result = self._local.added(result)
+        result = self._local.with_process_figures(result)
         self.scrapes += 1
         if self._recorder is not None:
             self._recorder.add(result)
