@@ -14,27 +14,27 @@ import time
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.planning.capacity_search import find
+from legroom.planning.capacity_search import search_flags
 from legroom.planning.plan import Target
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.vllm.args import ServeArgs
 
 LIMIT_S = 1.0
 PER = 50_000
 WISHES = [
-    ("llama-3.1-8b", "rtx 4090", Wish(32768, 8, (1, 2))),
-    ("llama-3.1-70b", "h100", Wish(32768, 16, (1, 2, 4, 8))),
-    ("gemma-3-27b", "a100-80gb", Wish(131072, 4, (1, 2, 4))),
-    ("qwen3-30b-a3b", "l40s", Wish(16384, 32, (1, 2, 4))),
+    ("llama-3.1-8b", "rtx 4090", CapacityGoal(32768, 8, (1, 2))),
+    ("llama-3.1-70b", "h100", CapacityGoal(32768, 16, (1, 2, 4, 8))),
+    ("gemma-3-27b", "a100-80gb", CapacityGoal(131072, 4, (1, 2, 4))),
+    ("qwen3-30b-a3b", "l40s", CapacityGoal(16384, 32, (1, 2, 4))),
 ]
 
 
 def main() -> None:
     rows = []
-    for name, card, wish in WISHES:
-        target = Target(load(name), gpu(card), max(wish.gpus), release("0.32.0"))
+    for name, card, goal in WISHES:
+        target = Target(load(name), gpu(card), max(goal.gpus), release("0.32.0"))
         start = time.process_time()
-        found = find([target], ServeArgs(), wish)
+        found = search_flags([target], ServeArgs(), goal)
         spent = time.process_time() - start
         rows.append(
             {

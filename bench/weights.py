@@ -4,7 +4,7 @@
     bench/weights.py [FOLDER] [--classes FIXTURE.jsonl] [--json] [--show N]
 
 FOLDER holds startups.jsonl (real start-ups) and models.json (the config fields of their models); without it only the
-recorded model classes are compared (`bench/record_weights.py` records them). Prints one table a source of truth:
+recorded model classes are compared (tests/recorders/record_weights.py records them). Prints a table a source of truth:
 errors overall, by quantization and by model family; with --json, one JSON document.
 """
 

@@ -1,5 +1,5 @@
 """What vLLM writes to its log and raises, by release: templates, patterns, fields, for the tests that hold the catalog
-against it. `bench/import_atlas.py` writes the data."""
+against it. `tools/import_atlas.py` writes the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench/add_model.py` writes a config.json down so that nothing memory depends on is lost."""
+"""`tools/add_model.py` writes a config.json down so that nothing memory depends on is lost."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from legroom.facts.config.model_config import model_from_config
 
 @pytest.fixture(scope="module")
 def add_model() -> ModuleType:
-    path = Path(__file__).parents[2] / "bench" / "add_model.py"
+    path = Path(__file__).parents[2] / "tools" / "add_model.py"
     spec = importlib.util.spec_from_file_location("add_model", path)
     assert spec is not None
     assert spec.loader is not None

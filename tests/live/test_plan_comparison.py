@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from legroom.live.detectors.plan_drift import ComparedFigure, compare
 from legroom.live.metrics.sample import EngineSample, Sample
-from legroom.live.plan_comparison import ComparedFigure, compare
 from legroom.planning.plan_document import PlanDocument, PlannedBand, PlannedGpu, PlannedKv, PlannedLayout
 
 

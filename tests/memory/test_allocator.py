@@ -161,7 +161,7 @@ def test_blocks_in_use_never_overlap(settings: AllocatorSettings, requests: list
 
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "allocator_h200.jsonl.gz"
-"""An H200 with torch 2.11.0+cu130, 4 GiB to use; by bench/record_allocator.py."""
+"""An H200 with torch 2.11.0+cu130, 4 GiB to use; by tests/recorders/record_allocator.py."""
 CASES = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()]
 TIED_FROM = {"roundup_power2_divisions:4/1": 491}
 """From here on another of two free blocks of one size was taken: by address, which the driver decides."""

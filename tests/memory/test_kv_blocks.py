@@ -1,18 +1,12 @@
-"""Block counts of many architectures against answers recorded from vLLM's own planner (bench/record_blocks.py)."""
+"""Block counts of many architectures against answers recorded from vLLM's own planner (record_blocks.py)."""
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
-
-import blocks  # noqa: E402
+import recorded_blocks as blocks
 
 CASES: dict[str, list[dict[str, Any]]] = defaultdict(list)
 for _row in blocks.rows([blocks.FIXTURE]):

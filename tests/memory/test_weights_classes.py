@@ -1,4 +1,4 @@
-"""vLLM 0.32.0's own model classes, built on the meta device by bench/record_weights.py: parameters to the byte."""
+"""vLLM 0.32.0's own model classes, built on the meta device by record_weights.py: parameters to the byte."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_single_changes
+from legroom.planning.advice import USUAL_UTILIZATION, with_advice, with_quick_advice
 from legroom.planning.plan import cold_start, plan
 from legroom.vllm.args import ServeArgs
 
@@ -156,18 +156,18 @@ def test_the_first_fixes_are_the_same_without_a_search_for_all(target, model, ca
     first = plan(target(model, card, vllm), args)
     known = [piece.flags for piece in with_advice(first).advice[:2]]
     assert [piece.flags for piece in with_advice(first, enough=2).advice[:2]] == known
-    quick = with_single_changes(first, 2)
+    quick = with_quick_advice(first, 2)
     assert not quick.advised or [piece.flags for piece in quick.advice[:2]] == known
 
 
 def test_what_takes_several_changes_is_left_to_the_search(target):
-    assert with_single_changes(plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs()), 2).advised
-    assert not with_single_changes(plan(target("llama-3.1-405b", "l4", "0.11.0"), ServeArgs()), 2).advised
+    assert with_quick_advice(plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs()), 2).advised
+    assert not with_quick_advice(plan(target("llama-3.1-405b", "l4", "0.11.0"), ServeArgs()), 2).advised
 
 
 def test_changes_are_tried_until_time_is_up(target):
     first = plan(target("llama-3.1-8b", "l4", "0.11.0"), ServeArgs())
     asked = iter(range(100))
-    assert with_single_changes(first, 2, lambda: True) == first
-    some = with_single_changes(first, 5, lambda: next(asked) >= 6)
+    assert with_quick_advice(first, 2, lambda: True) == first
+    some = with_quick_advice(first, 5, lambda: next(asked) >= 6)
     assert some.advice and not some.advised

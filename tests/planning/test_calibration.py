@@ -23,13 +23,13 @@ from legroom.planning.calibration import (
     TERM_SETTINGS,
     Observation,
     from_json,
-    lookup,
+    measurements_for,
+    model_fingerprint,
     observe,
-    remember,
+    observed_total_bytes,
     same_model,
-    shape_of,
     to_json,
-    usable_total,
+    with_observation,
 )
 from legroom.units import GIB
 from legroom.vllm_logs.startup_log import Startup
@@ -63,20 +63,20 @@ def seen(**changed: Any) -> Observation:
         SETTINGS,
         {"weights_bytes": 7 * GIB, "activation_bytes": 2 * GIB, "non_torch_bytes": GIB},
         "vllm.log",
-        shape=shape_of(model()),
+        shape=model_fingerprint(model()),
     )
     return replace(base, **changed)
 
 
 def test_the_same_deployment_gets_every_term_back() -> None:
-    found = lookup([seen()], target(), settings())
+    found = measurements_for([seen()], target(), settings())
     assert found is not None
     assert (found.weights_bytes, found.activation_bytes, found.non_torch_bytes) == (7 * GIB, 2 * GIB, GIB)
     assert found.source == "vllm.log"
 
 
 def test_non_torch_memory_carries_over_to_another_model_and_the_rest_does_not() -> None:
-    found = lookup([seen()], target(model("org/other-3b", layers=3)), settings())
+    found = measurements_for([seen()], target(model("org/other-3b", layers=3)), settings())
     assert found is not None
     assert found.non_torch_bytes == GIB
     assert found.weights_bytes is None
@@ -85,32 +85,32 @@ def test_non_torch_memory_carries_over_to_another_model_and_the_rest_does_not() 
 
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_num_seqs", "enforce_eager", "runner"])
 def test_an_activation_peak_is_not_used_where_a_setting_it_depends_on_differs(name: str) -> None:
-    found = lookup([seen()], target(), settings(**{name: "other"}))
+    found = measurements_for([seen()], target(), settings(**{name: "other"}))
     assert found is not None
     assert found.activation_bytes is None
     assert found.weights_bytes == 7 * GIB
 
 
 def test_nothing_applies_under_another_parallel_size() -> None:
-    assert lookup([seen()], target(), settings(tensor_parallel_size=2)) is None
+    assert measurements_for([seen()], target(), settings(tensor_parallel_size=2)) is None
 
 
 def test_nothing_applies_under_another_release() -> None:
-    assert lookup([seen()], target(version="0.25.0"), settings()) is None
+    assert measurements_for([seen()], target(version="0.25.0"), settings()) is None
 
 
 def test_nothing_applies_to_another_card() -> None:
-    assert lookup([seen()], target(card=gpu("NVIDIA H200")), settings()) is None
+    assert measurements_for([seen()], target(card=gpu("NVIDIA H200")), settings()) is None
 
 
 def test_a_card_of_the_same_name_and_another_size_is_another_card() -> None:
     smaller = with_total(H100, 40 * GIB)
-    assert lookup([seen(gpu_total_bytes=H100.total_bytes)], target(card=smaller), settings()) is None
+    assert measurements_for([seen(gpu_total_bytes=H100.total_bytes)], target(card=smaller), settings()) is None
 
 
 def test_the_newest_of_two_observations_counts() -> None:
     newer = seen(terms={"weights_bytes": 8 * GIB}, source="later.log")
-    found = lookup(remember([seen()], newer), target(), settings())
+    found = measurements_for(with_observation([seen()], newer), target(), settings())
     assert found is not None
     assert found.weights_bytes == 8 * GIB
     assert found.activation_bytes == 2 * GIB, "a term that only the older log printed is kept"
@@ -127,16 +127,16 @@ def test_a_hub_id_is_the_same_model_even_if_legroom_reads_it_otherwise_now() -> 
 
 def test_a_total_is_reported_only_where_it_differs_from_the_facts() -> None:
     other = round(H100.total_bytes * 0.995)
-    assert usable_total([seen(gpu_total_bytes=other)], H100) == other
-    assert usable_total([seen(gpu_total_bytes=H100.total_bytes + 1000)], H100) is None
-    assert usable_total([], H100) is None
+    assert observed_total_bytes([seen(gpu_total_bytes=other)], H100) == other
+    assert observed_total_bytes([seen(gpu_total_bytes=H100.total_bytes + 1000)], H100) is None
+    assert observed_total_bytes([], H100) is None
 
 
 def test_without_a_known_model_only_what_any_model_shares_is_kept() -> None:
     startup = Startup(vllm="0.26.0", weights_bytes=GIB, non_torch_bytes=GIB // 4)
     observation = observe(startup, H100, None, "nobody/knows")
     assert dict(observation.terms) == {"non_torch_bytes": GIB // 4}
-    found = lookup([observation], target(), settings())
+    found = measurements_for([observation], target(), settings())
     assert found is not None
     assert found.non_torch_bytes == GIB // 4
 
@@ -229,7 +229,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     def learn(number: int) -> None:
         with store.locked(path):
             observations, _ = store.open_for_change(path)
-            store.write_store(remember(observations, seen(model=f"org/model-{number}")), path)
+            store.write_store(with_observation(observations, seen(model=f"org/model-{number}")), path)
 
     writers = [threading.Thread(target=learn, args=(number,)) for number in range(8)]
     for writer in writers:

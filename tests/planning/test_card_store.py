@@ -7,7 +7,7 @@ import pytest
 
 from legroom.facts.gpus import gpu
 from legroom.facts.releases import release
-from legroom.planning.card_store import CardRecord, card_record, keep_card, measured_card, read_cards
+from legroom.planning.card_store import CardRecord, card_record, measured_card, read_cards, store_card
 
 H200 = CardRecord(
     "NVIDIA H200",
@@ -20,7 +20,7 @@ H200 = CardRecord(
 
 
 def test_a_record_comes_back_as_it_was_kept(tmp_path: Path) -> None:
-    keep_card(H200, tmp_path / "cards.json")
+    store_card(H200, tmp_path / "cards.json")
     assert read_cards(tmp_path / "cards.json").cards == (H200,)
 
 
@@ -28,7 +28,7 @@ def test_a_later_probe_of_the_same_card_driver_and_release_replaces_the_earlier(
     path = tmp_path / "cards.json"
     other = card_record({**H200.to_json(), "driver": "590.2"})
     for record in (H200, other, card_record({**H200.to_json(), "context_bytes": 1})):
-        keep_card(record, path)
+        store_card(record, path)
     assert [(card.driver, card.context_bytes) for card in read_cards(path).cards] == [
         ("590.2", 550_000_000),
         ("580.1", 1),

@@ -16,10 +16,10 @@ from legroom.facts.releases import release
 from legroom.memory.overhead import desktop_bytes
 from legroom.planning.packing.gpu_packing import PackRequest, pack
 from legroom.planning.packing.needs import OtherProgram, PackedServer, server_needs
-from legroom.planning.packing.pack_changes import changes_that_fit, grant_wishes, proof
+from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals, proof
 from legroom.planning.packing.placement import Card, Shift
 from legroom.planning.plan import Target, plan
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.units import GIB
 from legroom.vllm.args import ServeArgs, is_given
 
@@ -28,7 +28,7 @@ RELEASES = ("0.6.3", "0.6.4", "0.8.5", "0.9.1", "0.10.0", "0.10.2", "0.19.0", "0
 
 
 def server(model="llama-3.1-8b", card="h100", vllm="0.32.0", name=None, **flags):
-    more = {key: flags.pop(key) for key in ("weight", "wish") if key in flags}
+    more = {key: flags.pop(key) for key in ("weight", "goal") if key in flags}
     args = ServeArgs(model=model, **{"max_model_len": 8192, "max_num_seqs": 128, **flags})
     return PackedServer(name or model, Target(model_of(model), gpu(card), 1, release(vllm)), args, **more)
 
@@ -173,7 +173,7 @@ def test_one_awake_at_a_time_fits_where_both_do_not():
 
 
 def test_a_wish_is_held_by_the_pool():
-    wishing = server(max_model_len=None, max_num_seqs=None, wish=Wish(32768, 6.0))
+    wishing = server(max_model_len=None, max_num_seqs=None, goal=CapacityGoal(32768, 6.0))
     result = pack(PackRequest((wishing, server("mistral-7b")), cards("h200")))
     kv = result.packed[0].plan.memory.kv
     assert result.packed[0].plan.settings.max_model_len == 32768
@@ -181,17 +181,17 @@ def test_a_wish_is_held_by_the_pool():
 
 
 def test_a_wish_that_does_not_fit_as_usual_is_granted_by_other_flags():
-    wishing = server("llama-3.1-8b", "l40s", max_model_len=None, max_num_seqs=None, wish=Wish(32768, 3.0))
+    wishing = server("llama-3.1-8b", "l40s", max_model_len=None, max_num_seqs=None, goal=CapacityGoal(32768, 3.0))
     neighbour = server("qwen3-0.6b", "l40s", max_model_len=16384, kv_cache_memory_bytes=15 * GIB)
     usual = pack(PackRequest((wishing, neighbour), cards("l40s")))
-    granted = grant_wishes(usual)
+    granted = meet_goals(usual)
     assert usual.verdict == "does_not_fit"
     assert granted.verdict != "does_not_fit"
     assert granted.packed[0].plan.memory.kv.max_concurrency >= 3
 
 
 def test_a_wish_for_too_many_requests_is_answered_with_how_many_fit():
-    wishing = server(max_model_len=None, max_num_seqs=None, wish=Wish(32768, 40.0))
+    wishing = server(max_model_len=None, max_num_seqs=None, goal=CapacityGoal(32768, 40.0))
     result = pack(PackRequest((wishing, server("mistral-7b")), cards()))
     fewer = [
         change.flags["want_concurrency"] for change in changes_that_fit(result) if "want_concurrency" in change.flags

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.planning.capacity_search import find
-from legroom.planning.search_space import Wish
+from legroom.planning.capacity_search import search_flags
+from legroom.planning.search_space import CapacityGoal
 from legroom.vllm.args import ServeArgs
 
 
 def test_the_best_setting_grants_the_wish(target):
-    found = find([target(card="h100")], ServeArgs(), Wish(32768, 8))
+    found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(32768, 8))
     assert found.best is not None
     assert found.best.settings.max_model_len == 32768
     assert found.best.memory.kv.max_concurrency >= 8
@@ -19,7 +19,7 @@ def test_the_best_setting_grants_the_wish(target):
 
 
 def test_a_setting_that_needs_no_sacrifice_makes_none(target):
-    found = find([target(card="h100")], ServeArgs(), Wish(8192, 4))
+    found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(8192, 4))
     assert found.losses == ()
     assert found.best is not None
     assert found.best.args == ServeArgs(max_model_len=8192)
@@ -27,32 +27,32 @@ def test_a_setting_that_needs_no_sacrifice_makes_none(target):
 
 def test_flags_that_were_given_are_not_searched(target):
     given = ServeArgs(max_num_batched_tokens=2048, gpu_memory_utilization=0.8)
-    found = find([target(card="h100")], given, Wish(16384, 4))
+    found = search_flags([target(card="h100")], given, CapacityGoal(16384, 4))
     assert found.best is not None
     assert found.best.settings.max_num_batched_tokens == 2048
     assert found.best.settings.gpu_memory_utilization == 0.8
 
 
 def test_more_gpus_are_used_when_one_is_not_enough(target):
-    found = find([target(card="rtx 4090")], ServeArgs(), Wish(32768, 16, gpus=(1, 2, 4)))
+    found = search_flags([target(card="rtx 4090")], ServeArgs(), CapacityGoal(32768, 16, gpus=(1, 2, 4)))
     assert found.best is not None
     assert found.best.settings.tensor_parallel_size * found.best.settings.pipeline_parallel_size > 1
 
 
 def test_an_impossible_wish_says_what_is_missing(target):
-    found = find([target(card="rtx 3060")], ServeArgs(), Wish(131072, 64))
+    found = search_flags([target(card="rtx 3060")], ServeArgs(), CapacityGoal(131072, 64))
     assert found.best is None
     assert "weights" in found.short_by
 
 
-@pytest.mark.parametrize("wish", [(8192, 16), (32768, 4)])
-def test_a_safer_policy_keeps_at_least_as_much_headroom(target, wish):
-    from legroom.planning.plan import headroom_left
+@pytest.mark.parametrize("goal", [(8192, 16), (32768, 4)])
+def test_a_safer_policy_keeps_at_least_as_much_headroom(target, goal):
+    from legroom.planning.plan import headroom_after_band
 
     def headroom(policy):
-        found = find([target(card="a100-40gb", vllm="0.19.0")], ServeArgs(), Wish(*wish, policy=policy))
+        found = search_flags([target(card="a100-40gb", vllm="0.19.0")], ServeArgs(), CapacityGoal(*goal, policy=policy))
         assert found.best is not None
-        return headroom_left(found.best.layout, 1.0)
+        return headroom_after_band(found.best.layout, 1.0)
 
     assert headroom("safe") >= 0
     assert headroom("safe") >= headroom("tight") or headroom("tight") >= 0
@@ -60,19 +60,19 @@ def test_a_safer_policy_keeps_at_least_as_much_headroom(target, wish):
 
 def test_a_quantized_variant_is_taken_only_when_the_original_does_not_do(target):
     original, quantized = target("qwen3-32b", "rtx 5090"), target("qwen3-32b-awq", "rtx 5090")
-    found = find([original, quantized], ServeArgs(), Wish(8192, 2))
+    found = search_flags([original, quantized], ServeArgs(), CapacityGoal(8192, 2))
     assert found.best is not None
     assert found.best.target.model.name == quantized.model.name
     assert found.losses[0] == "another checkpoint, its weights in 4 bits"
 
 
 def test_tens_of_thousands_of_settings_are_weighed(target):
-    found = find([target(card="h100")], ServeArgs(), Wish(32768, 8, gpus=(1, 2, 4, 8)))
+    found = search_flags([target(card="h100")], ServeArgs(), CapacityGoal(32768, 8, gpus=(1, 2, 4, 8)))
     assert found.considered > 20_000
 
 
 def test_room_for_more_requests_than_the_default_is_no_sacrifice(target):
-    found = find([target(card="l40s")], ServeArgs(), Wish(128, 400))
+    found = search_flags([target(card="l40s")], ServeArgs(), CapacityGoal(128, 400))
     assert found.best is not None
     assert found.best.settings.max_num_seqs >= 400
     assert found.losses == ()
@@ -80,7 +80,7 @@ def test_room_for_more_requests_than_the_default_is_no_sacrifice(target):
 
 @pytest.mark.parametrize("card", ["h100", "l4", "rtx 4090"])
 def test_looking_for_one_setting_alone_finds_the_best_of_many(target, card):
-    wish = Wish(8192, 4, gpus=(1, 2))
-    one, many = (find([target(card=card)], ServeArgs(), wish, most=most) for most in (1, 4))
+    goal = CapacityGoal(8192, 4, gpus=(1, 2))
+    one, many = (search_flags([target(card=card)], ServeArgs(), goal, max_answers=most) for most in (1, 4))
     assert one.best == many.best
     assert one.losses == many.losses

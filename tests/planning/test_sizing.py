@@ -5,7 +5,7 @@ from __future__ import annotations
 from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import release
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import size
 from legroom.vllm.args import ServeArgs
 
@@ -13,8 +13,8 @@ COUNTS = (1, 2, 4, 8)
 
 
 def fits(model: str, cards: list[str], context: int, concurrency: float = 1.0):
-    wish = Wish(context, concurrency, gpus=COUNTS)
-    return list(size(load(model), release("0.26.0"), ServeArgs(), wish, [gpu(card) for card in cards]))
+    goal = CapacityGoal(context, concurrency, gpus=COUNTS)
+    return list(size(load(model), release("0.26.0"), ServeArgs(), goal, [gpu(card) for card in cards]))
 
 
 def test_a_70b_model_needs_several_cards_and_a_small_one_never_holds_it():
@@ -34,15 +34,15 @@ def test_the_limiting_part_of_a_model_that_fills_the_card_is_its_weights():
 
 
 def test_a_model_that_no_node_holds_is_spread_over_several():
-    wish = Wish(4096, 1.0, gpus=(8, 16))
-    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), wish, [gpu("h100")]))
+    goal = CapacityGoal(4096, 1.0, gpus=(8, 16))
+    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), goal, [gpu("h100")]))
     assert on_h100.count == 16
     assert on_h100.plan.settings.tensor_parallel_size <= 8
 
 
 def test_what_is_too_small_says_what_was_tried_and_what_is_missing():
-    wish = Wish(4096, 1.0, gpus=(1, 2, 4, 8))
-    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), wish, [gpu("h100")]))
+    goal = CapacityGoal(4096, 1.0, gpus=(1, 2, 4, 8))
+    on_h100 = next(size(load("deepseek-v3"), release("0.26.0"), ServeArgs(), goal, [gpu("h100")]))
     assert on_h100.count == 0
     assert on_h100.tried == (1, 2, 4, 8)
     assert on_h100.short_bytes > 0

@@ -10,7 +10,7 @@ from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Target, cold_start, plan
-from legroom.planning.upgrades.changed_flags import args_for
+from legroom.planning.upgrades.changed_flags import args_on_release
 from legroom.planning.upgrades.kept_capacity import kept_capacity
 from legroom.planning.upgrades.kv_changes import kv_changes
 from legroom.planning.upgrades.release_upgrade import upgrade
@@ -142,13 +142,13 @@ def test_a_removed_flag_is_named_and_left_out_of_the_command():
 
 def test_a_renamed_flag_keeps_its_value_under_its_new_name():
     words = ["vllm", "serve", "x", "--chat-template-text-format", "string"]
-    args = args_for(parse_flags(words, release("0.6.4")).args, release("0.8.5"))
+    args = args_on_release(parse_flags(words, release("0.6.4")).args, release("0.8.5"))
     assert args.others == ("--chat-template-content-format", "string")
 
 
 def test_speculative_flags_of_an_old_release_become_the_config_of_a_new_one():
     words = "vllm serve llama-3.1-8b --speculative-model [ngram] --num-speculative-tokens 4 --ngram-prompt-lookup-max 4"
-    args = args_for(parse_flags(words.split(), release("0.6.6")).args, release("0.12.0"))
+    args = args_on_release(parse_flags(words.split(), release("0.6.6")).args, release("0.12.0"))
     assert args.speculative_config["num_speculative_tokens"] == 4
 
 

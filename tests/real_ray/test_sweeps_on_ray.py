@@ -17,7 +17,7 @@ from ray_node import NODE
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.planning.sizing import named_gpus, size_models
 from legroom.sweeps.ray_cluster import RayExecutor
 from legroom.vllm.args import ServeArgs
@@ -59,9 +59,9 @@ def test_the_answer_is_that_of_this_machine_byte_for_byte(cluster: Any, words: l
 
 def test_progress_is_reported_cell_by_cell(cluster: Any) -> None:
     shares: list[float] = []
-    wish, cards = Wish(4096, 1.0, (1, 2)), named_gpus("h100,l4")
+    goal, cards = CapacityGoal(4096, 1.0, (1, 2)), named_gpus("h100,l4")
     size_models(
-        ["llama-3.1-8b"], release("0.32.0"), ServeArgs(), wish, cards, RayExecutor(cluster.address), shares.append
+        ["llama-3.1-8b"], release("0.32.0"), ServeArgs(), goal, cards, RayExecutor(cluster.address), shares.append
     )
     assert shares == [0.5, 1.0]
 

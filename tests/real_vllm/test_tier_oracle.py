@@ -6,7 +6,7 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/simulation"))
 from tier_oracle import ask_vllm, first_difference, load, replay
 
 _LOADS = 3

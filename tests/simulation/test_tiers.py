@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tier_oracle import first_difference, replay
 
 from legroom.cli.main import main
 from legroom.cli.simulate_tier import tier_settings
@@ -21,9 +21,6 @@ from legroom.simulation.tiers.tiered_replay import TieredTimeline, simulate_with
 from legroom.simulation.trace import Trace
 from legroom.simulation.traces import jsonl
 from legroom.units import GIB
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-from tier_oracle import first_difference, replay
 
 _RECORDINGS = Path(__file__).parent / "recordings" / "vllm-0.32.0-tier.jsonl.gz"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from legroom.drawing.terminal import Style
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
-    from legroom.planning.search_space import Wish
+    from legroom.planning.search_space import CapacityGoal
     from legroom.planning.sizing import ModelFit
 
 
@@ -22,7 +22,7 @@ class SizeReport:
     """A sizing table that shows itself."""
 
     rows: tuple[ModelFit, ...]
-    wish: Wish
+    goal: CapacityGoal
     release: Release
 
     @property
@@ -35,10 +35,10 @@ class SizeReport:
         from legroom.drawing.terminal import PLAIN
         from legroom.render.size_text import matrix_text, size_text
 
-        requests = f"{self.wish.concurrency:g} request{'' if self.wish.concurrency == 1 else 's'}"
+        requests = f"{self.goal.concurrency:g} request{'' if self.goal.concurrency == 1 else 's'}"
         title = (
-            f"{requests} of {self.wish.context:,} tokens at once, vLLM {self.release.version}, "
-            f"policy {self.wish.policy}"
+            f"{requests} of {self.goal.context:,} tokens at once, vLLM {self.release.version}, "
+            f"policy {self.goal.policy}"
         )
         draw = matrix_text if matrix else size_text
         return draw([(row.model, row.fit) for row in self.rows], title, style or PLAIN)
@@ -47,7 +47,7 @@ class SizeReport:
         """The document that `legroom size --json` prints."""
         from legroom.planning.sizing import size_json
 
-        return size_json(self.rows, self.wish, self.release)
+        return size_json(self.rows, self.goal, self.release)
 
     def __str__(self) -> str:
         return self.text()
@@ -71,7 +71,7 @@ def size(
     vLLM's engine arguments as in `plan`.
     """
     from legroom.deployments.described import deployment_from_arguments
-    from legroom.planning.search_space import Wish, counts_up_to
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.planning.sizing import named_gpus, size_models
 
     tokens = parse_length(context, "context") if isinstance(context, str) else context
@@ -79,6 +79,6 @@ def size(
         raise LegroomError("context, concurrency and max_gpus are at least 1", "as in context=4096, concurrency=16")
     deployment = deployment_from_arguments("", flags, vllm, env)
     models = [model] if isinstance(model, str) else list(model)
-    wish = Wish(tokens, float(concurrency), counts_up_to(max_gpus), policy)
-    rows = size_models(models, deployment.release, deployment.args, wish, named_gpus(gpus))
-    return SizeReport(tuple(rows), wish, deployment.release)
+    goal = CapacityGoal(tokens, float(concurrency), counts_up_to(max_gpus), policy)
+    rows = size_models(models, deployment.release, deployment.args, goal, named_gpus(gpus))
+    return SizeReport(tuple(rows), goal, deployment.release)

@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
-    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
+    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
-    kept, remark = keep_measurements(starts) if not args.dry_run else (0, "")
+    kept, remark = store_measurements(starts) if not args.dry_run else (0, "")
     if remark:
         note(f"note: {remark}")
     if args.json:

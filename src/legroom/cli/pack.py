@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from legroom.planning.packing.gpu_packing import PackRequest, PackResult
     from legroom.planning.packing.needs import OtherProgram, PackedServer
     from legroom.planning.packing.placement import Card, Shift
-    from legroom.planning.search_space import Wish
+    from legroom.planning.search_space import CapacityGoal
 
 __all__ = ["add_parser", "parse", "run"]
 
@@ -118,10 +118,10 @@ def _groups(words: Sequence[str]) -> list[list[str]]:
 def run(args: argparse.Namespace) -> int:
     """Pack, print, and answer with 0 where everything fits."""
     from legroom.planning.packing.gpu_packing import pack
-    from legroom.planning.packing.pack_changes import changes_that_fit, grant_wishes
+    from legroom.planning.packing.pack_changes import changes_that_fit, meet_goals
 
     request = _request(args)
-    result = grant_wishes(pack(request))
+    result = meet_goals(pack(request))
     changes = changes_that_fit(result)
     files = _files(args, result)
     if args.json:
@@ -244,8 +244,8 @@ def _server(args: argparse.Namespace, words: Sequence[str], card: Card) -> Packe
         raise LegroomError(f"--weight {options.weight} is not a share", "write it like --weight 2")
     name = options.name or _name_of(deployment)
     args.remarks = dict.fromkeys((*getattr(args, "remarks", ()), *deployment.notes))
-    wish = _wish(options, deployment, args.policy)
-    return PackedServer(name, target, deployment.args, weight, wish, int(args.sleep_level))
+    goal = _goal(options, deployment, args.policy)
+    return PackedServer(name, target, deployment.args, weight, goal, int(args.sleep_level))
 
 
 def _server_parser() -> argparse.ArgumentParser:
@@ -257,8 +257,8 @@ def _server_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wish(options: argparse.Namespace, deployment: Deployment, policy: Any) -> Wish | None:
-    from legroom.planning.search_space import Wish
+def _goal(options: argparse.Namespace, deployment: Deployment, policy: Any) -> CapacityGoal | None:
+    from legroom.planning.search_space import CapacityGoal
     from legroom.units import parse_count, parse_length
     from legroom.vllm.resolve import served_model
 
@@ -269,7 +269,7 @@ def _wish(options: argparse.Namespace, deployment: Deployment, policy: Any) -> W
     concurrency = parse_count(options.want_concurrency or "1", "--want-concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("--want-context and --want-concurrency must be at least 1", "like --want-context 32k")
-    return Wish(context, float(concurrency), policy=policy)
+    return CapacityGoal(context, float(concurrency), policy=policy)
 
 
 def _name_of(deployment: Deployment) -> str:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from legroom.api.plan_report import PlanReport
     from legroom.facts.releases import Release
     from legroom.memory.server_states import ServerState
-    from legroom.planning.capacity_search import WishResult
+    from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.file_plans import FileServer
     from legroom.planning.machine import Machine
     from legroom.planning.plan import Plan, Target
-    from legroom.planning.search_space import Wish
+    from legroom.planning.search_space import CapacityGoal
     from legroom.vllm.args import ServeArgs
 
 __all__ = ["add_parser", "parse", "run"]
@@ -82,11 +82,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="what changes in flags, bytes and verdict; a file, or REVISION:FILE of git",
     )
     compared.add_argument("--markdown", action="store_true", help="with --diff: as a comment on a pull request")
-    wish = parser.add_argument_group("wishes (search for flags instead)")
-    wish.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
-    wish.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
-    wish.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
-    wish.add_argument(
+    goal = parser.add_argument_group("wishes (search for flags instead)")
+    goal.add_argument("--want-context", metavar="LEN", help="tokens a request may have (32k is 32,768)")
+    goal.add_argument("--want-concurrency", metavar="N", help="requests of that length at once")
+    goal.add_argument("--want-gpus", metavar="N", help="use at most this many GPUs")
+    goal.add_argument(
         "--policy",
         choices=("safe", "balanced", "tight"),
         default="balanced",
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     deployment = described_server(args)
     where = described_machine(args, deployment)
     if args.want_context or args.want_concurrency or args.want_gpus:
-        return _run_wish(args, deployment.args, deployment.release, where)
+        return _run_search(args, deployment.args, deployment.release, where)
     if args.sleep:
         deployment = replace(deployment, args=_with_sleep_mode(deployment.args))
     made = make_plan(deployment.args, deployment.release, where, advice=not args.no_advice)
@@ -152,7 +152,7 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
     style = style_of(sys.stdout)
     sys.stdout.write(report.text(style, args.explain_math))
     if states:
-        from legroom.render.sleep_text import sleep_text
+        from legroom.render.plan_text import sleep_text
 
         sys.stdout.write("\n" + sleep_text(states, style))
 
@@ -172,21 +172,21 @@ def _states(made: Plan, args: argparse.Namespace) -> tuple[ServerState, ...]:
     return plan_states(made, parse_speed(args.host_bandwidth, "--host-bandwidth", 0.0) or None)
 
 
-def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
+def _run_search(args: argparse.Namespace, serve_args: ServeArgs, release: Release, where: Machine) -> int:
     """Search, print, and answer with 0 where something holds the wish."""
-    from legroom.planning.capacity_search import find
+    from legroom.planning.capacity_search import search_flags
     from legroom.planning.machine import make_target
     from legroom.planning.search_space import counts_up_to
 
     most = _most_gpus(args, serve_args, where)
     target = make_target(serve_args, release, replace(where, gpus=most))
-    wish = _wish(args, serve_args, target, most)
+    goal = _goal(args, serve_args, target, most)
     targets = _with_variants(target, serve_args)
-    answer = find(targets, serve_args, wish)
+    answer = search_flags(targets, serve_args, goal)
     if most == 1 and not _asked_gpus(args, where):
         for count in counts_up_to(_MOST_GPUS_TRIED)[1:]:  # GPUs that nobody offered: as few more as will do
             if answer.best is None:
-                answer = find(targets, serve_args, replace(wish, gpus=(count,)))
+                answer = search_flags(targets, serve_args, replace(goal, gpus=(count,)))
     answer = replace(
         answer,
         best=_used_only(answer.best) if answer.best else None,
@@ -194,7 +194,7 @@ def _run_wish(args: argparse.Namespace, serve_args: ServeArgs, release: Release,
     )
     if target.gpu.note:
         note(f"note: {target.gpu.note}")
-    _show_wish(answer, target, serve_args, args)
+    _show_search(answer, target, serve_args, args)
     return OK if answer.best else ANSWER_IS_NO
 
 
@@ -207,8 +207,8 @@ def _asked_gpus(args: argparse.Namespace, where: Machine) -> int | None:
     return gpu_count(args.want_gpus, "--want-gpus") or where.gpus
 
 
-def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> Wish:
-    from legroom.planning.search_space import Wish, counts_up_to
+def _goal(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most: int) -> CapacityGoal:
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
     usual = serve_args.max_model_len or target.model.max_position_embeddings
@@ -219,7 +219,7 @@ def _wish(args: argparse.Namespace, serve_args: ServeArgs, target: Target, most:
             "--want-context and --want-concurrency must be at least 1",
             "write it like --want-context 32k --want-concurrency 16",
         )
-    return Wish(context, float(concurrency), counts_up_to(most), args.policy)
+    return CapacityGoal(context, float(concurrency), counts_up_to(most), args.policy)
 
 
 def _with_variants(target: Target, serve_args: ServeArgs) -> list[Target]:
@@ -236,28 +236,28 @@ def _used_only(plan: Plan) -> Plan:
     return replace(plan, target=replace(plan.target, gpus=used))
 
 
-def _show_wish(answer: WishResult, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
+def _show_search(answer: SearchAnswer, target: Target, serve_args: ServeArgs, args: argparse.Namespace) -> None:
     if args.svg and answer.best:
         from legroom.render.plan_svg import plan_svg
 
         write_file(args.svg, plan_svg(answer.best), "picture")
     if args.json:
-        print_json(_wish_json(answer, target, serve_args, args.explain_math))
+        print_json(_search_json(answer, target, serve_args, args.explain_math))
         return
     from legroom.drawing.terminal import style_of
-    from legroom.render.plan_text import wish_text
+    from legroom.render.plan_text import search_text
 
-    sys.stdout.write(wish_text(answer, style_of(sys.stdout)))
+    sys.stdout.write(search_text(answer, style_of(sys.stdout)))
 
 
-def _wish_json(answer: WishResult, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
+def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, explain_math: bool) -> dict[str, Any]:
     from legroom.planning.plan import plan
     from legroom.planning.plan_json import plan_json
 
     search = {
-        "want_context": answer.wish.context,
-        "want_concurrency": answer.wish.concurrency,
-        "policy": answer.wish.policy,
+        "want_context": answer.goal.context,
+        "want_concurrency": answer.goal.concurrency,
+        "policy": answer.goal.policy,
         "considered": answer.considered,
         "gives_up": list(answer.losses),
         "short_by": answer.short_by or None,
@@ -266,7 +266,7 @@ def _wish_json(answer: WishResult, target: Target, serve_args: ServeArgs, explai
     if answer.best:
         return plan_json(answer.best, explain_math) | {"search": search}
     # Nothing holds the wish: what the flags alone would do, with the answer to the wish on top.
-    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.wish.context)
+    asked = replace(serve_args, max_model_len=serve_args.max_model_len or answer.goal.context)
     document = plan_json(plan(target, asked), explain_math)
     return document | {"verdict": "does_not_fit", "reason": answer.short_by, "search": search}
 
@@ -318,7 +318,7 @@ def _servers_of(named: str, args: argparse.Namespace) -> list[FileServer]:
     if unread is not None and not servers:
         raise LegroomError(f"{named} {unread.reason}", unread.hint)
     machine = _diff_machine(args)
-    return list(planned_servers(servers, machine, release, advice=not args.no_advice, gpu_wins=machine is not None))
+    return list(planned_servers(servers, machine, release, advice=not args.no_advice, override_gpu=machine is not None))
 
 
 def _diff_machine(args: argparse.Namespace) -> Machine | None:

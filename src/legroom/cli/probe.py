@@ -10,7 +10,7 @@ from legroom.errors import OK
 
 if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
-    from legroom.probe.probe import ProbeOutcome
+    from legroom.probe.card_probe import ProbeOutcome
 
 _DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
@@ -54,8 +54,8 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 
 def run(args: argparse.Namespace) -> int:
     from legroom.errors import LegroomError
-    from legroom.planning.card_store import keep_card
-    from legroom.probe.probe import probe, python_of_vllm
+    from legroom.planning.card_store import store_card
+    from legroom.probe.card_probe import probe, python_of_vllm
 
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in outcome.problems:
         note(f"note: {problem}")
     if not args.dry_run:
-        keep_card(outcome.record)
+        store_card(outcome.record)
         if outcome.profile is not None:
             _keep_deployment(args.served, outcome)
     if args.json:
@@ -94,11 +94,11 @@ def _keep_deployment(command: list[str], outcome: ProbeOutcome) -> None:
 
     from legroom.deployments.deployment import deployment_from_command
     from legroom.facts.releases import release
-    from legroom.planning.calibration_store import keep_observation, probed_observation
+    from legroom.planning.calibration_store import probed_observation, store_observation
 
     deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
     profile = outcome.profile or {}
-    remark = keep_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
+    remark = store_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
     if remark:
         note(f"note: {remark}")
 

@@ -16,7 +16,7 @@ from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 if TYPE_CHECKING:
     from legroom.facts.gpus import Gpu
     from legroom.facts.releases import Release
-    from legroom.planning.search_space import Wish
+    from legroom.planning.search_space import CapacityGoal
     from legroom.simulation.fleet_size import ServingLoad
     from legroom.simulation.trace import Trace
     from legroom.vllm.args import ServeArgs
@@ -127,13 +127,13 @@ def run(args: argparse.Namespace) -> int:
         note(f"note: {remark}")
     if by_rate:
         return _run_rate(args, models, used, serve_args, cards)
-    wish = _wish(args)
+    goal = _goal(args)
     executor, bar = executor_of(args, workers=None if args.matrix else 1), ProgressBar("sizing")
     try:
-        rows = size_models(models, used, serve_args, wish, cards, executor, bar)
+        rows = size_models(models, used, serve_args, goal, cards, executor, bar)
     finally:
         bar.clear()
-    report = SizeReport(tuple(rows), wish, used)
+    report = SizeReport(tuple(rows), goal, used)
     if args.json:
         print_json(report.json())
     else:
@@ -143,15 +143,17 @@ def run(args: argparse.Namespace) -> int:
     return OK if report.fits else ANSWER_IS_NO
 
 
-def _wish(args: argparse.Namespace) -> Wish:
-    from legroom.planning.search_space import Wish, counts_up_to
+def _goal(args: argparse.Namespace) -> CapacityGoal:
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.units import parse_count, parse_length
 
     context = parse_length(args.context or "4k", "--context")
     concurrency = parse_count(args.concurrency or "1", "--concurrency")
     if context < 1 or concurrency < 1:
         raise LegroomError("a context and a concurrency are at least 1", "write it like --context 4k --concurrency 16")
-    return Wish(context, float(concurrency), counts_up_to(gpu_count(args.max_gpus, "--max-gpus") or 32), args.policy)
+    return CapacityGoal(
+        context, float(concurrency), counts_up_to(gpu_count(args.max_gpus, "--max-gpus") or 32), args.policy
+    )
 
 
 def _is_rate(args: argparse.Namespace) -> bool:
@@ -198,7 +200,7 @@ def _run_rate(
         print_json(report.as_json())
     else:
         from legroom.drawing.terminal import style_of
-        from legroom.render.fleet_size_text import fleet_size_text
+        from legroom.render.size_text import fleet_size_text
 
         sys.stdout.write(fleet_size_text(report, style_of(sys.stdout)))
     return OK if report.holds else ANSWER_IS_NO

@@ -92,13 +92,13 @@ def _with_fixes(server: FileServer, search: FixSearch, search_until_s: float) ->
     shown = server.shown
     if shown is None or shown.verdict == "fits":
         return server
-    from legroom.planning.advice import with_advice, with_single_changes  # most servers fit
+    from legroom.planning.advice import with_advice, with_quick_advice  # most servers fit
     from legroom.render.verdict_text import MOST_FIXES
 
     if search == "full":
         advised = with_advice(shown, enough=MOST_FIXES)
     else:
-        advised = with_single_changes(shown, MOST_FIXES, lambda: time.monotonic() >= search_until_s)
+        advised = with_quick_advice(shown, MOST_FIXES, lambda: time.monotonic() >= search_until_s)
     return replace(server, plans=tuple(advised if plan is shown else plan for plan in server.plans))
 
 

@@ -1,8 +1,9 @@
-"""Every level and duration that a detector or an alert uses, each with its reason. The one home of these numbers.
+"""Every level and duration of the detectors and alerts. watch.toml's `[thresholds]` changes them by name.
 
-Times of a detector come in samples and in seconds, and both must have passed: three scrapes and ten seconds are the
-same at the usual interval of five, and neither a fast nor a slow watcher is hasty. An alert rule has no samples, and
-people are woken by it, so its times (`alert_*`) are longer.
+On the seven recordings of tests/fixtures/live, halving or doubling any level changes no detection; halving or doubling
+`hold`, `stuck_hold` or `unreachable_hold` moves when three of them begin.
+A duration is in samples and in seconds, and both must pass, so that slow and fast scrape intervals behave alike. Alert
+rules have no samples and wake people, so `alert_*` durations are longer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from legroom.errors import LegroomError
 from legroom.records import dataclass
 
 LONGEST_INTERVAL_S = 300.0
-"""Between two scrapes. What Prometheus itself calls stale: more than that shows nothing in time."""
+"""Prometheus' staleness limit: a longer scrape interval shows nothing in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,140 +23,130 @@ class Hold:
     """How long a condition must hold: this many samples in a row, and this long."""
 
     samples: int = 3
-    """Two could be one queue that was caught twice; three in a row are a state."""
+    """Two could be one short queue, sampled twice."""
     seconds: float = 10.0
-    """Three samples at the usual interval."""
+    """Three samples at the default interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The levels. Names end in their unit; `*_ratio` is 0..1."""
+    """Names end in their unit; `*_ratio` is 0..1."""
 
     interval_s: float = 5.0
-    """Between two scrapes: a third of Prometheus' usual fifteen seconds, and 1 % of a core for a dozen servers."""
+    """Scrape interval: a third of Prometheus' usual 15 s."""
     hold: Hold = Hold()
-    """For what hurts requests now."""
+    """Before a finding begins."""
     calm: Hold = Hold(6, 30.0)
-    """How long the calm must last before a finding ends: load swings, and two reports of one trouble are noise."""
+    """Before a finding ends: load swings, and a second report of one problem is noise."""
 
     pool_full_ratio: float = 0.95
-    """Of the pool in use. A request is admitted only when all blocks of its next chunk are free, so a pool that can
-    take nothing more stops short of 1, by a chunk at most."""
+    """KV use. vLLM admits a request only when all blocks of its next chunk are free, so a full pool stays below 1."""
     pool_calm_ratio: float = 0.85
-    """Below this there is room again for requests of a tenth of the pool."""
+    """KV use below which the batch limit, not the pool, holds a queue back."""
     alert_pool_for_s: float = 120.0
-    """A burst of two minutes passes by itself; one that lasts longer needs a person."""
+    """Bursts of two minutes pass."""
 
     preemption_share_ratio: float = 0.05
-    """Of all computed tokens that were computed before: one in twenty is work for nothing that throughput shows, and
-    more than the odd preemption of a busy server."""
-    preemption_calm_ratio: float = 0.01
+    """Recomputed tokens as a share of all computed ones: 5 % is visible in throughput."""
     preemptions_least: float = 3.0
-    """In that minute: fewer are chance, whatever share they are on a quiet server."""
+    """Per minute; fewer are chance on a quiet server."""
     preemptions_per_request: float = 0.2
-    """Where tokens cannot be told: one preemption to five finished requests."""
+    """Where recomputed tokens are unknown: one preemption to five finished requests."""
     preemption_over_s: float = 60.0
-    """The counter lags until the victim runs again, so it is scraped over a minute, not between two samples."""
+    """vLLM counts a preemption when its victim runs again, so a minute is compared, not two samples."""
     alert_preemptions_per_s: float = 0.2
-    """Twelve a minute: each throws away a whole context."""
+    """Twelve a minute, each recomputing a whole context."""
     alert_preemption_for_s: float = 120.0
 
     queue_wait_s: float = 10.0
-    """Time that a new request would wait at the present service rate. Ten seconds is where people give up on a page,
-    and longer than any burst the batch takes in its stride."""
+    """Wait of a new request at the present service rate; people give up on a page after about ten seconds."""
     queue_ahead_s: float = 15.0
-    """How far ahead a growing queue is judged: three scrapes, the time it takes to be sure of it."""
-    queue_calm_s: float = 3.0
+    """How far a growing queue is extrapolated: three scrapes, the time until the finding begins."""
     queue_per_running_ratio: float = 1.0
-    """Waiting against running: at one the whole batch must turn over before the last of them starts."""
+    """Waiting to running: at 1 the whole batch must finish before the last waiting request starts."""
     queue_least: float = 4.0
-    """Fewer waiting requests are no queue, however slow the server."""
+    """Fewer waiting requests are no queue."""
     alert_queue_for_s: float = 120.0
 
     hit_rate_low_ratio: float = 0.05
-    """Below one token in twenty the prefix cache saves less than the hashing and the scrape-ups cost."""
-    hit_rate_calm_ratio: float = 0.1
+    """Below 5 % the prefix cache saves less than hashing costs."""
     hit_rate_pool_ratio: float = 0.9
-    """A cache of unused blocks is worth having while the pool has room; it is worth nothing when requests need it."""
+    """KV use; below it cached blocks take no room from requests."""
     hit_rate_least_pools: float = 0.5
-    """Prompt tokens, in pools: a cache nobody had time to fill has no hit rate yet."""
+    """Queried tokens, in pools: a cache that was not filled yet has no hit rate."""
     hit_rate_over_s: float = 300.0
 
     creep_least_hours: float = 2.0
-    """Below two hours, warm-up and the first long prompts look like a leak."""
+    """In the first two hours, warm-up and the first long prompts look like a leak."""
     creep_bytes_per_h: float = 64 * 1024 * 1024
-    """Smaller growth takes a week to 10 GiB and is within what caches and graphs take over days."""
+    """Slower growth takes a week to 10 GiB, which caches and graphs also take."""
     creep_share_ratio: float = 0.7
-    """Of all pairs of points, those that rise: a leak rises nearly always, a sawtooth half the time."""
+    """Share of point pairs that rise: nearly all for a leak, half for a sawtooth."""
 
     fragmentation_ratio: float = 0.15
-    """Reserved by PyTorch's allocator but not allocated, of what is reserved. The pool is one part of what is
-    allocated and stays so, which makes this share small unless the rest is in pieces: 1 to 7 % on an H200 after start
-    and under load (Llama 3.1 8B, half and a fifth of the card)."""
+    """Reserved but not allocated, of reserved: 1 to 7 % on an H200 after start and under load (Llama 3.1 8B, a half
+    and a fifth of the card)."""
     fragmentation_bytes: int = 1 << 30
-    """Less than a GiB is no activation peak's worth, whatever share it is."""
-    fragmentation_calm_ratio: float = 0.1
+    """Less than a GiB is smaller than an activation peak."""
     fragmentation_hold: Hold = Hold(6, 300.0)
-    """The allocator keeps what a burst needed for a while; what is still there after five minutes stays."""
+    """The allocator keeps what a burst needed for minutes."""
 
     neighbour_bytes: int = 1 << 30
-    """Twice the context of a process that does nothing, and what a step with log-probabilities or top-p may need."""
-    neighbour_calm_bytes: int = 1 << 29
+    """Twice an idle process's CUDA context, and what a step with log-probabilities or top-p may need."""
     neighbour_settled_s: float = 900.0
-    """A server that was put beside this one on purpose has loaded its weights and made its pool by then."""
+    """By then a server that was placed beside this one has loaded its weights and made its pool."""
 
     memory_burst_over_s: float = 60.0
-    """A burst is of a moment; what came of it is told for a minute, and so is the next one as the same."""
+    """How long an allocator retry is reported."""
     memory_burst_growth_bytes: int = 1 << 30
-    """Above what was in use at the first scrape: from here on something keeps memory, and no step explains that."""
+    """Growth since the first scrape that explains a retry."""
 
     long_prompt_pool_ratio: float = 0.1
-    """Ten such prompts fill the pool."""
+    """Mean prompt, in pools: ten such prompts fill the pool."""
     long_prompt_least: float = 3.0
     """One long prompt is no burst."""
     long_prompt_times: float = 3.0
-    """Times the mean prompt of the time before: a server that always gets long prompts is not bursting."""
+    """Times the mean prompt before."""
     long_prompt_over_s: float = 30.0
     long_prompt_before_s: float = 60.0
-    """Time before the burst that must have been seen: what is usual is not known at the first scrape."""
+    """How much earlier traffic is needed to know the usual length."""
 
     stuck_hold: Hold = Hold(3, 10.0)
-    """A step is a batch of a few thousand tokens, far from ten seconds, and even one long prompt moves the pool's use
-    with every chunk of it."""
+    """A step takes far less than ten seconds, and each chunk of a long prompt changes the KV use."""
     stuck_first_s: float = 120.0
-    """Before an engine that has computed nothing yet counts as failing: its first request may wait for kernels to be
-    compiled (Triton, FlashInfer, DeepGEMM), and a restart would begin that anew."""
+    """For an engine that has computed nothing yet: its first request may wait for kernels to be compiled (Triton,
+    FlashInfer, DeepGEMM), which a restart would repeat."""
     alert_stuck_for_s: float = 60.0
 
     unreachable_hold: Hold = Hold(3, 10.0)
-    """A lost packet and a slow answer under load cost one scrape each."""
+    """A lost packet or a slow answer costs one scrape."""
     alert_unreachable_for_s: float = 60.0
 
     crash_restarts: int = 3
     crash_over_s: float = 900.0
-    """Three starts in a quarter of an hour: a big model takes minutes to load, so that is all it did."""
+    """A large model loads for minutes, so three starts in 15 minutes leave no time to serve."""
 
     switch_least: int = 3
-    """A rolling update switches once; three times is a balancer."""
+    """A rolling update switches the process once; a balancer again and again."""
     switch_over_s: float = 600.0
 
     no_traffic_s: float = 600.0
-    """Ten minutes without a request; nothing is wrong with that."""
+    """Longer than pauses between requests of a server in use."""
 
     drift_pool_ratio: float = 0.05
-    """Pool against plan, where the plan gives no band of its own. More is another GPU, another flag or a neighbour."""
+    """Pool against plan, where the plan's own band is narrower."""
     drift_hold: Hold = Hold(2, 0.0)
-    """The pool is of one size from start to end: a second scrape only confirms the first."""
+    """The pool never changes its size; the second scrape confirms the first."""
 
     forecast_over_s: float = 300.0
     forecast_least_steps: int = 12
-    """A minute of samples: fewer show noise."""
+    """A minute of samples."""
     forecast_farthest_s: float = 3600.0
-    """Load does not keep a trend for longer than an hour."""
+    """Load does not keep a trend for more than an hour."""
 
     @property
     def longest_over_s(self) -> float:
-        """How far back the steps of a server are asked for."""
+        """The longest window that a detector reads."""
         return max(
             self.preemption_over_s,
             self.hit_rate_over_s,
@@ -165,7 +156,7 @@ class Thresholds:
         )
 
     def changed(self, settings: dict[str, Any]) -> Thresholds:
-        """These thresholds with some of them set from a file; a name or type that is none is said."""
+        """A copy with values of a file. Raises LegroomError for an unknown name or a wrong type."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
         changes: dict[str, Any] = {}
         for name, value in settings.items():

@@ -69,7 +69,7 @@ TERM_SETTINGS: Mapping[str, tuple[str, ...]] = {
 _ANY_MODEL = frozenset({"non_torch_bytes"})
 
 
-def shape_of(model: Model) -> str:
+def model_fingerprint(model: Model) -> str:
     """A short name for everything memory depends on in a model; fine-tunes of one checkpoint share it."""
     import hashlib  # a plan with nothing stored needs none of it
 
@@ -101,7 +101,7 @@ class Observation:
     seen: str = ""
     """The day it was learnt, as YYYY-MM-DD."""
     shape: str = ""
-    """What the model is made of (`shape_of`), where the model was found."""
+    """What the model is made of (`model_fingerprint`), where the model was found."""
 
     @property
     def key(self) -> str:
@@ -124,7 +124,7 @@ def observe(
         raise LegroomError("the log does not say which vLLM release wrote it", "give the whole start-up log")
     terms = _terms(startup, planned)
     settings = planned.settings if planned is not None else None
-    shape = shape_of(planned.target.model) if planned is not None else ""
+    shape = model_fingerprint(planned.target.model) if planned is not None else ""
     described = settings_key(settings) if settings is not None else _from_args(startup)
     return Observation(
         gpu.name,
@@ -162,7 +162,7 @@ def _terms(startup: Startup, planned: Plan | None) -> dict[str, int]:
 def settings_key(settings: EngineSettings) -> dict[str, Any]:
     """The settings that any measured term depends on, in a form that survives JSON."""
     names = {name for names in TERM_SETTINGS.values() for name in names}
-    return {name: _plain(_setting(settings, name)) for name in sorted(names)}
+    return {name: _json_value(_setting(settings, name)) for name in sorted(names)}
 
 
 def _setting(settings: EngineSettings, name: str) -> Any:
@@ -172,14 +172,16 @@ def _setting(settings: EngineSettings, name: str) -> Any:
 def _from_args(startup: Startup) -> dict[str, Any]:
     args = startup.args
     sizes = {name: getattr(args, name, None) or 1 for name in _PARALLEL}
-    return {name: _plain(value) for name, value in sizes.items()}
+    return {name: _json_value(value) for name, value in sizes.items()}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     return json.loads(json.dumps(value, default=str, sort_keys=True))
 
 
-def lookup(observations: Iterable[Observation], target: Target, settings: EngineSettings) -> Measurements | None:
+def measurements_for(
+    observations: Iterable[Observation], target: Target, settings: EngineSettings
+) -> Measurements | None:
     """What was measured for this very deployment, term by term; None if nothing applies."""
     wanted = settings_key(settings)
     newest_first = list(observations)[::-1]
@@ -212,14 +214,14 @@ def same_card(seen: Observation, gpu: Gpu) -> bool:
     return seen.gpu_total_bytes is None or abs(seen.gpu_total_bytes / gpu.total_bytes - 1) <= TOTAL_TOLERANCE
 
 
-def same_model(seen: Observation, asked: Model) -> bool:
+def same_model(seen: Observation, model: Model) -> bool:
     """Whether an observation was of this model: made of the same parts, or called by the same Hub id."""
-    if seen.shape and seen.shape == shape_of(asked):
+    if seen.shape and seen.shape == model_fingerprint(model):
         return True
-    return seen.model.count("/") == 1 and seen.model.lower() == asked.name.lower()
+    return seen.model.count("/") == 1 and seen.model.lower() == model.name.lower()
 
 
-def usable_total(observations: Iterable[Observation], gpu: Gpu) -> int | None:
+def observed_total_bytes(observations: Iterable[Observation], gpu: Gpu) -> int | None:
     """The total this user's card reported, where it differs from the facts by more than vLLM's rounding."""
     for seen in reversed(list(observations)):
         total = seen.gpu_total_bytes
@@ -228,7 +230,7 @@ def usable_total(observations: Iterable[Observation], gpu: Gpu) -> int | None:
     return None
 
 
-def remember(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
+def with_observation(observations: Iterable[Observation], new: Observation) -> tuple[Observation, ...]:
     """The observations with a new one added; an earlier one of the same run keeps only terms the new one lacks."""
     kept, terms = [], dict(new.terms)
     for seen in observations:

@@ -15,7 +15,15 @@ from legroom.errors import BAD_INPUT, LegroomError
 from legroom.facts.gpus import Gpu, gpu, with_total
 from legroom.facts.releases import release
 from legroom.home import store_path
-from legroom.planning.calibration import Observation, from_json, observe, remember, settings_key, shape_of, to_json
+from legroom.planning.calibration import (
+    Observation,
+    from_json,
+    model_fingerprint,
+    observe,
+    settings_key,
+    to_json,
+    with_observation,
+)
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan, Target, plan
 from legroom.records import dataclass
@@ -89,7 +97,7 @@ def open_for_change(path: Path) -> tuple[tuple[Observation, ...], str]:
         return stored.observations, ""
     if "newer legroom" in stored.problem:
         raise LegroomError(stored.problem, "update legroom, or set LEGROOM_HOME to another folder", BAD_INPUT)
-    aside = _free_name(path)
+    aside = _unused_name(path)
     try:
         path.rename(aside)
     except OSError as error:
@@ -117,7 +125,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _free_name(path: Path) -> Path:
+def _unused_name(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
@@ -142,21 +150,21 @@ def calibrated_starts(text: str, log: str, gpu_name: str | None, model_name: str
         raise LegroomError(
             f"{log} holds no vLLM start-up", "give the server's own output, from its first line to `startup complete`"
         )
-    return [_calibrated(log, startup, gpu_name, model_name) for startup in startups]
+    return [_calibrated_start(log, startup, gpu_name, model_name) for startup in startups]
 
 
-def keep_measurements(starts: Sequence[CalibratedStart]) -> tuple[int, str]:
+def store_measurements(starts: Sequence[CalibratedStart]) -> tuple[int, str]:
     """Into the store: how many of the start-ups had something to keep, and a note on the store where there is one."""
-    new = measured(starts)
-    if not new:
+    learnt = measured(starts)
+    if not learnt:
         return 0, ""
     path = store_path()
     with locked(path):
         observations, note = open_for_change(path)
-        for observation in new:
-            observations = remember(observations, observation)
+        for observation in learnt:
+            observations = with_observation(observations, observation)
         write_store(observations, path)
-    return len(new), note
+    return len(learnt), note
 
 
 def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
@@ -164,11 +172,11 @@ def measured(starts: Sequence[CalibratedStart]) -> list[Observation]:
     return [start.observation for start in starts if start.observation is not None and start.observation.terms]
 
 
-def _calibrated(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
+def _calibrated_start(log: str, startup: Startup, gpu_name: str | None, model_name: str | None) -> CalibratedStart:
     model = model_name or startup.args.model
     try:
         card = _card(startup, gpu_name)
-        planned, note = _predicted(startup, card, model)
+        planned, note = _plan_of(startup, card, model)
         today = datetime.date.today().isoformat()
         observation = observe(startup, card, planned, model, source=PurePath(log).name, seen=today)
     except LegroomError as error:
@@ -193,7 +201,7 @@ def _card(startup: Startup, gpu_name: str | None) -> Gpu | None:
     return with_total(card, startup.gpu_total_bytes) if startup.gpu_total_bytes else card
 
 
-def _predicted(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
+def _plan_of(startup: Startup, card: Gpu | None, model: str) -> tuple[Plan | None, str]:
     """What legroom would have said without this log. A model it cannot find limits what can be learnt."""
     if card is None or startup.vllm is None:
         return None, ""
@@ -235,7 +243,7 @@ def probed_observation(args: ServeArgs, release: Release, gpu: str, profile: Map
         profiled_terms(profile),
         SOURCE,
         datetime.date.today().isoformat(),
-        shape_of(planned.target.model),
+        model_fingerprint(planned.target.model),
     )
 
 
@@ -249,10 +257,10 @@ def profiled_terms(profile: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in terms.items() if size >= 0}
 
 
-def keep_observation(observation: Observation) -> str:
+def store_observation(observation: Observation) -> str:
     """Into the calibration store; a note on the store where there is one."""
     path = store_path()
     with locked(path):
         observations, note = open_for_change(path)
-        write_store(remember(observations, observation), path)
+        write_store(with_observation(observations, observation), path)
     return note

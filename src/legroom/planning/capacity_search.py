@@ -1,4 +1,4 @@
-"""Finding flags for a wish: every combination tried on the memory model, the one that gives up least chosen.
+"""Flags for a capacity goal: combinations are tried on the memory model, and the one that gives up least is taken.
 
 Utilization changes the budget and nothing else, so the parts of the memory are computed once per combination of the
 other flags, and utilization is walked by plain arithmetic on them.
@@ -17,7 +17,16 @@ from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
 from legroom.planning.checkpoints import FULL_BITS, lost_bits, unpacks_weights
 from legroom.planning.plan import BAND_KEPT, Plan, Target, plan
-from legroom.planning.search_space import Flags, Structure, Wish, axes_of, by_loss, gpus_of, parallel_sizes, structure
+from legroom.planning.search_space import (
+    CapacityGoal,
+    FlagCombination,
+    Flags,
+    axes_by_loss,
+    flag_axes,
+    flag_combination,
+    gpu_count_of,
+    parallel_sizes,
+)
 from legroom.records import dataclass
 from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import is_moe
@@ -26,281 +35,289 @@ if TYPE_CHECKING:
     from legroom.vllm.args import EngineSettings, ServeArgs
 
 
-Combiner = Callable[[Iterable[Flags]], Structure | None]
+Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 
 UTILIZATIONS = tuple(hundredths / 100 for hundredths in range(30, 99))
 _ROOMY_SHARE = 0.025
-"""Below this share of the card left at its peak a setting is squeezed in."""
+"""Share of the card free at its peak from which a candidate counts as roomy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One setting that grants the wish, before it is laid out in full."""
+class SearchCandidate:
+    """A combination of flags that meets the goal, before its full plan is made."""
 
     flags: tuple[tuple[str, Any], ...]
     gpus: int
     losses: tuple[str, ...]
-    """What it gives up, in words, the gravest first."""
+    """What it gives up, in words, the most severe first."""
     cost: tuple[float, ...]
-    """Orders options: the smallest gives up least."""
+    """Sort key: the smallest gives up least."""
     concurrency: float
     target: Target
     keeps_answers: bool
-    """The same weights and the same KV precision as asked: the model answers as it would have."""
+    """The weights and the KV precision are those that were given, so the outputs do not change."""
     roomy: bool
     """Some of the card stays free at the peak, beyond what the policy holds back."""
 
 
 @dataclass(frozen=True, slots=True)
-class WishResult:
-    """The answer to a wish."""
+class SearchAnswer:
+    """The plans that meet a goal, or why none does."""
 
-    wish: Wish
+    goal: CapacityGoal
     best: Plan | None
     losses: tuple[str, ...]
     alternatives: tuple[tuple[Plan, tuple[str, ...]], ...]
     considered: int
-    """How many settings were weighed."""
+    """How many combinations were tried."""
     short_by: str = ""
     """Where nothing works: what was missing, in words."""
     short_bytes: int = 0
     """Where nothing works: what each card lacks with the closest setting; 0 where no setting was possible at all."""
 
 
-def find(targets: Sequence[Target], args: ServeArgs, wish: Wish, most: int = 4) -> WishResult:
-    """The best settings for a wish. `targets` are the model and its quantized variants, the original first, then in the
+def search_flags(targets: Sequence[Target], args: ServeArgs, goal: CapacityGoal, max_answers: int = 4) -> SearchAnswer:
+    """The best flags for a goal. `targets` are the model and its quantized variants, the original first, then in the
     order in which they are preferred (`planning.checkpoints`).
 
     Flags that `args` gives stay as they are; the others are searched. What changes the model's answers (another
     checkpoint, an 8-bit KV cache) is the last resort: more of the GPUs that were offered come first.
     """
-    asked = replace(args, max_model_len=args.max_model_len or wish.context)
-    tally = _Tally()
-    enough = math.inf
+    base_args = replace(args, max_model_len=args.max_model_len or goal.context)
+    state = _SearchState()
+    gpus_enough = math.inf
     for number, target in enumerate(targets):
-        fewest = min(_fewest_gpus(target, asked), max(wish.gpus))
-        for parallel in parallel_sizes(args, wish, is_moe(target.model)):
-            gpus = gpus_of(parallel)
-            if gpus >= enough:
-                break  # fewer GPUs do it with the answers unchanged
+        fewest = min(_fewest_gpus(target, base_args), max(goal.gpus))
+        for parallel in parallel_sizes(args, goal, is_moe(target.model)):
+            gpus = gpu_count_of(parallel)
+            if gpus >= gpus_enough:
+                break  # fewer GPUs meet the goal with unchanged outputs
             if gpus < fewest:
                 continue
-            base = _split(target, asked, parallel)
+            base = _resolve_split(target, base_args, parallel)
             if base is None:
                 continue
-            if most == 1:
-                shapes = _best_structures(target, asked, parallel, base, wish, number)
+            if max_answers == 1:
+                combinations = _best_combinations(target, base_args, parallel, base, goal, number)
             else:
-                shapes = _structures(target, asked, parallel, base, wish)
-            for shape in shapes:
-                weighed, options = _walk_utilization(shape, asked, wish, number, base.max_num_seqs)
-                tally.add(shape, wish, weighed, options)
-                if most == 1 and any(_nothing_beats(option) for option in options):
-                    enough = gpus  # the release's own setting, and the first way to split it that does
+                combinations = _combinations(target, base_args, parallel, base, goal)
+            for combination in combinations:
+                tried, options = _best_utilization(combination, base_args, goal, number, base.max_num_seqs)
+                state.add(combination, goal, tried, options)
+                if max_answers == 1 and any(_gives_up_nothing(option) for option in options):
+                    gpus_enough = gpus  # the release's defaults meet the goal with these parallel sizes
                     break
-            enough = min([enough, *(option.gpus + 1 for option in tally.options if option.keeps_answers)])
-        # Another checkpoint is worth a look only where it saves GPUs over what was found so far, or has more room.
-        enough = min([enough, *(option.gpus for option in tally.options if not number or option.roomy)])
-    tally.options.sort(key=lambda option: option.cost)
-    plans = [(laid_out, option.losses) for option, laid_out in _starting(tally.options, asked, most)]
+            gpus_enough = min([gpus_enough, *(option.gpus + 1 for option in state.options if option.keeps_answers)])
+        # Another checkpoint is tried only where it saves GPUs, or has more room.
+        gpus_enough = min([gpus_enough, *(option.gpus for option in state.options if not number or option.roomy)])
+    state.options.sort(key=lambda option: option.cost)
+    plans = [(laid_out, option.losses) for option, laid_out in _starting_plans(state.options, base_args, max_answers)]
     if not plans:
-        if tally.options:  # memory was not what stopped them
-            return WishResult(wish, None, (), (), tally.considered, _why_refused(tally.options[0], asked))
-        if tally.closest is None:
-            return WishResult(wish, None, (), (), tally.considered, _why_none(targets[0], asked, wish))
-        lacking = max(tally.closest.shortfall_bytes(wish), 0)
-        return WishResult(wish, None, (), (), tally.considered, tally.closest.why_short(wish), lacking)
-    return WishResult(wish, plans[0][0], plans[0][1], tuple(plans[1:]), tally.considered)
+        if state.options:  # memory was not what stopped them
+            return SearchAnswer(goal, None, (), (), state.considered, _refusal_of(state.options[0], base_args))
+        if state.closest is None:
+            return SearchAnswer(goal, None, (), (), state.considered, _refusal_reason(targets[0], base_args, goal))
+        lacking = max(state.closest.shortfall_bytes(goal), 0)
+        return SearchAnswer(goal, None, (), (), state.considered, state.closest.why_short(goal), lacking)
+    return SearchAnswer(goal, plans[0][0], plans[0][1], tuple(plans[1:]), state.considered)
 
 
-def _fewest_gpus(target: Target, asked: ServeArgs) -> int:
-    """GPUs below which the weights alone are larger than all cards: no way to split a model makes it smaller."""
-    one_card = None if asked.gpus_needed > 1 or asked.cpu_offload_gb else _split(target, asked, {})
+def _fewest_gpus(target: Target, base_args: ServeArgs) -> int:
+    """The fewest GPUs whose total memory holds the weights."""
+    one_card = None if base_args.gpus_needed > 1 or base_args.cpu_offload_gb else _resolve_split(target, base_args, {})
     if one_card is None:
         return 1
     return math.ceil(weights(target.model, one_card, target.gpu).bytes / target.gpu.total_bytes)
 
 
-def _why_refused(option: Option, asked: ServeArgs) -> str:
-    """What ends a setting that has the memory: a check that the quick walk leaves out."""
-    failure = plan(option.target, replace(asked, **dict(option.flags))).memory.failure
+def _refusal_of(option: SearchCandidate, base_args: ServeArgs) -> str:
+    """Why a candidate with enough memory does not start: a check that the search leaves out."""
+    failure = plan(option.target, replace(base_args, **dict(option.flags))).memory.failure
     return failure.message if failure else "it does not start"
 
 
-def _why_none(target: Target, asked: ServeArgs, wish: Wish) -> str:
-    """What the release says to the wish, where it takes no setting at all: as it stands, then split over the GPUs."""
+def _refusal_reason(target: Target, base_args: ServeArgs, goal: CapacityGoal) -> str:
+    """Why the release refuses every combination."""
     reasons: list[str] = []
-    for parallel in ({}, *parallel_sizes(asked, wish, is_moe(target.model))):
+    for parallel in ({}, *parallel_sizes(base_args, goal, is_moe(target.model))):
         try:
-            resolve(replace(asked, **parallel), target.model, target.gpu, target.release)
+            resolve(replace(base_args, **parallel), target.model, target.gpu, target.release)
         except LegroomError as error:
             reasons.append(error.message)
     if reasons:
         return reasons[0]
-    seqs = asked.max_num_seqs or math.ceil(wish.concurrency)
+    seqs = base_args.max_num_seqs or math.ceil(goal.concurrency)
     return f"vLLM {target.release.version} takes no combination of these flags with --max-num-seqs {seqs:,}"
 
 
-def _split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings | None:
-    """The release's own settings for one way to split the model; None where it cannot be split that way."""
+def _resolve_split(target: Target, args: ServeArgs, parallel: Flags) -> EngineSettings | None:
+    """The resolved settings for one set of parallel sizes; None where the model cannot be split that way."""
     try:
         return resolve(replace(args, **parallel), target.model, target.gpu, target.release)
     except LegroomError:
         return None
 
 
-def _nothing_beats(option: Option) -> bool:
-    """Whether, of one way to split a model, no option is better: it gives up nothing beside the checkpoint."""
+def _gives_up_nothing(option: SearchCandidate) -> bool:
+    """Whether a candidate gives up nothing beside the checkpoint: no other of the same parallel sizes is better."""
     own_losses = option.losses[0 if option.keeps_answers else 1 :]
     return not own_losses and "kv_cache_dtype" not in dict(option.flags) and "block_size" not in dict(option.flags)
 
 
 @dataclass(slots=True)
-class _Tally:
-    """What a search has seen so far."""
+class _SearchState:
+    """Candidates and counts of a search so far."""
 
-    options: list[Option] = field(default_factory=list)
+    options: list[SearchCandidate] = field(default_factory=list)
     considered: int = 0
-    closest: Structure | None = None
+    closest: FlagCombination | None = None
 
-    def add(self, shape: Structure, wish: Wish, weighed: int, options: list[Option]) -> None:
-        self.considered += weighed
+    def add(self, combination: FlagCombination, goal: CapacityGoal, tried: int, options: list[SearchCandidate]) -> None:
+        self.considered += tried
         self.options += options
-        if self.closest is None or shape.shortfall_bytes(wish) < self.closest.shortfall_bytes(wish):
-            self.closest = shape
+        if self.closest is None or combination.shortfall_bytes(goal) < self.closest.shortfall_bytes(goal):
+            self.closest = combination
 
 
-def _starting(options: Iterable[Option], asked: ServeArgs, most: int) -> Iterator[tuple[Option, Plan]]:
-    """The best option for each way of paying, laid out in full; one that adds losses to another is no alternative."""
+def _starting_plans(
+    options: Iterable[SearchCandidate], base_args: ServeArgs, max_answers: int
+) -> Iterator[tuple[SearchCandidate, Plan]]:
+    """The full plan of each candidate that starts and does not only add losses to an earlier one."""
     paid: list[tuple[int, frozenset[str]]] = []
     for option in options:
         if any(gpus <= option.gpus and losses <= set(option.losses) for gpus, losses in paid):
             continue
-        laid_out = plan(option.target, replace(asked, **dict(option.flags)))
+        laid_out = plan(option.target, replace(base_args, **dict(option.flags)))
         if not laid_out.starts:
-            continue  # a check that the quick walk leaves out, such as the state blocks of a hybrid model
+            continue  # a check that the search leaves out, such as the state blocks of a hybrid model
         paid.append((option.gpus, frozenset(option.losses)))
         yield option, laid_out
-        if len(paid) == most:
+        if len(paid) == max_answers:
             return
 
 
-def _structures(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish
-) -> Iterator[Structure]:
+def _combinations(
+    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal
+) -> Iterator[FlagCombination]:
     """Every valid combination of the flags other than utilization, for one way to split the model."""
-    axes = axes_of(target, args, base, wish)
-    combined = _combiner(target, args, parallel, base)
-    if (frugal := _not_enough(axes, combined, wish)) is not None:
-        yield frugal
+    axes = flag_axes(target, args, base, goal)
+    combined = _combine_with(target, args, parallel, base)
+    if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
+        yield minimum
         return
     for choice in itertools.product(*axes.values()):
-        shape = combined(choice)
-        if shape is not None:
-            yield shape
+        combination = combined(choice)
+        if combination is not None:
+            yield combination
 
 
-def _best_structures(
-    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, wish: Wish, variant: int
-) -> Iterator[Structure]:
-    """The combination that gives up least, for one way to split the model, without weighing them all: a branch whose
-    most frugal end is not enough is passed over. Of another checkpoint, also the best that leaves some room."""
+def _best_combinations(
+    target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings, goal: CapacityGoal, variant: int
+) -> Iterator[FlagCombination]:
+    """The combination that gives up least for one set of parallel sizes, without trying all: a branch is skipped where
+    even its smallest memory is too much. Of another checkpoint, also the best that leaves some room."""
 
-    def grants(shape: Structure) -> bool:
-        # The second is the whole question, the first a quick no. Without the second, where a neighbour holds most of
-        # the card, every combination would be tried that has the bytes and no share of the card to claim them with.
-        return shape.shortfall_bytes(wish) <= 0 and bool(_walk_utilization(shape, args, wish, variant, 0)[1])
+    def meets_goal(combination: FlagCombination) -> bool:
+        # The first check is quick. The second matters where a neighbour holds most of the card: combinations may have
+        # the bytes and no utilization that claims them.
+        return combination.shortfall_bytes(goal) <= 0 and bool(
+            _best_utilization(combination, args, goal, variant, 0)[1]
+        )
 
-    def fits_with_ease(shape: Structure) -> bool:
-        return any(option.roomy for option in _walk_utilization(shape, args, wish, variant, base.max_num_seqs)[1])
+    def leaves_room(combination: FlagCombination) -> bool:
+        return any(option.roomy for option in _best_utilization(combination, args, goal, variant, base.max_num_seqs)[1])
 
-    axes = axes_of(target, args, base, wish)
-    combined = _combiner(target, args, parallel, base)
-    if (frugal := _not_enough(axes, combined, wish)) is not None:
-        yield frugal
+    axes = flag_axes(target, args, base, goal)
+    combined = _combine_with(target, args, parallel, base)
+    if (minimum := _too_large_minimum(axes, combined, goal)) is not None:
+        yield minimum
         return
-    for sufficient in (grants, fits_with_ease) if variant else (grants,):
-        branches = itertools.chain.from_iterable(_branches((), way, combined, sufficient) for way in by_loss(axes))
-        best = next((shape for shape in branches if grants(shape)), None)
+    for sufficient in (meets_goal, leaves_room) if variant else (meets_goal,):
+        branches = itertools.chain.from_iterable(
+            _sufficient_combinations((), way, combined, sufficient) for way in axes_by_loss(axes)
+        )
+        best = next((combination for combination in branches if meets_goal(combination)), None)
         if best is not None:
             yield best
 
 
-def _combiner(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
-    """What a choice of every axis comes to, for one way to split the model; None where the release refuses it."""
+def _combine_with(target: Target, args: ServeArgs, parallel: Flags, base: EngineSettings) -> Combiner:
+    """A function from one choice per axis to its combination; None where the release refuses it."""
     room = replace(target, gpus=max(target.gpus, base.gpus_used))
 
-    def combined(choice: Iterable[Flags]) -> Structure | None:
+    def combined(choice: Iterable[Flags]) -> FlagCombination | None:
         flags: Flags = dict(parallel)
         for part in choice:
             flags |= part
-        return structure(room, args, flags)
+        return flag_combination(room, args, flags)
 
     return combined
 
 
-def _not_enough(axes: Mapping[str, list[Flags]], combined: Combiner, wish: Wish) -> Structure | None:
-    """The most frugal combination, which every axis ends with, where even that is not enough."""
-    frugal = combined([axis[-1] for axis in axes.values()])
-    return frugal if frugal is not None and frugal.shortfall_bytes(wish) > 0 else None
+def _too_large_minimum(
+    axes: Mapping[str, list[Flags]], combined: Combiner, goal: CapacityGoal
+) -> FlagCombination | None:
+    """The combination with the smallest memory (the last choice of every axis), where even that is too large."""
+    minimum = combined([axis[-1] for axis in axes.values()])
+    return minimum if minimum is not None and minimum.shortfall_bytes(goal) > 0 else None
 
 
-def _branches(
+def _sufficient_combinations(
     chosen: tuple[Flags, ...],
     axes: Sequence[Sequence[Flags]],
     combined: Combiner,
-    sufficient: Callable[[Structure], bool],
-) -> Iterator[Structure]:
-    """Every combination that is sufficient, in the order of the axes."""
+    sufficient: Callable[[FlagCombination], bool],
+) -> Iterator[FlagCombination]:
+    """Every combination for which `sufficient` holds, in the order of the axes."""
     if not axes:
-        shape = combined(chosen)
-        if shape is not None:
-            yield shape
+        combination = combined(chosen)
+        if combination is not None:
+            yield combination
         return
     for choice in axes[0]:
-        frugal = combined([*chosen, choice, *(axis[-1] for axis in axes[1:])])
-        if frugal is None or sufficient(frugal):
-            yield from _branches((*chosen, choice), axes[1:], combined, sufficient)
+        minimum = combined([*chosen, choice, *(axis[-1] for axis in axes[1:])])
+        if minimum is None or sufficient(minimum):
+            yield from _sufficient_combinations((*chosen, choice), axes[1:], combined, sufficient)
 
 
-def _walk_utilization(
-    shape: Structure, args: ServeArgs, wish: Wish, variant: int, usual_seqs: int
-) -> tuple[int, list[Option]]:
-    """Weigh every utilization for one structure; keep the one nearest the release's default that grants the wish."""
+def _best_utilization(
+    combination: FlagCombination, args: ServeArgs, goal: CapacityGoal, variant: int, default_seqs: int
+) -> tuple[int, list[SearchCandidate]]:
+    """How many utilizations were tried, and the candidate with the one nearest the default that meets the goal."""
     if args.gpu_memory_utilization is not None or args.kv_cache_memory_bytes is not None:
-        utilizations: Sequence[float] = (shape.settings.gpu_memory_utilization,)
+        utilizations: Sequence[float] = (combination.settings.gpu_memory_utilization,)
     else:
         utilizations = UTILIZATIONS
-    band = BAND_KEPT[wish.policy]
-    default = shape.settings.gpu_memory_utilization
-    # The pool grows with utilization and the headroom shrinks, so what grants the wish is one run of the list.
-    first = bisect_left(utilizations, wish.concurrency, key=lambda share: shape.concurrency(share, band))
-    last = bisect_left(utilizations, True, key=lambda share: shape.runs_over(share, band))
-    granting = utilizations[first:last]
-    if not granting:
+    band = BAND_KEPT[goal.policy]
+    default = combination.settings.gpu_memory_utilization
+    # The pool grows with utilization and the headroom shrinks, so those that meet the goal are one slice of the list.
+    first = bisect_left(utilizations, goal.concurrency, key=lambda share: combination.concurrency(share, band))
+    last = bisect_left(utilizations, True, key=lambda share: combination.runs_over(share, band))
+    meeting = utilizations[first:last]
+    if not meeting:
         return len(utilizations), []
-    utilization = min(granting, key=lambda share: abs(share - default))
-    concurrency, distance = shape.concurrency(utilization, band), abs(utilization - default)
-    flags = dict(shape.flags)
+    utilization = min(meeting, key=lambda share: abs(share - default))
+    concurrency, distance = combination.concurrency(utilization, band), abs(utilization - default)
+    flags = dict(combination.flags)
     if distance > 1e-9:
         flags["gpu_memory_utilization"] = utilization
-    roomy = shape.headroom_bytes(utilization, band) >= _ROOMY_SHARE * shape.target.gpu.total_bytes
-    return len(utilizations), [_option(shape, flags, variant, concurrency, distance, usual_seqs, roomy)]
+    roomy = combination.headroom_bytes(utilization, band) >= _ROOMY_SHARE * combination.target.gpu.total_bytes
+    return len(utilizations), [_candidate(combination, flags, variant, concurrency, distance, default_seqs, roomy)]
 
 
-def _option(
-    shape: Structure,
+def _candidate(
+    combination: FlagCombination,
     flags: dict[str, Any],
     variant: int,
     concurrency: float,
     distance: float,
-    usual_seqs: int,
+    default_seqs: int,
     roomy: bool,
-) -> Option:
+) -> SearchCandidate:
     losses: list[str] = []
-    lost = lost_bits(shape.target.model) if variant else 0
+    lost = lost_bits(combination.target.model) if variant else 0
     if variant:
-        unpacked = ", which this card unpacks" if unpacks_weights(shape.target.model, shape.target) else ""
+        unpacked = ", which this card unpacks" if unpacks_weights(combination.target.model, combination.target) else ""
         losses.append(f"another checkpoint, its weights in {FULL_BITS - lost} bits{unpacked}")
     if flags.get("kv_cache_dtype") == "fp8":
         losses.append("keys and values in 8 bits")
@@ -310,8 +327,8 @@ def _option(
         losses.append("fewer CUDA graphs")
     if "max_num_batched_tokens" in flags:
         losses.append("smaller prefill steps")
-    settings = shape.settings
-    if settings.max_num_seqs < usual_seqs:
+    settings = combination.settings
+    if settings.max_num_seqs < default_seqs:
         losses.append("a lower cap on running requests")
     gpus = settings.gpus_used
     cost = (
@@ -330,13 +347,13 @@ def _option(
         "block_size" in flags,
         distance,
     )
-    return Option(
+    return SearchCandidate(
         tuple(sorted(flags.items())),
         gpus,
         tuple(losses),
         cost,
         concurrency,
-        shape.target,
+        combination.target,
         not variant and "kv_cache_dtype" not in flags,
         roomy,
     )

@@ -107,7 +107,7 @@ def read_cards(path: Path | None = None) -> StoredCards:
         return StoredCards(problem=f"what was probed cannot be read from {path}: {error}")
 
 
-def keep_card(record: CardRecord, path: Path | None = None) -> None:
+def store_card(record: CardRecord, path: Path | None = None) -> None:
     """Add a record in one step; an earlier one of the same card, driver, release and ranks goes."""
     path = path or cards_path()
     with locked(path):
@@ -129,13 +129,13 @@ def keep_card(record: CardRecord, path: Path | None = None) -> None:
 
 def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ranks: int) -> Gpu:
     """The card of the facts with what its newest probe measured; what vLLM takes only for the same release."""
-    own = [record for record in reversed(list(records)) if _is_same(record, card)]
-    if not own:
+    matching = [record for record in reversed(list(records)) if _is_same_card(record, card)]
+    if not matching:
         return card
-    context = next((record.context_bytes for record in own if record.context_bytes is not None), None)
+    context = next((record.context_bytes for record in matching if record.context_bytes is not None), None)
     modules = [
         record
-        for record in own
+        for record in matching
         if record.vllm_non_torch_bytes is not None
         and record.vllm
         and record.ranks in (1, ranks)
@@ -145,8 +145,8 @@ def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ra
     measured = CardMeasurements(
         context, best.vllm_non_torch_bytes if best else None, best is not None and best.ranks == ranks and ranks > 1
     )
-    total = own[0].total_bytes
-    note = f"measured by legroom probe on {own[0].seen or 'this machine'}: a total of {gib(total)}"
+    total = matching[0].total_bytes
+    note = f"measured by legroom probe on {matching[0].seen or 'this machine'}: a total of {gib(total)}"
     return replace(
         card,
         total_bytes=total,
@@ -158,7 +158,7 @@ def measured_card(card: Gpu, records: Iterable[CardRecord], release: Release, ra
     )
 
 
-def _is_same(record: CardRecord, card: Gpu) -> bool:
+def _is_same_card(record: CardRecord, card: Gpu) -> bool:
     try:
         known = gpu(record.name).name
     except LegroomError:

@@ -22,8 +22,8 @@ FP8_NATIVE, FP4_NATIVE = (8, 9), (10, 0)
 """Where the tensor cores compute in the format."""
 FP8_MARLIN = (8, 0)
 """From here on FP8 weights are unpacked to 16 bits on the way, where the card does not compute in them."""
-_FROM = {"gptq": (6, 0), "bitsandbytes": (7, 0)}
-_INTEGERS_FROM, _PACKED_FROM_BEFORE_0_12 = (7, 5), (8, 0)
+_MIN_CAPABILITY = {"gptq": (6, 0), "bitsandbytes": (7, 0)}
+_MIN_INTEGERS, _MIN_PACKED_BEFORE_0_12 = (7, 5), (8, 0)
 
 
 def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
@@ -38,9 +38,10 @@ def quantized_checkpoints(target: Target, args: ServeArgs) -> list[Model]:
     name = args.model if find(args.model) else model.name
     changes = json.dumps(config_overrides(args), sort_keys=True)
     others = cached_by_model(_quantized, model, name, changes)
-    suited = [other for other in others if _runs(other.quantization, target)]
+    supported = [other for other in others if _is_supported(other.quantization, target)]
     return sorted(
-        suited, key=lambda other: (lost_bits(other), _owner(other) != _owner(model), not _native(other, target))
+        supported,
+        key=lambda other: (lost_bits(other), _owner(other) != _owner(model), not _computes_natively(other, target)),
     )
 
 
@@ -65,14 +66,14 @@ def lost_bits(model: Model) -> int:
 def unpacks_weights(model: Model, target: Target) -> bool:
     """Whether the card computes in 16 bits although the weights are stored in an 8-bit or 4-bit float."""
     scheme = model.quantization
-    return scheme is not None and scheme.number == "float" and not _native(model, target)
+    return scheme is not None and scheme.number == "float" and not _computes_natively(model, target)
 
 
 def _owner(model: Model) -> str:
     return model.name.partition("/")[0].lower()
 
 
-def _native(model: Model, target: Target) -> bool:
+def _computes_natively(model: Model, target: Target) -> bool:
     scheme = model.quantization
     if scheme is None or scheme.number != "float" or target.gpu.vendor != "nvidia":
         return True
@@ -87,7 +88,7 @@ def _capability(target: Target) -> tuple[int, int]:
     return known if known != (0, 0) else FP8_MARLIN
 
 
-def _runs(scheme: Quantization | None, target: Target) -> bool:
+def _is_supported(scheme: Quantization | None, target: Target) -> bool:
     """Whether a checkpoint is one to propose for the card: what the release refuses, and what only just runs, is not.
 
     `get_min_capability` of each scheme: ModelOpt FP8 8.9 up to 0.28, other FP8 8.0 through Marlin, packed integers 8.0
@@ -96,11 +97,11 @@ def _runs(scheme: Quantization | None, target: Target) -> bool:
     if scheme is None or target.gpu.vendor != "nvidia":
         return scheme is not None and not (scheme.number == "float" and scheme.weight_bits < 8)
     capability = _capability(target)
-    if scheme.method in _FROM:
-        return capability >= _FROM[scheme.method]
+    if scheme.method in _MIN_CAPABILITY:
+        return capability >= _MIN_CAPABILITY[scheme.method]
     if scheme.number == "float":
         if scheme.weight_bits < 8:
             return capability >= FP4_NATIVE or scheme.method == "mxfp4"
         return capability >= (FP8_NATIVE if scheme.method.startswith("modelopt") else FP8_MARLIN)
     packed = scheme.method == "compressed-tensors" and scheme.weight_bits < 8
-    return capability >= (_PACKED_FROM_BEFORE_0_12 if packed and target.release.before("0.12.0") else _INTEGERS_FROM)
+    return capability >= (_MIN_PACKED_BEFORE_0_12 if packed and target.release.before("0.12.0") else _MIN_INTEGERS)

@@ -1,4 +1,4 @@
-"""The plans of every server that a text starts, each on the GPUs that the text lets it run on."""
+"""The plans of every server of a deployment file, each on the GPUs that the file allows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6
 """Kinds of GPU that one server is planned for."""
-_SEVERAL_NODES = (
+_MULTI_NODE_FLAGS = (
     "--nnodes",
     "--node-rank",
     "--data-parallel-address",
@@ -45,7 +45,7 @@ class FileServer:
     what: Deployment | None = None
     plans: tuple[Plan, ...] = ()
     unknown: str = ""
-    """Why there is no plan, in a sentence's words."""
+    """Why there is no plan."""
     hint: str = ""
     refused_flags: tuple[FlagProblem, ...] = ()
     """Flags at which its release stops."""
@@ -73,22 +73,22 @@ class FileServer:
     def gpus_idle(self) -> int:
         """How many GPUs its container is given that none of its ranks uses."""
         what = self.what
-        if what is None or what.gpu_count is None or _several_nodes(what):
+        if what is None or what.gpu_count is None or _spans_nodes(what):
             return 0
         return max(what.gpu_count - what.args.gpus_needed, 0)
 
     @property
     def shown(self) -> Plan | None:
-        """The plan that stands for all: of those with the best verdict, the one on the smallest card."""
+        """The plan to show: of those with the best verdict, the one on the smallest card."""
         order = {"fits": 0, "tight": 1, "does_not_fit": 2}
         return min(self.plans, key=lambda plan: (order[plan.verdict], plan.target.gpu.total_bytes), default=None)
 
 
-def started_servers(path: str, text: str, asked: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
+def started_servers(path: str, text: str, release: Release | None = None) -> tuple[list[StartedServer], Unread | None]:
     """The servers of a text, and why it could not be read where it could not."""
     from legroom.deployments.file_reader import read_file  # only files need YAML and the like
 
-    parts = list(read_file(path, text, asked or latest()))
+    parts = list(read_file(path, text, release or latest()))
     unread = next((part.unread for part in parts if part.is_whole and part.unread), None)
     return [server for part in parts for server in part.servers], unread
 
@@ -96,27 +96,26 @@ def started_servers(path: str, text: str, asked: Release | None = None) -> tuple
 def planned_servers(
     servers: list[StartedServer],
     machine: Machine | None = None,
-    asked: Release | None = None,
+    release: Release | None = None,
     *,
     advice: bool = True,
-    gpu_wins: bool = False,
+    override_gpu: bool = False,
 ) -> Iterator[FileServer]:
-    """Each server planned. `machine` says where it runs; its GPU counts where the text names none, or with `gpu_wins`
-    whatever the text names."""
+    """Each server planned on the GPUs that the text names, else on `machine`; with `override_gpu` on `machine`."""
     for server in servers:
         try:
-            what = deployment_of(server, asked)
+            what = deployment_of(server, release)
         except LegroomError as error:
             yield FileServer(server.read_as, unknown=error.message, hint=error.hint)
             continue
-        if gpu_wins and machine is not None:
+        if override_gpu and machine is not None:
             what = replace(what, gpu_names=(machine.gpu,))
         yield _planned(server.read_as, what, machine, advice)
 
 
 def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool) -> FileServer:
     open_values = [problem for problem in what.problems if has_variable(problem.value) or has_variable(problem.flag)]
-    undecided = next((problem for problem in open_values if _decides_memory(problem.flag)), None)
+    undecided = next((problem for problem in open_values if _affects_memory(problem.flag)), None)
     if undecided is not None:
         why = f"{undecided.flag} is {undecided.value}, which is known only where it runs"
         return FileServer(name, what, unknown=why, hint="a value that stands in the file itself can be checked")
@@ -128,7 +127,7 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
             name, what, unknown="it names no model", hint="the model may come from a variable or a script"
         )
     given = what.gpu_count if machine is None or machine.gpus is None else machine.gpus
-    if given is not None and what.args.gpus_needed > given and not _several_nodes(what):
+    if given is not None and what.args.gpus_needed > given and not _spans_nodes(what):
         return FileServer(name, what, gpus_short=what.args.gpus_needed - given)
     names = what.gpu_names or ((machine.gpu,) if machine is not None and machine.gpu else ())
     if not names:
@@ -149,14 +148,14 @@ def _planned(name: str, what: Deployment, machine: Machine | None, advice: bool)
 _GPU_HINT = "a node selector such as nvidia.com/gpu.product, or the annotation legroom/gpu, names it"
 
 
-def _decides_memory(flag: str) -> bool:
-    """Whether a plan depends on it: those are the flags that have a field of their own."""
+def _affects_memory(flag: str) -> bool:
+    """Whether a plan depends on the flag."""
     return flag.lstrip("-").replace("-", "_") in ServeArgs.__dataclass_fields__
 
 
-def _several_nodes(what: Deployment) -> bool:
+def _spans_nodes(what: Deployment) -> bool:
     on_ray = other_value(what.args, "--distributed-executor-backend") == "ray"
-    return on_ray or any(is_given(what.args, flag) for flag in _SEVERAL_NODES)
+    return on_ray or any(is_given(what.args, flag) for flag in _MULTI_NODE_FLAGS)
 
 
 def _plan(what: Deployment, machine: Machine | None, gpu: str, given: int | None, advice: bool) -> Plan:

@@ -10,7 +10,7 @@ from legroom.facts.gpus import gpu as known_gpu
 from legroom.facts.gpus import with_total
 from legroom.home import cards_path, store_path
 from legroom.planning.plan import Plan, Target, plan_on_named_card
-from legroom.planning.plan_notes import bug_notes, remarks
+from legroom.planning.plan_notes import bug_notes, input_notes
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
 from legroom.vllm.resolve import served_model
@@ -41,7 +41,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = plan_on_named_card(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *remarks(made.target, args), *bug_notes(made)))
+    made = replace(made, notes=(*made.notes, *input_notes(made.target, args), *bug_notes(made)))
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice
 
@@ -63,7 +63,7 @@ def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
-    card = with_probe(known_gpu(machine.gpu), release, args)
+    card = with_probed_card(known_gpu(machine.gpu), release, args)
     card = (
         with_measured_total(card)
         if machine.memory is None
@@ -89,7 +89,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     )
 
 
-def with_probe(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
+def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
     """The card with what `legroom probe` measured of it on this machine, where it did."""
     if not cards_path().exists():
         return card
@@ -102,10 +102,10 @@ def with_measured_total(card: Gpu) -> Gpu:
     """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
     if not store_path().exists():
         return card
-    from legroom.planning.calibration import usable_total
+    from legroom.planning.calibration import observed_total_bytes
     from legroom.planning.calibration_store import read_store
 
-    total = usable_total(read_store().observations, card)
+    total = observed_total_bytes(read_store().observations, card)
     if total is None:
         return card
     note = f"a total of {gib(total)} as your own start-ups reported it (the facts say {gib(card.total_bytes)})"
@@ -116,9 +116,9 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
     """The target with what `legroom calibrate` has stored for it, if there is a store."""
     if not store_path().exists():
         return target
-    from legroom.planning.calibration import lookup
+    from legroom.planning.calibration import measurements_for
     from legroom.planning.calibration_store import read_store
     from legroom.vllm.resolve import resolve
 
     settings = resolve(args, target.model, target.gpu, target.release)
-    return replace(target, seen=lookup(read_store().observations, target, settings))
+    return replace(target, seen=measurements_for(read_store().observations, target, settings))

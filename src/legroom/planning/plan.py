@@ -55,12 +55,12 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     if memory.failure:
         short = _near_miss(model, gpu, settings, memory)
         return ("tight", short) if short else ("does_not_fit", memory.failure.id)
-    if memory.unsupported:
-        return "tight", f"vLLM may not start it: {memory.unsupported.hint}"
-    over = [rank for rank in memory.ranks if headroom_left(rank, 0.0) < 0]
+    if memory.doubt:
+        return "tight", f"vLLM may not start it: {memory.doubt.hint}"
+    over = [rank for rank in memory.ranks if headroom_after_band(rank, 0.0) < 0]
     if over:
         what = "the machine, whose memory this is," if gpu.unified else "the card"
-        return "tight", f"{what} runs {human_bytes(-headroom_left(over[0], 0.0))} over at its peak"
+        return "tight", f"{what} runs {human_bytes(-headroom_after_band(over[0], 0.0))} over at its peak"
     pessimistic = [rank.kv_cache.low for rank in memory.ranks]
     if kv_plan(model, settings, gpu, pessimistic).failure:
         return "tight", "at the low end of the error band the KV cache is too small"
@@ -68,7 +68,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
         reason = _out_of_memory_in_band(rank, memory, settings, gpu)
         if reason:
             return "tight", reason
-    if crowded_by_files(target, settings, memory):
+    if lacks_room_for_page_cache(target, settings, memory):
         files = gib(read_bytes(target.model, target.gpu, settings, memory), 1)
         left = gib(_least_headroom(memory), 1)
         return "tight", (
@@ -78,7 +78,7 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     return "fits", ""
 
 
-def crowded_by_files(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> bool:
+def lacks_room_for_page_cache(target: Target, settings: EngineSettings, memory: DeploymentMemory) -> bool:
     """Whether the server and the cached files of its checkpoint do not both fit into a memory that they share, and not
     only by a little that the kernel gives back in time."""
     if not target.gpu.unified:
@@ -98,10 +98,10 @@ def _near_miss(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
         return ""
     pools = [rank.kv_cache for rank in memory.ranks]
     other_card = spare_on_larger_card(settings, gpu)
-    fuller = [pool.bytes + int(NEAR_MISS * (pool.high - other_card - pool.bytes)) for pool in pools]
+    larger_pools = [pool.bytes + int(NEAR_MISS * (pool.high - other_card - pool.bytes)) for pool in pools]
     short = failure.needed_bytes - failure.available_bytes
     by = f"{human_bytes(short)} too small" if short > 0 else "too small"
-    if not kv_plan(model, settings, gpu, fuller).failure:
+    if not kv_plan(model, settings, gpu, larger_pools).failure:
         return f"the KV cache is expected to be {by}, less than the estimate may be wrong by"
     if other_card and not kv_plan(model, settings, gpu, [pool.bytes + other_card for pool in pools]).failure:
         return f"two cards have that name: on {gpu.name} the KV cache is {by}, on {gpu.larger} it is large enough"
@@ -118,18 +118,18 @@ def _out_of_memory_in_band(rank: Layout, memory: DeploymentMemory, settings: Eng
         return "at the high end of the error band the profile run does not fit on the card"
     if counted + max(rank.kv_cache.bytes, 0) + memory.graphs.high > free:
         return "at the high end of the error band there is no room to capture CUDA graphs"
-    if headroom_left(rank, 1.0) < 0 and gpu.unified:
-        left = human_bytes(headroom_left(rank, 0.0))
+    if headroom_after_band(rank, 1.0) < 0 and gpu.unified:
+        left = human_bytes(headroom_after_band(rank, 0.0))
         return f"CPU and GPU share this memory, and {left} left at the peak is too little for the system"
-    if headroom_left(rank, 1.0) < 0 <= headroom_left(replace(rank, desktop_bytes=0), 1.0):
+    if headroom_after_band(rank, 1.0) < 0 <= headroom_after_band(replace(rank, desktop_bytes=0), 1.0):
         left, usual = gib(rank.headroom_bytes, 1), gib(rank.desktop_bytes, 1)
         return f"{left} are left, and a desktop on this card takes about {usual} (--gpu-used 0 says that there is none)"
-    if headroom_left(rank, 1.0) < 0:
+    if headroom_after_band(rank, 1.0) < 0:
         return "at the high end of the error band the card runs over at its peak"
     return ""
 
 
-def headroom_left(layout: Layout, band_kept: float) -> int:
+def headroom_after_band(layout: Layout, band_kept: float) -> int:
     """Bytes left of the card at its peak after holding back a share of what could be worse.
 
     The KV pool shrinks by what the counted parts grow, so only what is outside the budget adds to the peak; on a card
@@ -224,20 +224,20 @@ def plan(target: Target, args: ServeArgs) -> Plan:
     if settings.auto_fit_len and memory.kv.max_model_len != settings.max_model_len:
         settings = replace(settings, max_model_len=memory.kv.max_model_len)
     answer, reason = verdict(target, settings, memory)
-    told = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
-    notes = (*(note for note in told if note), *settings.notes)
-    made = _within_host(Plan(target, args, settings, memory, answer, reason, notes=notes))
-    return _spared_by_bugs(_holding_at_first(made)) if made.verdict == "fits" else made
+    input_notes = (target.release.note, target.gpu.note, host_note(settings, target.gpu))
+    notes = (*(note for note in input_notes if note), *settings.notes)
+    made = _with_host_verdict(Plan(target, args, settings, memory, answer, reason, notes=notes))
+    return _with_start_up_bug(_with_first_start_verdict(made)) if made.verdict == "fits" else made
 
 
-def _spared_by_bugs(made: Plan) -> Plan:
+def _with_start_up_bug(made: Plan) -> Plan:
     """A plan that fits, unless starts like it are known to end by a bug of the release."""
-    if made.verdict != "fits" or not _may_have_start_bugs(made):
+    if made.verdict != "fits" or not _may_have_start_up_bug(made):
         return made
-    from legroom.planning.plan_notes import start_risk  # most plans are of one GPU
+    from legroom.planning.plan_notes import start_up_bug  # most plans are of one GPU
 
     target = made.target
-    bug = start_risk(target.model, target.gpu, target.release, made.settings, made.memory)
+    bug = start_up_bug(target.model, target.gpu, target.release, made.settings, made.memory)
     if bug is None:
         return made
     fixed = f" (fixed in {bug.fixed_in})" if bug.fixed_in else ""
@@ -245,12 +245,12 @@ def _spared_by_bugs(made: Plan) -> Plan:
     return replace(made, verdict="tight", reason=reason, bug=bug)
 
 
-def _may_have_start_bugs(made: Plan) -> bool:
+def _may_have_start_up_bug(made: Plan) -> bool:
     """Not worth reading the list of bugs for: one GPU and no sleep mode."""
     return made.settings.tensor_parallel_size > 1 or is_given(made.args, "--enable-sleep-mode")
 
 
-def _holding_at_first(made: Plan) -> Plan:
+def _with_first_start_verdict(made: Plan) -> Plan:
     """A plan that fits, if its first start does too."""
     first = cold_start(made)
     if first.memory.failure:
@@ -278,10 +278,10 @@ def cold_start(warm: Plan) -> Plan:
     if all(first.activation.bytes <= later.activation.bytes for first, later in pairs):
         return warm
     answer, reason = verdict(target, settings, memory)
-    return _within_host(replace(warm, memory=memory, verdict=answer, reason=reason))
+    return _with_host_verdict(replace(warm, memory=memory, verdict=answer, reason=reason))
 
 
-def _within_host(made: Plan) -> Plan:
+def _with_host_verdict(made: Plan) -> Plan:
     """The plan with the verdict on its host's memory, where that is limited and the card is not the first to end it."""
     limit = made.target.host_limit_bytes
     if limit is None or made.memory.failure is not None:
@@ -300,13 +300,13 @@ def _within_host(made: Plan) -> Plan:
 _USERS = (4, 16, 64)
 
 
-def shared_contexts(plan: Plan) -> dict[int, int]:
+def context_by_user_count(plan: Plan) -> dict[int, int]:
     """How many tokens each of 4, 16, 64 users gets at once, for the numbers that the full length is too long for."""
     kv, settings = plan.memory.kv, plan.settings
     if plan.memory.failure is not None:
         return {}
-    crowds = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
-    return {users: tokens for users in crowds if (tokens := kv.longest_for(users)) >= kv.block_size}
+    user_counts = [users for users in _USERS if kv.max_concurrency < users <= settings.max_num_seqs]
+    return {users: tokens for users in user_counts if (tokens := kv.longest_for(users)) >= kv.block_size}
 
 
 def ready_command(plan: Plan) -> list[str]:

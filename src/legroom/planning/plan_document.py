@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.memory.layout import Layout
 
-HOW_TO_WRITE_ONE = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
-WHOLE = (
+HOW_TO_WRITE_A_PLAN = "write one with: legroom plan MODEL --gpu NAME --json > plan.json"
+REQUIRED_KEYS = (
     "model",
     "vllm",
     "gpu.count",
@@ -212,7 +212,7 @@ class PlanDocument:
         return self.verdict != "does_not_fit"
 
 
-def read_plan(path: str, needs: tuple[str, ...] = WHOLE) -> PlanDocument:
+def read_plan(path: str, needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
     """The plan in a file (`-`: stdin), or what is wrong with it."""
     try:
         if path == "-":
@@ -220,27 +220,27 @@ def read_plan(path: str, needs: tuple[str, ...] = WHOLE) -> PlanDocument:
 
             text = sys.stdin.read(_MOST_BYTES)
         elif (size := Path(path).stat().st_size) > _MOST_BYTES:
-            raise LegroomError(f"{path} is no plan: it has {size:,} bytes", HOW_TO_WRITE_ONE)
+            raise LegroomError(f"{path} is no plan: it has {size:,} bytes", HOW_TO_WRITE_A_PLAN)
         else:
             text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise LegroomError(f"could not read the plan {path}: {error.strerror}", HOW_TO_WRITE_ONE) from error
+        raise LegroomError(f"could not read the plan {path}: {error.strerror}", HOW_TO_WRITE_A_PLAN) from error
     except UnicodeDecodeError as error:
-        raise LegroomError(f"{path} is no plan: it is not text", HOW_TO_WRITE_ONE) from error
+        raise LegroomError(f"{path} is no plan: it is not text", HOW_TO_WRITE_A_PLAN) from error
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LegroomError(f"{path} is no plan: it is not JSON ({error})", HOW_TO_WRITE_ONE) from error
+        raise LegroomError(f"{path} is no plan: it is not JSON ({error})", HOW_TO_WRITE_A_PLAN) from error
     return plan_from_json(document, path, needs)
 
 
-def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = WHOLE) -> PlanDocument:
+def plan_from_json(document: Any, source: str = "the plan", needs: tuple[str, ...] = REQUIRED_KEYS) -> PlanDocument:
     """A plan's JSON document, checked. `needs` names the keys that must be there: `kv.num_blocks`, `command`."""
     try:
         _check(document, needs)
         plan = _read(PlanDocument, "", document | {"source": source})
     except _NotAPlan as wrong:
-        raise LegroomError(f"{source} is no plan of legroom: {wrong}", HOW_TO_WRITE_ONE) from None
+        raise LegroomError(f"{source} is no plan of legroom: {wrong}", HOW_TO_WRITE_A_PLAN) from None
     if "vllm" in needs:
         plan.release  # noqa: B018  # a release that is none ends here, not half-way through an export
     return plan

@@ -11,9 +11,9 @@ from legroom.facts.gpus import gpu, with_total
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
 from legroom.memory.server_states import ServerState, server_states
-from legroom.planning.plan import Target, cold_start, plan, ready_command, shared_contexts
+from legroom.planning.plan import Target, cold_start, context_by_user_count, plan, ready_command
 from legroom.planning.plan_document import (
-    HOW_TO_WRITE_ONE,
+    HOW_TO_WRITE_A_PLAN,
     PlanDocument,
     PlannedBand,
     PlannedBasis,
@@ -43,7 +43,7 @@ _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "out
 def replan(document: PlanDocument) -> Plan:
     """The plan that a document tells of, made again; LegroomError where its model is not known here."""
     if not (document.vllm and document.command and document.gpu.total_bytes):
-        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_ONE)
+        raise LegroomError("the plan is no document of `legroom plan --json`", HOW_TO_WRITE_A_PLAN)
     args = parse_flags(document.command, document.release).args
     card = gpu(document.gpu.name)
     if card.total_bytes != document.gpu.total_bytes:
@@ -71,7 +71,7 @@ def plan_document(plan: Plan, explain_math: bool = False) -> PlanDocument:
             kv.max_concurrency,
             max(kv.longest_len, 0),
             kv.needed_bytes,
-            {str(users): tokens for users, tokens in shared_contexts(plan).items()},
+            {str(users): tokens for users, tokens in context_by_user_count(plan).items()},
         ),
         host=_host(plan),
         verdict=plan.verdict,

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 MOST_NOTES = 3
 
 
-def remarks(target: Target, args: ServeArgs) -> Iterator[str]:
+def input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
     """What the reader should know of how the GPU and the model were read."""
     if target.gpu.note:
         yield target.gpu.note
-    yield from _too_new(target)
+    yield from _unlisted_architecture(target)
     spec = args.speculative_config
     if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
         yield (
@@ -52,7 +52,7 @@ def remarks(target: Target, args: ServeArgs) -> Iterator[str]:
         )
 
 
-def _too_new(target: Target) -> Iterator[str]:
+def _unlisted_architecture(target: Target) -> Iterator[str]:
     """A release older than the model may refuse it for other reasons than memory."""
     if target.release.version == latest().version:
         return
@@ -89,7 +89,7 @@ def bugs_of(
     return [bug for bug in bugs_with(release, settings.given, gpu.vendor) if set(bug.model) <= traits]
 
 
-def start_risk(
+def start_up_bug(
     model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
 ) -> KnownBug | None:
     """A bug of the release that has ended starts like this one although the memory was there."""

@@ -12,7 +12,7 @@ from legroom.facts.flags import choices
 from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
-from legroom.planning.plan import Policy, headroom_left
+from legroom.planning.plan import Policy, headroom_after_band
 from legroom.records import dataclass
 from legroom.units import human_bytes
 from legroom.vllm.resolve import resolve
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CapacityGoal:
     """What the server must hold: this many requests of this length at once, on one of these numbers of GPUs."""
 
     context: int
@@ -52,18 +52,18 @@ NODE_GPUS = 8
 """Above this many GPUs a model spans nodes: heads are split inside a node, layers or experts between them."""
 
 
-def gpus_of(parallel: Flags) -> int:
+def gpu_count_of(parallel: Flags) -> int:
     return math.prod(size for name, size in parallel.items() if name != "enable_expert_parallel")
 
 
-def parallel_sizes(args: ServeArgs, wish: Wish, experts: bool) -> Iterator[Flags]:
+def parallel_sizes(args: ServeArgs, goal: CapacityGoal, experts: bool) -> Iterator[Flags]:
     """Ways to spread the model over each number of GPUs. Heads are split inside a node; layers, or the experts of
     data-parallel engines, over several."""
     given = args.tensor_parallel_size, args.pipeline_parallel_size
     if given != (None, None):
         yield {}
         return
-    for count in sorted(wish.gpus):
+    for count in sorted(goal.gpus):
         if count <= NODE_GPUS:
             yield _sizes(tensor_parallel_size=count)
         if experts and count >= NODE_GPUS and args.data_parallel_size is None:
@@ -80,20 +80,20 @@ def _sizes(**sizes: int) -> Flags:
     return {name: size for name, size in sizes.items() if size > 1}
 
 
-def axes_of(target: Target, args: ServeArgs, base: EngineSettings, wish: Wish) -> dict[str, list[Flags]]:
+def flag_axes(target: Target, args: ServeArgs, base: EngineSettings, goal: CapacityGoal) -> dict[str, list[Flags]]:
     """For each flag that was not given, the values to try; an empty choice leaves the release's default."""
     axes: dict[str, list[Flags]] = {}
-    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < wish.concurrency:
+    if args.max_num_batched_tokens is None and base.max_num_batched_tokens < goal.concurrency:
         # vLLM wants a token for each sequence.
-        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(wish.concurrency)}]
+        axes["max_num_batched_tokens"] = [{"max_num_batched_tokens": math.ceil(goal.concurrency)}]
     elif args.max_num_batched_tokens is None:
-        fewest = wish.concurrency if args.max_num_seqs is None else 0
+        fewest = goal.concurrency if args.max_num_seqs is None else 0
         smaller = (tokens for tokens in TOKEN_BUDGETS if fewest <= tokens < base.max_num_batched_tokens)
         axes["max_num_batched_tokens"] = [{}, *({"max_num_batched_tokens": tokens} for tokens in smaller)]
-    if args.max_num_seqs is None and base.max_num_seqs < wish.concurrency:
-        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(wish.concurrency)}]  # raised, which costs nothing but memory
+    if args.max_num_seqs is None and base.max_num_seqs < goal.concurrency:
+        axes["max_num_seqs"] = [{"max_num_seqs": math.ceil(goal.concurrency)}]  # raised, which costs nothing but memory
     elif args.max_num_seqs is None:
-        fewer = (seqs for seqs in SEQUENCES if wish.concurrency <= seqs < base.max_num_seqs)
+        fewer = (seqs for seqs in SEQUENCES if goal.concurrency <= seqs < base.max_num_seqs)
         axes["max_num_seqs"] = [{}, *({"max_num_seqs": seqs} for seqs in fewer)]
     if args.kv_cache_dtype is None and base.kv_cache_dtype == "auto" and target.gpu.compute_capability >= (8, 9):
         axes["kv_cache_dtype"] = [{}, {"kv_cache_dtype": "fp8"}]
@@ -110,21 +110,21 @@ def _block_sizes(target: Target) -> tuple[int, ...]:
     return (32,) if allowed is None or 32 in allowed else ()
 
 
-def by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
+def axes_by_loss(axes: Mapping[str, list[Flags]]) -> Iterator[list[list[Flags]]]:
     """The axes in the order of what their choices give up (`search.Option.cost`), the gravest decided first."""
     unchanged: list[Flags] = [{}]
     graphs = axes.get("graphs", unchanged)
     captured = [choice for choice in graphs if "enforce_eager" not in choice]
     eager = [choice for choice in graphs if "enforce_eager" in choice]
-    lighter = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
-    for kept_in in axes.get("kv_cache_dtype", unchanged):
-        for run_as in (captured, eager):
-            if run_as:
-                yield [[kept_in], *lighter, run_as, axes.get("block_size", unchanged)]
+    batch_axes = [axes.get(name, unchanged) for name in ("max_num_batched_tokens", "max_num_seqs")]
+    for kv_dtype in axes.get("kv_cache_dtype", unchanged):
+        for graphs_choice in (captured, eager):
+            if graphs_choice:
+                yield [[kv_dtype], *batch_axes, graphs_choice, axes.get("block_size", unchanged)]
 
 
 @dataclass(frozen=True, slots=True)
-class Structure:
+class FlagCombination:
     """Everything about a deployment that does not depend on utilization."""
 
     target: Target
@@ -163,7 +163,7 @@ class Structure:
         """What is left of the fullest card at its peak."""
         pools = self.kv_bytes(utilization, 0.0)
         return min(
-            headroom_left(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
+            headroom_after_band(stage, band_kept) + max(stage.kv_cache.bytes, 0) - pool
             for stage, pool in zip(self.stages, pools, strict=True)
         )
 
@@ -172,39 +172,39 @@ class Structure:
         budget = utilization * self.target.gpu.total_bytes
         return budget > self.room_bytes or self.headroom_bytes(utilization, band_kept) < 0
 
-    def shortfall_bytes(self, wish: Wish) -> int:
+    def shortfall_bytes(self, goal: CapacityGoal) -> int:
         """How many bytes the fullest card lacks for the wish, at the best."""
-        return max(self._needed(stage, wish) for stage in self.stages) - self.target.gpu.total_bytes
+        return max(self._needed(stage, goal) for stage in self.stages) - self.target.gpu.total_bytes
 
-    def why_short(self, wish: Wish) -> str:
+    def why_short(self, goal: CapacityGoal) -> str:
         """The closest miss, in words."""
-        stage = max(self.stages, key=lambda layout: self._needed(layout, wish))
-        needed, pool = self._needed(stage, wish), self._pool(wish)
+        stage = max(self.stages, key=lambda layout: self._needed(layout, goal))
+        needed, pool = self._needed(stage, goal), self._pool(goal)
         settings = self.settings
         gpus = settings.gpus_used
         where = f"of {human_bytes(stage.total_bytes)}" + (f" on each of {gpus} GPUs" if gpus > 1 else "")
         return (
             f"the closest setting needs {human_bytes(needed)} {where}: weights {human_bytes(stage.weights.bytes)}, "
-            f"KV cache {human_bytes(pool)} for {wish.concurrency:g} x {wish.context:,} tokens, the rest "
-            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, wish)}"
+            f"KV cache {human_bytes(pool)} for {goal.concurrency:g} x {goal.context:,} tokens, the rest "
+            f"{human_bytes(needed - stage.weights.bytes - pool)}{self._what_fits(stage, goal)}"
         )
 
-    def _what_fits(self, stage: Layout, wish: Wish) -> str:
-        pool = self._pool(wish)
-        requests = int((stage.total_bytes - self._needed(stage, wish) + pool) * wish.concurrency / pool) if pool else 0
-        if not 1 <= requests < wish.concurrency:
+    def _what_fits(self, stage: Layout, goal: CapacityGoal) -> str:
+        pool = self._pool(goal)
+        requests = int((stage.total_bytes - self._needed(stage, goal) + pool) * goal.concurrency / pool) if pool else 0
+        if not 1 <= requests < goal.concurrency:
             return ""
         return f"; it would hold about {requests:,} request{'s' if requests > 1 else ''} of that length"
 
-    def _pool(self, wish: Wish) -> int:
-        blocks = math.ceil(wish.concurrency * self.request_blocks / self.settings.data_parallel_size)
+    def _pool(self, goal: CapacityGoal) -> int:
+        blocks = math.ceil(goal.concurrency * self.request_blocks / self.settings.data_parallel_size)
         return max(blocks * stage.bytes_per_block for stage in self.kv.stages)
 
-    def _needed(self, stage: Layout, wish: Wish) -> int:
-        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(wish)
+    def _needed(self, stage: Layout, goal: CapacityGoal) -> int:
+        return stage.peak_used_bytes - max(stage.kv_cache.bytes, 0) + self._pool(goal)
 
 
-def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Structure | None:
+def flag_combination(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> FlagCombination | None:
     """The structure of one combination of flags; None where the release refuses it or the weights cannot be loaded."""
     try:
         settings = resolve(replace(args, **flags), target.model, target.gpu, target.release)
@@ -218,7 +218,7 @@ def structure(target: Target, args: ServeArgs, flags: Mapping[str, Any]) -> Stru
     )
     shape = kv_shape(target.model, settings, target.gpu)
     plenty = plan_of_shape(shape, settings, [1 << 50] * len(stages))
-    return Structure(
+    return FlagCombination(
         target,
         settings,
         flags,

@@ -14,10 +14,10 @@ from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
 from legroom.memory.weights.loaded import weights
-from legroom.planning.capacity_search import find
+from legroom.planning.capacity_search import search_flags
 from legroom.planning.plan import Target, ready_command
 from legroom.planning.plan_document import layout_json
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.sweeps.executors import ProcessExecutor
 from legroom.vllm.resolve import resolve, served_model
@@ -105,22 +105,22 @@ class SizingTask:
     release: Release
     args: tuple[ServeArgs, ...]
     """Those of each model."""
-    wish: Wish
+    goal: CapacityGoal
 
 
 def size_models(
     models: Sequence[str],
     release: Release,
     args: ServeArgs,
-    wish: Wish,
+    goal: CapacityGoal,
     gpus: Sequence[Gpu],
     executor: SweepExecutor | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[ModelFit]:
     """Every model on every GPU: model after model, in the order of the GPUs."""
-    asked = tuple(replace(args, model=name) for name in models)
+    each_args = tuple(replace(args, model=name) for name in models)
     # Read here, not where a cell is worked out: files and the Hub's cache are this machine's.
-    task = SizingTask(tuple(map(served_model, asked)), release, asked, wish)
+    task = SizingTask(tuple(map(served_model, each_args)), release, each_args, goal)
     cells = [(number, gpu) for number in range(len(models)) for gpu in gpus]
     rows: dict[int, ModelFit] = {}
     with closing((executor or ProcessExecutor(1)).run(fit_cell, task, cells)) as results:
@@ -135,13 +135,13 @@ def fit_cell(task: SizingTask, cell: tuple[int, Gpu]) -> ModelFit:
     """One model, by its number, on one GPU."""
     number, gpu = cell
     model = task.models[number]
-    return ModelFit(model.name, _smallest(Target(model, gpu, 1, task.release), task.args[number], task.wish))
+    return ModelFit(model.name, _fewest_that_hold(Target(model, gpu, 1, task.release), task.args[number], task.goal))
 
 
-def size_json(rows: Sequence[ModelFit], wish: Wish, release: Release) -> dict[str, Any]:
+def size_json(rows: Sequence[ModelFit], goal: CapacityGoal, release: Release) -> dict[str, Any]:
     """The document that `legroom size --json` prints."""
-    asked = {"context": wish.context, "concurrency": wish.concurrency, "policy": wish.policy}
-    return {"vllm": release.version, **asked, "rows": [_row_json(row) for row in rows]}
+    each_args = {"context": goal.context, "concurrency": goal.concurrency, "policy": goal.policy}
+    return {"vllm": release.version, **each_args, "rows": [_row_json(row) for row in rows]}
 
 
 def _row_json(row: ModelFit) -> dict[str, Any]:
@@ -166,24 +166,24 @@ def _row_json(row: ModelFit) -> dict[str, Any]:
     }
 
 
-def size(model: Model, release: Release, args: ServeArgs, wish: Wish, gpus: Sequence[Gpu]) -> Iterator[Fit]:
+def size(model: Model, release: Release, args: ServeArgs, goal: CapacityGoal, gpus: Sequence[Gpu]) -> Iterator[Fit]:
     """For each GPU the fewest of `wish.gpus` that hold the wish, as they are worked out."""
     for gpu in gpus:
-        yield _smallest(Target(model, gpu, 1, release), args, wish)
+        yield _fewest_that_hold(Target(model, gpu, 1, release), args, goal)
 
 
-def _smallest(target: Target, args: ServeArgs, wish: Wish) -> Fit:
-    short, lacking = "", 0
-    counts = tuple(sorted(wish.gpus))
-    enough = _weights_bytes(target, args) / target.gpu.total_bytes
+def _fewest_that_hold(target: Target, args: ServeArgs, goal: CapacityGoal) -> Fit:
+    short, lacking_bytes = "", 0
+    counts = tuple(sorted(goal.gpus))
+    least_gpus = _weights_bytes(target, args) / target.gpu.total_bytes
     for number, count in enumerate(counts, 1):
-        if count < min(enough, counts[-1]):
+        if count < min(least_gpus, counts[-1]):
             continue  # not even the weights, evenly spread
-        result = find([replace(target, gpus=count)], args, replace(wish, gpus=(count,)), most=1)
+        result = search_flags([replace(target, gpus=count)], args, replace(goal, gpus=(count,)), max_answers=1)
         if result.best is not None:
             return Fit(target.gpu, result.best, result.losses, _largest_part(result.best), counts[:number])
-        short, lacking = result.short_by, result.short_bytes
-    return Fit(target.gpu, None, (), short, counts, lacking)
+        short, lacking_bytes = result.short_by, result.short_bytes
+    return Fit(target.gpu, None, (), short, counts, lacking_bytes)
 
 
 def _weights_bytes(target: Target, args: ServeArgs) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from legroom.drawing.chart import bar, labels, ruler, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, command_phrases, count, plural, wrap, wrap_command
-from legroom.planning.plan import cold_start, ready_command, shared_contexts
+from legroom.planning.plan import cold_start, context_by_user_count, ready_command
 from legroom.render.plan_parts import (
     LayoutPart,
     answer_lines,
@@ -29,7 +29,8 @@ from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
-    from legroom.planning.capacity_search import WishResult
+    from legroom.memory.server_states import ServerState
+    from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.plan import Advice, Plan
 
 _MARGIN = "  "
@@ -138,7 +139,7 @@ def _kv(plan: Plan, style: Style) -> Iterator[str]:
 
 def _shared(plan: Plan) -> Iterator[tuple[str, str]]:
     """What several users get at once, where they are more than the full length is held for."""
-    shares = shared_contexts(plan)
+    shares = context_by_user_count(plan)
     if shares:
         words = [f"{users} at once get {count(tokens)} tokens each" for users, tokens in list(shares.items())[:1]]
         words += [f"{users} get {count(tokens)}" for users, tokens in list(shares.items())[1:]]
@@ -272,18 +273,18 @@ def _notes(plan: Plan, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN + " " * 6))
 
 
-def wish_text(result: WishResult, style: Style = PLAIN) -> str:
-    requests = "request" if result.wish.concurrency == 1 else "requests"
-    wished = f"{result.wish.concurrency:g} {requests} of {count(result.wish.context)} tokens"
+def search_text(result: SearchAnswer, style: Style = PLAIN) -> str:
+    requests = "request" if result.goal.concurrency == 1 else "requests"
+    load_text = f"{result.goal.concurrency:g} {requests} of {count(result.goal.context)} tokens"
     if result.best is None:
         mark = style.paint(style.pick("✗", "x"), "red", "bold")
-        lines = wrap(f"No setting holds {wished}: {result.short_by}", style.width - 2)
+        lines = wrap(f"No setting holds {load_text}: {result.short_by}", style.width - 2)
         tried = f"  {count(result.considered)} settings were weighed."
         return (
             "\n".join([f"{mark} {style.paint(lines[0], 'bold')}", *(f"  {line}" for line in lines[1:]), tried]) + "\n"
         )
     blocks = [
-        list(_wish_answer(result, result.best, wished, style)),
+        list(_search_answer(result, result.best, load_text, style)),
         list(_command_lines(ready_command(result.best), style)),
         [_body_text(result.best, style)],
         list(_other_ways(result, style)),
@@ -291,17 +292,17 @@ def wish_text(result: WishResult, style: Style = PLAIN) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _wish_answer(result: WishResult, best: Plan, wished: str, style: Style) -> Iterator[str]:
-    head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {wished}."
+def _search_answer(result: SearchAnswer, best: Plan, load_text: str, style: Style) -> Iterator[str]:
+    head = f"{short_name(best.target.model.name)} on {best.target.gpus} x {best.target.gpu.name} holds {load_text}."
     yield from answer_lines("fits", head, style)
     paid = "; ".join(result.losses) if result.losses else "nothing beyond the defaults"
     yield from wrap(f"It gives up: {paid}.", style.width, "  ")
     yield from wrap(
-        f"{count(result.considered)} settings were weighed; policy {result.wish.policy}.", style.width, "  "
+        f"{count(result.considered)} settings were weighed; policy {result.goal.policy}.", style.width, "  "
     )
 
 
-def _other_ways(result: WishResult, style: Style) -> Iterator[str]:
+def _other_ways(result: SearchAnswer, style: Style) -> Iterator[str]:
     if not result.alternatives:
         return
     yield style.paint("Other ways to pay", "bold")
@@ -311,3 +312,44 @@ def _other_ways(result: WishResult, style: Style) -> Iterator[str]:
         yield from _mini_layout(plan, style)
         paid = "; ".join(losses) if losses else "nothing beyond the defaults"
         yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))
+
+
+_STATE_NAMES = {
+    "serving": "serving",
+    "asleep_1": "asleep, level 1",
+    "asleep_2": "asleep, level 2",
+    "updating_weights": "updating weights",
+}
+
+
+def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
+    """The table and what to know of it, ending in a newline."""
+    return "\n".join((*_sleep_table(states, style), "", *_sleep_remarks(states, style))) + "\n"
+
+
+def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    yield _MARGIN + style.paint("By state", "bold")
+    rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
+    rows += [
+        (_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), _wake_time(state))
+        for state in states
+    ]
+    yield from (_MARGIN + line for line in columns(rows, "<>><"))
+
+
+def _wake_time(state: ServerState) -> str:
+    if state.name == "asleep_2":
+        return "as long as the checkpoint takes to read"
+    return f"{state.wake_s:.1f} s" if state.wake_s is not None else ""
+
+
+def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    asleep = next(state for state in states if state.name == "asleep_1")
+    stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
+    yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)
+    yield from wrap(
+        "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces "
+        "that are rounded up to powers of two, and torch keeps that memory after the server wakes.",
+        style.width,
+        _MARGIN,
+    )

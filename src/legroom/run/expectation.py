@@ -165,13 +165,13 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibration_store import calibrated_starts, keep_measurements, measured
+    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
         starts = calibrated_starts(_text(log), str(log), gpus.name, None)
-        keep_measurements(starts)
+        store_measurements(starts)
     except LegroomError as error:
         return f"the measured memory could not be kept: {error.message}"
     except OSError as error:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
 from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
+from legroom.live.detectors.plan_drift import ComparedFigure, compare
 from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.plan_comparison import ComparedFigure, compare
 from legroom.live.server_view import ServerView, view
 from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.planning.plan_document import PlanDocument

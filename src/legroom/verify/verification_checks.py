@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.drawing.text import count, plural
 from legroom.errors import LegroomError
-from legroom.planning.plan_document import HOW_TO_WRITE_ONE, read_plan
+from legroom.planning.plan_document import HOW_TO_WRITE_A_PLAN, read_plan
 from legroom.records import dataclass
 from legroom.units import MIB, human_bytes
 from legroom.verify.load import KvPool, Load, needed_blocks
@@ -146,7 +146,7 @@ def planned_pool(path: str) -> PlannedPool:
     kv, args, planned_bytes = plan.kv, plan.args, plan.layout.kv_cache_bytes
     seqs, context = int(args["max_num_seqs"]), int(args["max_model_len"])
     if kv.num_blocks < 0 or min(kv.block_size, context) < 1:
-        raise LegroomError(f"{path} is no plan of legroom: it has a pool of nothing", HOW_TO_WRITE_ONE)
+        raise LegroomError(f"{path} is no plan of legroom: it has a pool of nothing", HOW_TO_WRITE_A_PLAN)
     low = high = float(kv.num_blocks)
     band = plan.confidence.get("kv_cache_bytes")
     if band and planned_bytes and args.get("num_gpu_blocks_override") is None:

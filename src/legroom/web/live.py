@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.sidecar.watch_session import IncidentChange, WatchSession, stream
 
 if TYPE_CHECKING:
-    from legroom.live.plan_comparison import ComparedFigure
+    from legroom.live.detectors.plan_drift import ComparedFigure
     from legroom.live.server_view import ServerView
     from legroom.planning.plan_document import PlanDocument
     from legroom.sidecar.watch_config import SidecarConfig

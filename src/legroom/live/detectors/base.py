@@ -1,4 +1,4 @@
-"""The one interface of all detectors, and the patience they share: a minimum duration, and calm before the end."""
+"""The interface of all detectors. A finding begins after a minimum duration and ends after a calm one."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ from legroom.records import dataclass, field
 
 Severity = Literal["info", "warning", "critical"]
 Situation = Literal["start-up", "burst", "chronic", "prefix-cache", ""]
-"""The four situations of a server in memory trouble; empty for what is none of them."""
+"""Which of the four memory situations a finding is about; empty for none of them."""
 
 _JITTER = 0.9
-"""Of a duration that is enough: scrapes come a little early or late."""
-_SETTLED_S = 60.0
-"""After this long of watching, rates over a minute are known."""
-_MAX_UNKNOWN = 2
-"""Scrapes in a row that say nothing before what was bad until then is forgotten: one lost scrape changes nothing."""
+"""Tolerates scrapes that come a tenth of a duration early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a detector measured at one scrape."""
+    """What a detector measured in one scrape."""
 
     is_bad: bool
-    is_calm: bool
-    """Neither is possible: better than bad, and not good enough to end a finding."""
     reason: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
     engine: str = ""
     severity: Severity | None = None
-    """Where it is not the detector's own."""
+    """Overrides the detector's own, like `restart_helps` and `title`."""
     restart_helps: bool | None = None
     title: str | None = None
-    """Where it is not the detector's own."""
+    is_calm: bool = True
+    """False: not bad, and not good enough to end a finding."""
     is_certain: bool = False
-    """Whether a single scrape is enough for who does not stay for a second one."""
+    """Whether `watch --once` reports it from a single scrape."""
+
+
+GOOD = Condition(False)
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorFinding:
-    """Something is wrong, why legroom says so, and what kind of answer can help."""
+    """A problem of one server while it lasts."""
 
     kind: str
     server: str
@@ -60,18 +58,18 @@ class DetectorFinding:
     cause: str = ""
     """The label of the cause in the catalog."""
     entry: str = ""
-    """The catalog entry that tells the long story."""
+    """The catalog entry, for `legroom explain`."""
     situation: Situation = ""
     restart_helps: bool = False
     is_seen_now: bool = True
-    """False while it is merely not over yet: the last scrape no longer showed it."""
+    """False when the last scrape no longer showed it."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"numbers": dict(self.numbers)}
 
 
 class Detector(ABC):
-    """Watches one server for one kind of trouble. Feed it the window after every scrape."""
+    """Watches one server for one kind of problem. Call `update` after every scrape."""
 
     kind: ClassVar[str]
     title: ClassVar[str]
@@ -80,68 +78,61 @@ class Detector(ABC):
     entry: ClassVar[str] = ""
     situation: ClassVar[Situation] = ""
     restart_helps: ClassVar[bool] = False
-    """Whether starting the server anew, with the same flags, can end this."""
-    what_helps: ClassVar[str]
-    """In a sentence, for people."""
+    """Whether a restart with the same flags can end this."""
 
     def __init__(self, thresholds: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.levels = thresholds
         self.plan = plan
-        """The JSON document of `legroom plan`, where one is known."""
         self._bad_since_s: float | None = None
         self._bad_scrapes = 0
         self._calm_since_s: float | None = None
         self._calm_scrapes = 0
         self._unknown_scrapes = 0
         self._last_s: float | None = None
+        self._last_bad = GOOD
         self.is_active = False
 
     @abstractmethod
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The condition at this scrape; None where nothing can be said."""
+        """The condition in the last scrape; None where the server does not report what is needed."""
 
     @property
     def hold(self) -> Hold:
-        """How long it must be bad before it is said."""
+        """How long it must be bad before the finding begins."""
         return self.levels.hold
 
     @property
     def calm(self) -> Hold:
-        """How long it must be calm before it is over."""
+        """How long it must not be bad before the finding ends."""
         return self.levels.calm
 
     @property
     def warm_up_s(self) -> float:
-        """How long it must have watched a server before its silence means that nothing is wrong."""
-        return _SETTLED_S + self.hold.seconds
+        """How long a server must be watched before no finding means no problem: rates are over a minute."""
+        return 60.0 + self.hold.seconds
 
     def update(self, window: Window, now_s: float) -> DetectorFinding | None:
-        """The finding while it lasts, with the numbers of this scrape; None otherwise."""
+        """The finding while it lasts, with the numbers of the last bad scrape."""
         if self._last_s is not None and now_s < self._last_s:
-            self._forget_times()
+            self._reset_durations()
         self._last_s = now_s
         condition = self.measure(window, now_s)
-        if condition is None:
-            self._unknown_scrapes += 1
-            if self.is_active or self._unknown_scrapes >= _MAX_UNKNOWN:
-                self._note_calm(now_s)
-        else:
-            self._unknown_scrapes = 0
-            self._note(condition, now_s)
+        self._unknown_scrapes = self._unknown_scrapes + 1 if condition is None else 0
+        if condition is not None and condition.is_bad:
+            self._count_bad(now_s)
+        elif condition is not None and self.is_active and not condition.is_calm:
+            self._calm_since_s, self._calm_scrapes = None, 0
+        elif condition is not None or self.is_active or self._unknown_scrapes >= 2:  # one lost scrape changes nothing
+            self._count_calm(now_s)
         return self._finding(window, now_s, condition) if self.is_active else None
 
-    def _note(self, condition: Condition, now_s: float) -> None:
-        if condition.is_bad:
-            self._calm_since_s, self._calm_scrapes = None, 0
-            self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
-            self._bad_scrapes += 1
-            self.is_active = self.is_active or _passed(self.hold, self._bad_scrapes, now_s - self._bad_since_s)
-        elif condition.is_calm or not self.is_active:
-            self._note_calm(now_s)
-        else:
-            self._calm_since_s, self._calm_scrapes = None, 0
+    def _count_bad(self, now_s: float) -> None:
+        self._calm_since_s, self._calm_scrapes = None, 0
+        self._bad_since_s = now_s if self._bad_since_s is None else self._bad_since_s
+        self._bad_scrapes += 1
+        self.is_active = self.is_active or _passed(self.hold, self._bad_scrapes, now_s - self._bad_since_s)
 
-    def _note_calm(self, now_s: float) -> None:
+    def _count_calm(self, now_s: float) -> None:
         if not self.is_active:
             self._bad_since_s, self._bad_scrapes = None, 0
             return
@@ -149,10 +140,9 @@ class Detector(ABC):
         self._calm_scrapes += 1
         if _passed(self.calm, self._calm_scrapes, now_s - self._calm_since_s):
             self.is_active = False
-            self._forget_times()
+            self._reset_durations()
 
-    def _forget_times(self) -> None:
-        """After a jump of the clock, or at the end: durations are counted anew."""
+    def _reset_durations(self) -> None:
         self._bad_since_s = self._calm_since_s = None
         self._bad_scrapes = self._calm_scrapes = 0
 
@@ -175,23 +165,18 @@ class Detector(ABC):
             is_seen_now=shown is condition,
         )
 
-    _last_bad: Condition = Condition(False, True)
 
-
-def _passed(hold: Hold, looks: int, seconds: float) -> bool:
-    return looks >= hold.samples and seconds >= hold.seconds * _JITTER
+def _passed(hold: Hold, scrapes: int, seconds: float) -> bool:
+    return scrapes >= hold.samples and seconds >= hold.seconds * _JITTER
 
 
 def worst_condition(conditions: Sequence[Condition]) -> Condition | None:
-    """A server's condition: that of its first engine in trouble, and calm only where all are. None without any."""
-    if not conditions:
-        return None
-    calm = Condition(False, all(condition.is_calm for condition in conditions))
-    return next((condition for condition in conditions if condition.is_bad), calm)
+    """The first bad condition of a server's engines, else the first that is not calm, else GOOD; None without any."""
+    return min(conditions, key=lambda condition: (not condition.is_bad, condition.is_calm), default=None)
 
 
 def engine_label(engine: tuple[str, str], window: Window) -> str:
-    """How to call an engine; nothing where the server has but one."""
+    """`engine 1`, or with its model where the server has several; empty for a single engine."""
     if window.latest is None or len(window.latest.engines) < 2:
         return ""
     model, rank = engine

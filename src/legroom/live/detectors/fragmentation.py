@@ -1,15 +1,15 @@
-"""PyTorch's allocator holds much that it cannot hand out. The KV pool itself cannot fragment: any block serves."""
+"""PyTorch's allocator reserves memory that it cannot hand out. The KV pool itself cannot fragment."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector
+from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
 from legroom.units import human_bytes
 
 
 class Fragmentation(Detector):
-    """Reserved but not allocated, where telemetry from inside the workers says so."""
+    """Reserved minus allocated bytes, from the worker plugin's telemetry."""
 
     kind = "fragmentation"
     title = "PyTorch holds memory in pieces"
@@ -17,26 +17,23 @@ class Fragmentation(Detector):
     entry = "LR406"
     situation = "chronic"
     restart_helps = True
-    what_helps = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it applies, or a planned restart"
 
     @property
     def hold(self) -> Hold:
-        """Its own: what a burst needed is kept for a while."""
+        """Longer than a burst, whose memory the allocator keeps for a while."""
         return self.levels.fragmentation_hold
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The last sample's figures; None without telemetry."""
+        """Compares reserved with allocated bytes; None without telemetry."""
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or not sample.reserved_bytes or sample.allocated_bytes is None:
             return None
         unused_bytes = sample.reserved_bytes - sample.allocated_bytes
         share = unused_bytes / sample.reserved_bytes
         if share < levels.fragmentation_ratio or unused_bytes < levels.fragmentation_bytes:
-            return Condition(
-                False, share < levels.fragmentation_calm_ratio or unused_bytes < levels.fragmentation_bytes
-            )
+            return GOOD
         reason = (
             f"PyTorch reserves {human_bytes(sample.reserved_bytes)} and uses {human_bytes(sample.allocated_bytes)}: "
             f"{human_bytes(unused_bytes)} ({share:.0%}) lies in pieces"
         )
-        return Condition(True, False, reason, {"held_bytes": float(unused_bytes), "share": share})
+        return Condition(True, reason, {"held_bytes": float(unused_bytes), "share": share})

@@ -1,22 +1,21 @@
-"""Another process takes memory of a GPU while vLLM serves on it: the room for the next large step goes."""
+"""Another process takes GPU memory while vLLM serves, so that the next large step may not fit."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector
+from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 from legroom.units import human_bytes
 
 
 class GpuNeighbour(Detector):
-    """What others hold of the card, against the least that they held since the server started. Servers that share a
-    card on purpose hold theirs all the time: what has not grown for a while is how things are."""
+    """Other processes' bytes against their minimum since the server started. Growth that stopped 15 minutes ago is a
+    server placed there on purpose, and becomes the new minimum."""
 
     kind = "gpu_neighbour"
     title = "Another process takes memory of the GPU"
     cause = "gpu_shared_or_not_free"
     entry = "LR103"
     situation = "burst"
-    what_helps = "the other process on a card of its own, or a smaller utilization that leaves room for both"
 
     _least_bytes: int | None = None
     _most_bytes: int = 0
@@ -24,7 +23,7 @@ class GpuNeighbour(Detector):
     _start_s: float = 0.0
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The last sample's figure; None where the workers do not tell, or the driver does not tell them."""
+        """Compares other processes' bytes with their minimum; None where the workers do not report them."""
         levels, sample = self.levels, window.latest
         if not window.is_answering or sample is None or sample.others_bytes is None:
             return None
@@ -35,16 +34,16 @@ class GpuNeighbour(Detector):
         self._settle(sample.others_bytes, now_s)
         taken_bytes = sample.others_bytes - self._least_bytes
         if taken_bytes < levels.neighbour_bytes:
-            return Condition(False, taken_bytes < levels.neighbour_calm_bytes)
+            return GOOD
         reason = (
             f"other processes hold {human_bytes(sample.others_bytes)} of the GPUs that the workers run on, "
             f"{human_bytes(taken_bytes)} more than before"
         )
         numbers = {"others_bytes": float(sample.others_bytes), "taken_bytes": float(taken_bytes)}
-        return Condition(True, False, reason, numbers)
+        return Condition(True, reason, numbers)
 
     def _settle(self, others_bytes: int, now_s: float) -> None:
-        """What was taken long ago, and no more since, is no news any more."""
+        """Updates the minimum."""
         if others_bytes > self._most_bytes:
             self._most_bytes, self._grown_s = others_bytes, now_s
         if now_s - self._grown_s > self.levels.neighbour_settled_s:

@@ -1,4 +1,4 @@
-"""The host's memory that a server holds rises with uptime: in the end the kernel kills one of its processes."""
+"""A server's host memory grows until the kernel kills one of its processes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from legroom.live.metrics.window import MemoryPoint
 
 
 class HostMemoryCreep(MemoryCreep):
-    """The slopes of the workers' and the API server's resident memory, judged as that of the GPUs is."""
+    """Slopes of the resident memory of workers and API server, by the same levels as GPU memory."""
 
     kind = "host_memory_creep"
     title = "host memory grows while it serves"
-    what_helps = "a planned restart before the kernel kills a process of the server, and the release's fix for the leak"
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """Of all workers together, where there is telemetry from inside them; every API server shows its own."""
+        """Resident memory of all workers (worker plugin) and of the API server (its own /metrics)."""
         workers = [(point.time_s, float(point.host_rss_bytes)) for point in points if point.host_rss_bytes]
         api = [(point.time_s, float(point.api_server_rss_bytes)) for point in points if point.api_server_rss_bytes]
         return [(workers, "that the workers hold of the host"), (api, "that the API server holds of the host")]
 
     def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Not known: how much the host has, and who else wants it, is not on the server's page."""
+        """None: the server does not report how much memory the host has."""
         return None

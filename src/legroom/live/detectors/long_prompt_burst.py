@@ -1,26 +1,25 @@
-"""Prompts far longer than usual arrive together."""
+"""Many prompts far longer than usual arrive together."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window, WindowStep
 
 _MIN_PROMPTS_BEFORE = 5.0
-"""Requests before the burst that make a mean worth comparing with."""
+"""With fewer earlier requests their mean length is noise."""
 
 
 class LongPromptBurst(Detector):
-    """Mean prompt length, from prompt tokens and first tokens: both are counted when a prompt is done."""
+    """Mean prompt length: prompt tokens divided by first tokens, both counted at the end of prefill."""
 
     kind = "long_prompt_burst"
     title = "A burst of long prompts"
     cause = "runtime_activation_burst"
     entry = "LR401"
     situation = "burst"
-    what_helps = "a bound on prompt length or on tokens a step (--max-num-batched-tokens), computed from the plan"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The last half minute against the time before it."""
+        """Compares the last 30 s with the time before."""
         levels = self.levels
         if not window.is_answering or not window.steps:
             return None
@@ -29,15 +28,15 @@ class LongPromptBurst(Detector):
         if tokens is None or not _is_preceded(window, recent[0], levels.long_prompt_before_s):
             return None
         mean = tokens / prompts if prompts else 0.0
-        # A prompt goes to one engine.
+        # A prompt is served by one engine.
         pool = max((engine.pool_tokens or 0 for engine in window.steps[-1].engines), default=0)
         is_long = pool > 0 and mean >= levels.long_prompt_pool_ratio * pool
         if prompts < levels.long_prompt_least or not is_long:
-            return Condition(False, True)
+            return GOOD
         old_tokens, old_prompts = _prompts([step for step in window.steps if step.time_s < recent[0].time_s])
         usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _MIN_PROMPTS_BEFORE else None
         if usual is not None and mean < levels.long_prompt_times * usual:
-            return Condition(False, True)
+            return GOOD
         of_one = " of an engine" if len(window.steps[-1].engines) > 1 else ""
         than = f", {mean / usual:.1f} times the usual {usual:,.0f}" if usual else ""
         reason = (
@@ -45,11 +44,11 @@ class LongPromptBurst(Detector):
             f"{than}; {pool / mean:.0f} of them fill the KV pool{of_one}"
         )
         numbers = {"prompts": prompts, "mean_prompt_tokens": mean, "pool_tokens": float(pool)}
-        return Condition(True, False, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
+        return Condition(True, reason, numbers | ({"usual_prompt_tokens": usual} if usual else {}))
 
 
 def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
-    """Whether steps before `first` cover so many seconds."""
+    """Whether the steps before `first` cover this many seconds."""
     covered_s = 0.0
     for step in window.newest_first():
         if step.time_s < first.time_s:
@@ -60,7 +59,7 @@ def _is_preceded(window: Window, first: WindowStep, seconds: float) -> bool:
 
 
 def _prompts(steps: list[WindowStep]) -> tuple[float | None, float]:
-    """Prompt tokens and how many prompts they were."""
+    """Prompt tokens and the number of prompts."""
     shown = [value for step in steps if (value := step.total("prompt_tokens")) is not None]
     count = sum(engine.ttft.count for step in steps for engine in step.engines if engine.ttft is not None)
     return (sum(shown) if shown else None), count

@@ -1,8 +1,8 @@
-"""A step asked for more than the card had left: PyTorch gave its cache back to the card to serve it, or refused it."""
+"""A step needed more GPU memory than was free: PyTorch released its cache and retried, or failed."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
@@ -10,14 +10,13 @@ from legroom.units import human_bytes
 
 
 class MemoryBurst(Detector):
-    """The allocator's retries, where nothing that lasts explains them: not pieces, not a neighbour, not growth."""
+    """Allocator retries that neither fragmentation, nor another process, nor growth explains."""
 
     kind = "memory_burst"
     title = "A step needs nearly all that is left of the GPU"
     cause = "runtime_activation_burst"
     entry = "LR401"
     situation = "burst"
-    what_helps = "more room beside the pool (--gpu-memory-utilization) or smaller steps (--max-num-batched-tokens)"
 
     _first: Sample | None = None
     _last: Sample | None = None
@@ -26,32 +25,30 @@ class MemoryBurst(Detector):
 
     @property
     def hold(self) -> Hold:
-        """None: the next step of that size may be refused."""
+        """Immediately: the next step of that size may fail."""
         return Hold(1, 0.0)
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Retries since the scrape before; one is remembered for as long as a burst counts as recent."""
+        """Retries since the last scrape; a retry counts for a minute."""
         sample, last = window.latest, self._last
         if not window.is_answering or sample is None or sample.alloc_retries is None or not sample.reserved_bytes:
             return None
         if last is None or last.alloc_retries is None or sample.alloc_retries < last.alloc_retries:
             self._first = self._last = sample
-            return Condition(False, True)
+            return GOOD
         grown, self._last = sample.alloc_retries - last.alloc_retries, sample
         if grown > 0 and not self._is_explained(sample):
             self._retried_s, self._retries = now_s, grown
         if self._retried_s is None or now_s - self._retried_s > self.levels.memory_burst_over_s:
-            return Condition(False, True)
+            return GOOD
         reason = (
             f"PyTorch gave its cache back to the card to serve a step ({counted(self._retries, 'time')}), with "
             f"{human_bytes(sample.allocated_bytes or 0)} in use between steps"
         )
-        return Condition(
-            True, False, reason, {"retries": self._retries, "reserved_bytes": float(sample.reserved_bytes)}
-        )
+        return Condition(True, reason, {"retries": self._retries, "reserved_bytes": float(sample.reserved_bytes)})
 
     def _is_explained(self, sample: Sample) -> bool:
-        """Whether what is in pieces, what others took or what grew is why there was too little."""
+        """Whether fragmentation, another process or growth took the memory."""
         levels, first = self.levels, self._first or sample
         allocated, reserved = sample.allocated_bytes or 0, sample.reserved_bytes or 0
         in_pieces = reserved - allocated

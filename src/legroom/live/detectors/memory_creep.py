@@ -1,10 +1,10 @@
-"""Memory that only grows, over hours or days."""
+"""GPU memory grows over hours or days."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from legroom.live.detectors.base import Condition, Detector, worst_condition
+from legroom.live.detectors.base import GOOD, Condition, Detector, worst_condition
 from legroom.live.forecast import Trend, trend
 from legroom.live.metrics.window import MemoryPoint, Window
 from legroom.live.thresholds import Hold
@@ -12,17 +12,17 @@ from legroom.units import human_bytes
 
 _HOUR_S = 3600.0
 _MIN_POINTS = 12
-"""An hour of them: fewer are no line, however far apart they lie."""
+"""An hour at one point in five minutes."""
 _GAP_S = 1800.0
-"""What lies before half an hour without a point, or before a clock that was set forward, is another story."""
+"""A gap of six points: the server may have been another one before it."""
 
 
 MemorySeries = tuple[Sequence[tuple[float, float]], str]
-"""Times with bytes, and the words that say what of."""
+"""(time, bytes) points and a phrase that names them."""
 
 
 class MemoryCreep(Detector):
-    """A robust slope of what the GPUs show as used, or of what PyTorch reserves inside the workers."""
+    """Theil-Sen slope of used GPU memory, or of the bytes that PyTorch reserves in the workers."""
 
     kind = "memory_creep"
     title = "GPU memory grows while it serves"
@@ -30,23 +30,22 @@ class MemoryCreep(Detector):
     entry = "LR405"
     situation = "chronic"
     restart_helps = True
-    what_helps = "a planned restart before the card is full, and the release's fix for the leak"
 
     _seen: tuple[int, float] = (0, 0.0)
     _last: Condition | None = None
 
     @property
     def hold(self) -> Hold:
-        """None: hours of points are patience enough."""
+        """The slope already covers hours."""
         return Hold(1, 0.0)
 
     @property
     def warm_up_s(self) -> float:
-        """A slope needs its hours."""
+        """The hours of a slope, and a gap."""
         return self.levels.creep_least_hours * _HOUR_S + _GAP_S
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Computed anew when a point has been added."""
+        """Computes the slope when a point was added."""
         since_s = window.restarts[-1] if window.restarts else 0.0
         points = _unbroken([point for point in window.points if point.time_s >= since_s])
         if not points:
@@ -58,7 +57,7 @@ class MemoryCreep(Detector):
         return self._last
 
     def series(self, points: list[MemoryPoint]) -> Sequence[MemorySeries]:
-        """The figures that are judged, each with what it is of."""
+        """The series to fit, each with a phrase that names it."""
         used = [(point.time_s, float(point.memory_used_bytes)) for point in points if point.memory_used_bytes]
         reserved = [(point.time_s, float(point.reserved_bytes)) for point in points if point.reserved_bytes]
         by_workers = len(reserved) >= len(used)
@@ -74,7 +73,7 @@ class MemoryCreep(Detector):
             return None
         per_h = line.slope * _HOUR_S
         if per_h < levels.creep_bytes_per_h or line.rising < levels.creep_share_ratio or not line.is_clear:
-            return Condition(False, True)
+            return GOOD
         reason = (
             f"memory {what} grew from {human_bytes(int(series[0][1]))} to {human_bytes(int(series[-1][1]))} in "
             f"{hours:.1f} h, {human_bytes(int(per_h))} an hour"
@@ -84,15 +83,15 @@ class MemoryCreep(Detector):
         if left_h is not None:
             numbers["hours_left"] = left_h
             reason += f"; at this slope the card is full in {left_h:.0f} h"
-        return Condition(True, False, reason, numbers)
+        return Condition(True, reason, numbers)
 
     def hours_left(self, line: Trend, bytes_now: float) -> float | None:
-        """Until what there is of this memory is used up; None where that is not known."""
+        """Hours until the GPUs are full; None without a plan."""
         total = self.plan.gpu.total_bytes * (self.plan.gpu.count or 1) if self.plan else 0
         return max(total - bytes_now, 0.0) / line.slope / _HOUR_S if total > bytes_now else None
 
 
 def _unbroken(points: list[MemoryPoint]) -> list[MemoryPoint]:
-    """The points since the last gap."""
+    """The points after the last gap."""
     begins = [late for late in range(1, len(points)) if points[late].time_s - points[late - 1].time_s > _GAP_S]
     return points[begins[-1] :] if begins else points

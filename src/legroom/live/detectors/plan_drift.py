@@ -1,43 +1,87 @@
-"""The server is not what was planned: its pool has another size."""
+"""The KV pool has another size than planned. Also compares a whole plan with a running server."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, engine_label
-from legroom.live.metrics.sample import EngineSample
+from typing import Literal
+
+from legroom.live.detectors.base import GOOD, Condition, Detector, engine_label
+from legroom.live.metrics.sample import EngineSample, Sample
 from legroom.live.metrics.window import Window
-from legroom.live.plan_comparison import block_tokens, furthest_engine, planned_tokens, tolerated_deviation
-from legroom.live.thresholds import Hold
+from legroom.live.thresholds import DEFAULT, Hold, Thresholds
 from legroom.planning.plan_document import PlanDocument
+from legroom.records import dataclass
+
+ComparedName = Literal["num_blocks", "pool_tokens", "max_concurrency", "memory_used_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedFigure:
+    """A planned figure and the running server's."""
+
+    name: ComparedName
+    planned: float
+    low: float
+    high: float
+    """The accepted range: the plan's own band, at least as wide as the tolerance of `plan_drift`."""
+    actual: float | None
+    """None: not reported by the server."""
+
+    @property
+    def is_as_planned(self) -> bool | None:
+        return None if self.actual is None else self.low <= self.actual <= self.high
+
+
+def compare(plan: PlanDocument, sample: Sample, levels: Thresholds = DEFAULT) -> tuple[ComparedFigure, ...]:
+    """The plan beside the engine whose pool deviates most; () where the plan has no pool."""
+    tokens = _planned_tokens(plan)
+    if tokens is None:
+        return ()
+    low, high = _tolerated_deviation(plan, levels)
+    engine = _furthest_engine(sample, tokens)
+    figures: list[tuple[ComparedName, float, float | None]] = [
+        ("num_blocks", plan.kv.num_blocks, engine.num_blocks if engine else None),
+        ("pool_tokens", tokens, _block_tokens(engine) if engine else None),
+        ("max_concurrency", plan.kv.max_concurrency, engine.max_concurrency if engine else None),
+    ]
+    rows = [
+        ComparedFigure(name, planned, planned * (1 + low), planned * (1 + high), actual)
+        for name, planned, actual in figures
+    ]
+    band, gpus = plan.confidence.get("peak_used_bytes"), max(plan.gpu.count, 1)
+    peak_bytes = plan.layout.peak_used_bytes
+    most_bytes = max(band.high or 0 if band else 0, peak_bytes) * gpus
+    # Less than the planned peak is normal at any one time.
+    rows.append(ComparedFigure("memory_used_bytes", peak_bytes * gpus, 0, most_bytes, sample.memory_used_bytes))
+    return tuple(row for row in rows if row.planned > 0)
 
 
 class PlanDrift(Detector):
-    """Blocks and concurrency of `vllm:cache_config_info` against the plan."""
+    """Compares the pool of `vllm:cache_config_info` with the plan."""
 
     kind = "plan_drift"
     title = "The pool is not the planned one"
     cause = "gpu_shared_or_not_free"
     entry = "LR205"
-    what_helps = "compare flags, release and GPU with the plan; legroom calibrate LOG learns what this machine does"
 
     @property
     def hold(self) -> Hold:
-        """Its own: a pool keeps its size."""
+        """Short, because a pool never changes its size."""
         return self.levels.drift_hold
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The engine that is furthest off; None without a plan or a pool."""
-        planned = planned_tokens(self.plan) if self.plan else None
+        """The engine that deviates most; None without a plan or a reported pool."""
+        planned = _planned_tokens(self.plan) if self.plan else None
         if self.plan is None or planned is None or not window.is_answering or window.latest is None:
             return None
-        worst = furthest_engine(window.latest, planned)
-        return self._condition(worst, self.plan, planned, window) if worst else None
+        engine = _furthest_engine(window.latest, planned)
+        return self._condition(engine, self.plan, planned, window) if engine else None
 
     def _condition(self, engine: EngineSample, plan: PlanDocument, planned: float, window: Window) -> Condition:
-        tokens = block_tokens(engine) or 0
-        off = tokens / planned - 1
-        low, high = tolerated_deviation(plan, self.levels)
-        if low <= off <= high:
-            return Condition(False, True)
+        tokens = _block_tokens(engine) or 0
+        deviation = tokens / planned - 1
+        low, high = _tolerated_deviation(plan, self.levels)
+        if low <= deviation <= high:
+            return GOOD
         which = engine_label(engine.key, window)
         more = ""
         if engine.max_concurrency and plan.kv.max_concurrency > 0:
@@ -46,7 +90,29 @@ class PlanDrift(Detector):
             )
         reason = (
             f"the KV pool{f' of {which}' if which else ''} holds {tokens:,} tokens, the plan said {planned:,.0f} "
-            f"({off:+.0%}){more}"
+            f"({deviation:+.0%}){more}"
         )
-        numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": off}
-        return Condition(True, False, reason, numbers, which, severity="warning" if off < 0 else "info")
+        numbers = {"pool_tokens": float(tokens), "planned_tokens": planned, "off": deviation}
+        return Condition(True, reason, numbers, which, severity="warning" if deviation < 0 else "info")
+
+
+def _furthest_engine(sample: Sample, planned: float) -> EngineSample | None:
+    shown = [engine for engine in sample.engines if _block_tokens(engine)]
+    return max(shown, key=lambda engine: abs((_block_tokens(engine) or 0) / planned - 1), default=None)
+
+
+def _block_tokens(engine: EngineSample) -> int | None:
+    """Blocks times block size, as in the plan, whatever layer groups share them."""
+    return (engine.num_blocks or 0) * (engine.block_size or 0) or None
+
+
+def _planned_tokens(plan: PlanDocument) -> float | None:
+    return float(max(plan.kv.num_blocks, 0) * max(plan.kv.block_size, 0)) or None
+
+
+def _tolerated_deviation(plan: PlanDocument, levels: Thresholds) -> tuple[float, float]:
+    """The lowest and highest accepted deviation, as shares of the planned pool."""
+    middle, band = plan.layout.kv_cache_bytes, plan.confidence.get("kv_cache_bytes")
+    low, high = (band.low or 0, band.high or 0) if band else (0, 0)
+    own = (low / middle - 1, high / middle - 1) if min(middle, low, high) > 0 else (0.0, 0.0)
+    return min(own[0], -levels.drift_pool_ratio), max(own[1], levels.drift_pool_ratio)

@@ -1,4 +1,4 @@
-"""The pool is full and requests suffer from it: they wait, or are preempted. A full pool alone is healthy."""
+"""The KV pool is full, and requests wait or are preempted. A full pool alone is healthy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ class PoolPressure(Detector):
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "fewer or shorter requests at once, or a larger pool; a restart empties the queue onto its clients"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The worst engine of the last step."""
+        """The first engine with a full pool in the last step."""
         if not window.is_answering or not window.steps:
             return None
         conditions = [self._engine(engine, window) for engine in window.steps[-1].engines if engine.kv_use is not None]
@@ -27,7 +26,7 @@ class PoolPressure(Detector):
         suffers = engine.queued > 0 or preempted > 0
         has_no_room = engine.has_no_room(self.levels.pool_full_ratio)
         if not has_no_room or not suffers:
-            return Condition(False, use < self.levels.pool_calm_ratio or not suffers)
+            return Condition(False, is_calm=use < self.levels.pool_calm_ratio or not suffers)
         which = engine_label(engine.key, window)
         of = f" of {which}" if which else ""
         blocks = f" ({use * engine.num_blocks:,.0f} of {engine.num_blocks:,} blocks)" if engine.num_blocks else ""
@@ -40,4 +39,4 @@ class PoolPressure(Detector):
             f"{' and '.join(pains)}"
         )
         numbers = {"kv_use": use, "running": engine.running or 0.0, "waiting": engine.queued, "preempted": preempted}
-        return Condition(True, False, reason, numbers, which)
+        return Condition(True, reason, numbers, which)

@@ -1,8 +1,8 @@
-"""Work is thrown away and done again: requests are preempted and their context recomputed."""
+"""Requests are preempted and their context is computed again."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, engine_label, worst_condition
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label, worst_condition
 from legroom.live.metrics.window import EngineStep, Window
 
 
@@ -13,10 +13,9 @@ class PreemptionThrash(Detector):
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "fewer requests at once (--max-num-seqs), a larger pool, or admission limits (legroom guard)"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Every engine over the last minute, because the counter comes late."""
+        """Each engine over the last minute, because vLLM counts a preemption late."""
         if not window.is_answering:
             return None
         steps = window.recent(self.levels.preemption_over_s)
@@ -32,7 +31,7 @@ class PreemptionThrash(Detector):
         levels = self.levels
         preempted = sum(step.preemptions or 0.0 for step in steps)
         if preempted < levels.preemptions_least:
-            return Condition(False, preempted == 0)
+            return GOOD
         seconds = sum(step.seconds for step in steps)
         finished = sum(step.finished or 0.0 for step in steps)
         share, how = _recomputed_share(steps)
@@ -43,20 +42,20 @@ class PreemptionThrash(Detector):
             is_bad = share >= levels.preemption_share_ratio
             work = f"{share:.0%} of the computed tokens {how} computed before"
         if not is_bad:
-            return Condition(False, share is not None and share < levels.preemption_calm_ratio)
+            return GOOD
         which = engine_label(steps[-1].key, window)
         reason = f"{counted(preempted, 'preemption')}{f' on {which}' if which else ''} in {seconds:.0f} s; {work}"
         numbers = {"preempted": preempted, "preemptions_per_s": preempted / seconds, "finished": finished}
         if share is not None:
             numbers["recomputed_share"] = share
-        return Condition(True, False, reason, numbers, which)
+        return Condition(True, reason, numbers, which)
 
 
 def _recomputed_share(steps: list[EngineStep]) -> tuple[float | None, str]:
-    """Tokens computed again, of all computed: counted by 0.16.0 to 0.19.1, else estimated.
+    """The share of computed tokens that were recomputed: counted by 0.16.0 to 0.19.1, else estimated.
 
-    A preempted request computes its whole context again. What it held is taken as what a running request held on
-    average when it happened; where cached blocks survived it is less, so the estimate is an upper bound.
+    The estimate takes a preempted request's context as the mean of the running ones. It is an upper bound: cached
+    blocks may survive.
     """
     useful = sum(
         (step.prompt_tokens or 0.0) - (step.cached_tokens or 0.0) + (step.generation_tokens or 0.0) for step in steps

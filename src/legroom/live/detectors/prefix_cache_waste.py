@@ -1,16 +1,16 @@
-"""The prefix cache finds next to nothing, while requests need every block."""
+"""The prefix cache has few hits while the KV pool is full."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector
+from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 
 _MIN_TOKENS = 20_000
-"""Looked-up tokens before a rate means something, where the pool's size is not known."""
+"""Minimum of queried tokens where the pool's size is unknown: some ten long prompts."""
 
 
 class PrefixCacheWaste(Detector):
-    """Hit rate low while the pool is full. From the query and hit counters; no release has a gauge of it since V0."""
+    """Hit rate from the query and hit counters (V0 had a gauge)."""
 
     kind = "prefix_cache_waste"
     title = "The prefix cache is not worth its look-ups"
@@ -18,15 +18,14 @@ class PrefixCacheWaste(Detector):
     cause = "prefix_cache_pressure"
     entry = "LR404"
     situation = "prefix-cache"
-    what_helps = "prompts that share their beginning, a larger pool, or --no-enable-prefix-caching"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Over minutes, because a cache needs time to fill."""
+        """Over five minutes, because a cache needs time to fill."""
         levels = self.levels
         if not window.is_answering or window.latest is None or not window.steps:
             return None
         if all(engine.prefix_caching is False for engine in window.latest.engines):
-            return Condition(False, True)
+            return GOOD
         asked = window.increase("prefix_queries", levels.hit_rate_over_s)
         rate = window.hit_rate(levels.hit_rate_over_s)
         last = window.steps[-1]
@@ -35,13 +34,13 @@ class PrefixCacheWaste(Detector):
             return None
         pool = sum(engine.pool_tokens or 0 for engine in last.engines)
         if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else _MIN_TOKENS):
-            return Condition(False, True)
+            return GOOD
         has_no_room = any(engine.has_no_room(levels.hit_rate_pool_ratio) for engine in last.engines)
         if rate >= levels.hit_rate_low_ratio or not has_no_room:
-            return Condition(False, rate >= levels.hit_rate_calm_ratio or use < levels.pool_calm_ratio)
+            return GOOD
         room = "" if use >= levels.hit_rate_pool_ratio else " and has no room for one more request"
         reason = (
             f"{rate:.1%} of {asked:,.0f} looked-up prompt tokens were found in the prefix cache while the KV pool is "
             f"{use:.0%} full{room}: cached blocks are given up before anybody needs them again"
         )
-        return Condition(True, False, reason, {"hit_rate": rate, "looked_up_tokens": asked, "kv_use": use})
+        return Condition(True, reason, {"hit_rate": rate, "looked_up_tokens": asked, "kv_use": use})

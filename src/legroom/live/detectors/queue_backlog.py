@@ -1,25 +1,24 @@
-"""More requests wait than the server can serve soon."""
+"""The queue is longer than the server can serve within seconds."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window
 
 _RATE_OVER_S = 60.0
 
 
 class QueueBacklog(Detector):
-    """Waiting against running, and against the service rate."""
+    """Waiting requests against running ones and against the service rate."""
 
     kind = "queue_backlog"
     title = "The queue grows faster than it is served"
     cause = "kv_preemption_thrash"
     entry = "LR403"
     situation = "burst"
-    what_helps = "more servers, admission limits (legroom guard), or a larger batch where the pool has room"
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The whole server, because a request may go to any of its engines."""
+        """Sums over the engines, because a request may go to any of them."""
         if not window.is_answering or not window.steps:
             return None
         levels = self.levels
@@ -31,13 +30,11 @@ class QueueBacklog(Detector):
         rate = window.rate("finished", _RATE_OVER_S)
         grows = max(waiting - sum(engine.queued_before for engine in last.engines), 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
-        # A queue that grows is as long as it will be in a few scrapes: its wait is known before it is suffered.
+        # A growing queue counts with the length it will have in a few scrapes.
         ahead_s = (waiting + grows * levels.queue_ahead_s) / rate if rate else None
         is_long = ahead_s is None or ahead_s >= levels.queue_wait_s
         if waiting < levels.queue_least or waiting < levels.queue_per_running_ratio * running or not is_long:
-            return Condition(
-                False, waiting < levels.queue_least or (wait_s is not None and wait_s < levels.queue_calm_s)
-            )
+            return GOOD
         use = max((engine.peak_kv_use for engine in last.engines if engine.kv_use is not None), default=None)
         served = (
             f"at {rate:.2g} finished a second a new one waits {wait_s:,.0f} s" if rate and wait_s else "none finished"
@@ -55,4 +52,4 @@ class QueueBacklog(Detector):
             numbers["wait_s"] = wait_s
         if use is not None:
             numbers["kv_use"] = use
-        return Condition(True, False, reason, numbers)
+        return Condition(True, reason, numbers)

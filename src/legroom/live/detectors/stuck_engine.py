@@ -1,15 +1,14 @@
-"""Requests run and nothing moves, or its processes are stopped: the engine hangs while its API server still answers."""
+"""The engine hangs while its API server still answers: no metric changes, or its processes are stopped."""
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted, engine_label
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted, engine_label
 from legroom.live.metrics.window import EngineStep, Window
 from legroom.live.thresholds import Hold
 
 
 class StuckEngine(Detector):
-    """Running > 0 and no tokens, and every other figure of the engine stands still too; or, with or without requests,
-    an engine process that a signal has stopped."""
+    """Requests run and no metric of the engine changes; or an engine process is stopped by a signal."""
 
     kind = "stuck_engine"
     title = "The engine hangs: requests run and no token comes"
@@ -17,15 +16,14 @@ class StuckEngine(Detector):
     cause = "not_memory"
     entry = "LR908"
     restart_helps = True
-    what_helps = "a restart: nothing in flight will finish; keep the log and a stack dump first"
 
     @property
     def hold(self) -> Hold:
-        """Its own: one long step must not count as a hang."""
+        """Longer than one step."""
         return self.levels.stuck_hold
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """Any engine that stood still in the last step."""
+        """The first engine without progress in the last step."""
         if not window.is_answering:
             return None
         if window.latest is not None and window.latest.stopped_engines:
@@ -40,7 +38,7 @@ class StuckEngine(Detector):
             for engine in last.engines
             if (engine.running or 0.0) > 0 and not engine.asleep and not engine.has_progress
         ]
-        return min(stuck, key=lambda condition: condition.severity == "warning", default=Condition(False, True))
+        return min(stuck, key=lambda condition: condition.severity == "warning", default=GOOD)
 
     def _stuck(self, engine: EngineStep, window: Window) -> Condition:
         which, running, still_s = engine_label(engine.key, window), engine.running or 0.0, _still_s(window, engine.key)
@@ -50,20 +48,20 @@ class StuckEngine(Detector):
         )
         numbers = {"running": running, "still_s": still_s}
         if still_s >= self.levels.stuck_first_s or _has_computed(window, engine.key):
-            return Condition(True, False, reason, numbers, which)
+            return Condition(True, reason, numbers, which)
         reason += "; it has computed nothing since its start, so it may be compiling kernels"
-        return Condition(True, False, reason, numbers, which, severity="warning", restart_helps=False)
+        return Condition(True, reason, numbers, which, severity="warning", restart_helps=False)
 
 
 def _stopped(processes: int) -> Condition:
     which = "a process of it is" if processes == 1 else f"{processes} processes of it are"
     reason = f"{which} stopped (SIGSTOP): every request waits until it is let go on (kill -CONT) or restarted"
     numbers = {"stopped": float(processes)}
-    return Condition(True, False, reason, numbers, title="The engine is stopped", is_certain=True)
+    return Condition(True, reason, numbers, title="The engine is stopped", is_certain=True)
 
 
 def _has_computed(window: Window, key: tuple[str, str]) -> bool:
-    """Whether the engine has shown a token since it started."""
+    """Whether the engine has counted a token since it started."""
     engines = window.latest.engines if window.latest is not None else ()
     return any(engine.key == key and bool(engine.prompt_tokens or engine.generation_tokens) for engine in engines)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from legroom.live.detectors.base import Condition, Detector, counted
+from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window
 from legroom.live.thresholds import Hold
 
 _SERVER_IS_AT_FAULT = frozenset({"refused", "timeout", "http_error", "cut_short", "unreachable"})
-"""The other kinds are settings of the watcher or the network: a name, a certificate, a token, an address."""
+"""The other failure kinds are wrong settings: a host name, a certificate, a token, an address."""
 
 
 class Unreachable(Detector):
@@ -18,22 +18,21 @@ class Unreachable(Detector):
     entry = "LR908"
     situation = "start-up"
     restart_helps = True
-    what_helps = "a restart where the process is gone or hangs; its log says why: legroom diagnose LOG"
 
     @property
     def hold(self) -> Hold:
-        """Its own: a lost scrape is nothing."""
+        """More than one lost scrape."""
         return self.levels.unreachable_hold
 
     @property
     def calm(self) -> Hold:
-        """Two answers in a row: it is back."""
+        """Two answers in a row."""
         return Hold(2, 0.0)
 
     def measure(self, window: Window, now_s: float) -> Condition | None:
-        """The failures since the last sample."""
+        """Counts failures since the last sample."""
         if not window.failures:
-            return Condition(False, True)
+            return GOOD
         last = window.failures[-1]
         was_up = window.latest is not None
         before = f"; it answered until {now_s - window.latest.time_s:.0f} s ago" if window.latest else "; it never did"
@@ -43,7 +42,6 @@ class Unreachable(Detector):
         reason = f"{last.message} ({counted(len(window.failures), 'look')} in a row{before}{running})"
         return Condition(
             True,
-            False,
             reason,
             {"failed_looks": float(len(window.failures)), "running_before": lost},
             severity="critical" if at_fault and was_up else "warning",

@@ -115,20 +115,20 @@ def pack(request: PackRequest) -> PackResult:
     shifts = request.shifts or (Shift(ALWAYS, frozenset(server.name for server in request.servers)),)
     sleepers = {server.name for server in request.servers if any(server.name not in shift.awake for shift in shifts)}
     needs = tuple(server_needs(server, sleeps=server.name in sleepers) for server in request.servers)
-    for band_kept in _bands(request.policy):
+    for band_kept in _band_shares(request.policy):
         problem = PackingProblem(request.cards, shifts, band_kept)
         placement = place(problem, needs)
         if placement is not None:
-            return _packed(request, problem, needs, placement, sleepers)
-    return _not_packed(request, PackingProblem(request.cards, shifts, 0.0), needs)
+            return _pack_placed(request, problem, needs, placement, sleepers)
+    return _pack_misfit(request, PackingProblem(request.cards, shifts, 0.0), needs)
 
 
-def _bands(policy: Policy) -> tuple[float, ...]:
+def _band_shares(policy: Policy) -> tuple[float, ...]:
     """What is held back of the error bands: as the policy says, less where that leaves no room for the least pools."""
     return tuple(kept for kept in sorted(BAND_KEPT.values(), reverse=True) if kept <= BAND_KEPT[policy])
 
 
-def _packed(
+def _pack_placed(
     request: PackRequest,
     problem: PackingProblem,
     needs: tuple[ServerNeeds, ...],
@@ -136,8 +136,10 @@ def _packed(
     sleepers: set[str],
 ) -> PackResult:
     pools = share_pools(problem, needs, placement)
-    uses = tuple(_fullest(problem, card, needs, placement, pools) for card in problem.cards)
-    servers = tuple(_planned(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs)
+    uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
+    servers = tuple(
+        _planned_last(problem, each, needs, placement, pools, each.server.name in sleepers) for each in needs
+    )
     verdict: Verdict = "fits"
     if any(use.sure_headroom_bytes < 0 for use in uses) or any(each.plan.verdict == "tight" for each in servers):
         verdict = "tight"
@@ -147,15 +149,15 @@ def _packed(
     return PackResult(request, needs, verdict, servers, uses, order)
 
 
-def _fullest(
+def _fullest_shift(
     problem: PackingProblem, card: Card, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, int]
 ) -> PackedCard:
     here = servers_on(card, placement, needs)
-    uses = (_use(card, shift, here, pools) for shift in problem.shifts)
+    uses = (_card_use(card, shift, here, pools) for shift in problem.shifts)
     return min(uses, key=lambda use: use.sure_headroom_bytes)
 
 
-def _use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
+def _card_use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[str, int]) -> PackedCard:
     awake = [each for each in here if each.server.name in shift.awake]
     asleep = [each for each in here if each.server.name not in shift.awake]
     return PackedCard(
@@ -167,7 +169,7 @@ def _use(card: Card, shift: Shift, here: Iterable[ServerNeeds], pools: Mapping[s
     )
 
 
-def _planned(
+def _planned_last(
     problem: PackingProblem,
     needs: ServerNeeds,
     every: Sequence[ServerNeeds],
@@ -178,25 +180,27 @@ def _planned(
     """A server as it starts last: its neighbours, at their peak, hold their parts of the card."""
     name = needs.server.name
     cards = placement[name]
-    beside = max(
+    neighbour_bytes = max(
         use.used_bytes - dict(use.awake)[name]
         for number in cards
         for shift in problem.shifts
         if name in shift.awake
-        for use in (_use(problem.cards[number], shift, servers_on(problem.cards[number], placement, every), pools),)
+        for use in (
+            _card_use(problem.cards[number], shift, servers_on(problem.cards[number], placement, every), pools),
+        )
     )
     gpu = problem.cards[cards[0]].gpu
-    flags = pool_flags(needs, pools[name], beside, gpu.total_bytes)
+    flags = pool_flags(needs, pools[name], neighbour_bytes, gpu.total_bytes)
     args = replace(needs.server.args, **flags)
     if sleeps:
-        args = _sleeping(args)
+        args = _with_sleep_mode(args)
     if len(problem.cards) > 1 and not problem.cards[0].is_slice:
         args = replace(args, env={**args.env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))})
-    target = replace(needs.server.target, gpu=gpu, held_by_others_bytes=beside, gpus=needs.server.gpus)
+    target = replace(needs.server.target, gpu=gpu, held_by_others_bytes=neighbour_bytes, gpus=needs.server.gpus)
     return Packed(needs, cards, pools[name], plan(target, args))
 
 
-def _sleeping(args: ServeArgs) -> ServeArgs:
+def _with_sleep_mode(args: ServeArgs) -> ServeArgs:
     from legroom.facts.sleep_mode import ENDPOINTS_SWITCH, FLAG
     from legroom.vllm.args import is_given
 
@@ -237,7 +241,7 @@ def _order(shifts: Sequence[Shift], names: Sequence[str]) -> Literal["any"] | tu
     return tuple(order)
 
 
-def _not_packed(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
+def _pack_misfit(request: PackRequest, problem: PackingProblem, needs: tuple[ServerNeeds, ...]) -> PackResult:
     """The closest miss: every server on the cards that have the most room left, with its least pool."""
     here: dict[int, list[ServerNeeds]] = {card.number: [] for card in problem.cards}
     placement: dict[str, tuple[int, ...]] = {}
@@ -248,9 +252,9 @@ def _not_packed(request: PackRequest, problem: PackingProblem, needs: tuple[Serv
         for number in cards:
             here[number].append(each)
     pools = {each.server.name: each.least_pool_bytes for each in needs}
-    uses = tuple(_fullest(problem, card, needs, placement, pools) for card in problem.cards)
+    uses = tuple(_fullest_shift(problem, card, needs, placement, pools) for card in problem.cards)
     short = max(0, *(-use.headroom_bytes for use in uses))
-    servers = tuple(_planned(problem, each, needs, placement, pools, sleeps=False) for each in needs)
+    servers = tuple(_planned_last(problem, each, needs, placement, pools, sleeps=False) for each in needs)
     return PackResult(request, needs, "does_not_fit", servers, uses, "any", short)
 
 

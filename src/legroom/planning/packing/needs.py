@@ -21,7 +21,7 @@ from legroom.vllm.resolve import resolve
 if TYPE_CHECKING:
     from legroom.memory.kv.shape import KvShape
     from legroom.planning.plan import Target
-    from legroom.planning.search_space import Wish
+    from legroom.planning.search_space import CapacityGoal
     from legroom.vllm.args import EngineSettings, ServeArgs
 
 _PLENTY_BYTES = 1 << 50
@@ -37,7 +37,7 @@ class PackedServer:
     args: ServeArgs
     weight: float = 1.0
     """Its share of what is left for KV caches."""
-    wish: Wish | None = None
+    goal: CapacityGoal | None = None
     sleep_level: int = 1
     """What it does in the shifts in which it is not awake."""
 
@@ -113,7 +113,7 @@ def _requested_bytes(settings: EngineSettings, target: Target, context: int, cou
 
 def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     """The needs of one server; LegroomError where its release, its flags or its model cannot be."""
-    server = _with_wish(server)
+    server = _with_goal(server)
     target, args = server.target, server.args
     # How the pool is bounded is what packing decides: whatever was asked for is read for its size alone.
     open_args = replace(args, kv_cache_memory_bytes=None, num_gpu_blocks_override=None, gpu_memory_utilization=None)
@@ -152,15 +152,15 @@ def server_needs(server: PackedServer, *, sleeps: bool = False) -> ServerNeeds:
     )
 
 
-def _with_wish(server: PackedServer) -> PackedServer:
+def _with_goal(server: PackedServer) -> PackedServer:
     """The server with the length and the number of requests that are wished for, where its flags allow less."""
-    wish, target = server.wish, server.target
-    if wish is None:
+    goal, target = server.goal, server.target
+    if goal is None:
         return server
-    args = replace(server.args, max_model_len=server.args.max_model_len or wish.context)
+    args = replace(server.args, max_model_len=server.args.max_model_len or goal.context)
     usual = resolve(args, target.model, target.gpu, target.release).max_num_seqs
-    if usual < wish.concurrency:
-        args = replace(args, max_num_seqs=math.ceil(wish.concurrency))
+    if usual < goal.concurrency:
+        args = replace(args, max_num_seqs=math.ceil(goal.concurrency))
     return replace(server, args=args)
 
 
@@ -174,12 +174,12 @@ def _pool_bounds(server: PackedServer, settings: EngineSettings, shape: KvShape)
     given = _given_pool(server.args, block)
     length = min(settings.max_model_len, shape.block_size) if settings.auto_fit_len else settings.max_model_len
     plenty = plan_of_shape(
-        shape, replace(settings, max_model_len=length, auto_fit_len=False), _stages(shape, _PLENTY_BYTES)
+        shape, replace(settings, max_model_len=length, auto_fit_len=False), _per_stage(shape, _PLENTY_BYTES)
     )
     request = plenty.num_blocks / plenty.max_concurrency if plenty.max_concurrency else 1.0
-    requests = server.wish.concurrency if server.wish else 1.0
+    requests = server.goal.concurrency if server.goal else 1.0
     blocks = math.ceil(requests * request)
-    least = _passing(shape, replace(settings, max_model_len=length, auto_fit_len=False), block, blocks)
+    least = _smallest_passing_pool(shape, replace(settings, max_model_len=length, auto_fit_len=False), block, blocks)
     most = max(least, math.ceil(settings.max_num_seqs * request + 1) * block)
     return (given, given, block) if given else (least, most, block)
 
@@ -190,10 +190,10 @@ def _given_pool(args: ServeArgs, block: int) -> int:
     return (args.num_gpu_blocks_override or 0) * block
 
 
-def _passing(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
+def _smallest_passing_pool(shape: KvShape, settings: EngineSettings, block: int, blocks: int) -> int:
     """The smallest pool from `blocks` on that passes the release's own checks."""
     for _ in range(3):
-        failure = plan_of_shape(shape, settings, _stages(shape, blocks * block)).failure
+        failure = plan_of_shape(shape, settings, _per_stage(shape, blocks * block)).failure
         if failure is None:
             break
         # A pool that is short of what the check wants; 0.29+ holds the null block back beside that.
@@ -201,5 +201,5 @@ def _passing(shape: KvShape, settings: EngineSettings, block: int, blocks: int) 
     return blocks * block
 
 
-def _stages(shape: KvShape, bytes_: int) -> list[int]:
+def _per_stage(shape: KvShape, bytes_: int) -> list[int]:
     return [bytes_] * len(shape.stages)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from legroom.errors import LegroomError
 from legroom.facts.sleep_mode import sleep_rules
 from legroom.memory.kv.shape import kv_shape
-from legroom.planning.capacity_search import find
+from legroom.planning.capacity_search import search_flags
 from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack
 from legroom.planning.packing.placement import Shift
 from legroom.records import dataclass, field
@@ -58,16 +58,16 @@ def _candidates(result: PackResult) -> Iterator[PackChange]:
     largest_first = sorted(result.needs, key=lambda needs: -needs.least_bytes)
     for needs in largest_first:
         yield from _smaller_steps(result.request, needs)
-    shorter = [change for needs in largest_first for change in _shorter(result, needs)]
+    shorter = [change for needs in largest_first for change in _shorter_context(result, needs)]
     # Of all contexts that could be shorter, the one that keeps the largest share of itself.
-    yield from sorted(shorter, key=lambda change: -_kept(result, change))
+    yield from sorted(shorter, key=lambda change: -_kept_context_share(result, change))
     for needs in largest_first:
-        yield from _fewer(result, needs)
+        yield from _fewer_requests(result, needs)
     for needs in largest_first:
-        yield from _narrower_keys(result.request, needs)
-    yield from _more_cards(result)
-    yield from _split(result)
-    yield from _one_awake(result.request)
+        yield from _fp8_kv_cache(result.request, needs)
+    yield from _add_cards(result)
+    yield from _split_over_cards(result)
+    yield from _one_awake_at_a_time(result.request)
 
 
 def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
@@ -82,11 +82,11 @@ def _smaller_steps(request: PackRequest, needs: ServerNeeds) -> Iterator[PackCha
         yield from _with_flags(request, needs.server, flags, "smaller steps: less for activations and tables")
 
 
-def _shorter(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
+def _shorter_context(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
     """The longest context that leaves the others what they need."""
     target, settings = needs.server.target, needs.settings
     room = needs.least_pool_bytes - result.short_bytes
-    if not needs.block_bytes or room <= needs.block_bytes or needs.server.wish is not None:
+    if not needs.block_bytes or room <= needs.block_bytes or needs.server.goal is not None:
         return
     shape = kv_shape(target.model, settings, target.gpu)
     longest = min(shape.longest_len(shape.checked_bytes(room, stage), stage) for stage in range(len(shape.stages)))
@@ -96,25 +96,25 @@ def _shorter(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
         yield from _with_flags(result.request, needs.server, {"max_model_len": length}, why)
 
 
-def _fewer(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
+def _fewer_requests(result: PackResult, needs: ServerNeeds) -> Iterator[PackChange]:
     """Of a wish, as many requests at once as leave the others what they need."""
-    wish = needs.server.wish
+    goal = needs.server.goal
     room = needs.least_pool_bytes - result.short_bytes
-    if wish is None or wish.concurrency < 2 or room <= 0:
+    if goal is None or goal.concurrency < 2 or room <= 0:
         return
-    requests = min(int(wish.concurrency * room / needs.least_pool_bytes), int(wish.concurrency) - 1)
+    requests = min(int(goal.concurrency * room / needs.least_pool_bytes), int(goal.concurrency) - 1)
     if requests >= 1:
-        changed = replace(needs.server, wish=replace(wish, concurrency=float(requests)))
-        why = f"fewer requests at once: {requests} instead of {wish.concurrency:g}"
+        changed = replace(needs.server, goal=replace(goal, concurrency=float(requests)))
+        why = f"fewer requests at once: {requests} instead of {goal.concurrency:g}"
         yield from _with_server(result.request, changed, {"want_concurrency": requests}, why)
 
 
-def _kept(result: PackResult, change: PackChange) -> float:
+def _kept_context_share(result: PackResult, change: PackChange) -> float:
     before = {needs.server.name: needs.settings.max_model_len for needs in result.needs}
     return float(change.flags["max_model_len"]) / before[change.server]
 
 
-def _narrower_keys(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
+def _fp8_kv_cache(request: PackRequest, needs: ServerNeeds) -> Iterator[PackChange]:
     narrow = needs.server.target.gpu.compute_capability >= (8, 9)
     if narrow and needs.server.args.kv_cache_dtype is None and needs.block_bytes:
         yield from _with_flags(request, needs.server, {"kv_cache_dtype": "fp8"}, "keys and values in 8 bits")
@@ -134,7 +134,7 @@ def _with_server(
         return  # the release or the model does not take them
 
 
-def _more_cards(result: PackResult) -> Iterator[PackChange]:
+def _add_cards(result: PackResult) -> Iterator[PackChange]:
     """As few cards more as will do."""
     packed = _on_more_cards(result, len(result.request.cards) + len(result.needs))
     if packed is not None:
@@ -142,7 +142,7 @@ def _more_cards(result: PackResult) -> Iterator[PackChange]:
         yield PackChange("", f"{count} cards instead of {before}", packed, gpus=count)
 
 
-def _split(result: PackResult) -> Iterator[PackChange]:
+def _split_over_cards(result: PackResult) -> Iterator[PackChange]:
     """A server that no card holds alone, over as few cards as will do."""
     total = result.request.cards[0].gpu.total_bytes
     large = [needs.server for needs in result.needs if needs.server.gpus == 1 and needs.least_bytes > total]
@@ -175,7 +175,7 @@ def _on_more_cards(result: PackResult, most: int) -> PackResult | None:
     return None
 
 
-def _one_awake(request: PackRequest) -> Iterator[PackChange]:
+def _one_awake_at_a_time(request: PackRequest) -> Iterator[PackChange]:
     """Every server awake in a shift of its own."""
     can_sleep = all(sleep_rules(server.target.release.version) for server in request.servers)
     if request.shifts or len(request.servers) < 2 or not can_sleep:
@@ -184,9 +184,9 @@ def _one_awake(request: PackRequest) -> Iterator[PackChange]:
     yield PackChange("", "one is awake at a time, the others sleep", pack(replace(request, shifts=shifts)))
 
 
-def _least(result: PackResult) -> str:
-    wished = any(needs.server.wish for needs in result.needs)
-    return "as wished, or one request of full length" if wished else "one request of full length each"
+def _least_pools_text(result: PackResult) -> str:
+    load_text = any(needs.server.goal for needs in result.needs)
+    return "as wished, or one request of full length" if load_text else "one request of full length each"
 
 
 def proof(result: PackResult) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def proof(result: PackResult) -> tuple[str, ...]:
         )
     else:
         lines.append(
-            f"with the least KV caches ({_least(result)}) they hold {human_bytes(use.used_bytes)} of "
+            f"with the least KV caches ({_least_pools_text(result)}) they hold {human_bytes(use.used_bytes)} of "
             f"{human_bytes(total)}"
         )
     if len(result.request.cards) > 1:
@@ -221,17 +221,17 @@ def proof(result: PackResult) -> tuple[str, ...]:
 _DECIDED_BY_PACKING = ("gpu_memory_utilization",)
 
 
-def grant_wishes(result: PackResult) -> PackResult:
+def meet_goals(result: PackResult) -> PackResult:
     """The pack with other flags for the servers that wish for something, where that makes it fit; as it is where it
     fits already, or where nobody wishes."""
     if result.verdict != "does_not_fit":
         return result
     for needs in sorted(result.needs, key=lambda needs: -needs.least_bytes):
-        if needs.server.wish is None:
+        if needs.server.goal is None:
             continue
         beside = sum(each.least_bytes for each in result.needs if each.server.name != needs.server.name)
         beside += max((card.others_bytes for card in result.request.cards), default=0)
-        changed = _searched(needs.server, beside // len(result.request.cards))
+        changed = _server_meeting_goal(needs.server, beside // len(result.request.cards))
         if changed is None:
             continue
         servers = tuple(changed if each.name == changed.name else each for each in result.request.servers)
@@ -241,14 +241,14 @@ def grant_wishes(result: PackResult) -> PackResult:
     return result
 
 
-def _searched(server: PackedServer, beside_bytes: int) -> PackedServer | None:
+def _server_meeting_goal(server: PackedServer, beside_bytes: int) -> PackedServer | None:
     """The server with the flags that hold its wish in what the others leave of a card; None where none do."""
-    assert server.wish is not None
+    assert server.goal is not None
     if beside_bytes >= server.target.gpu.total_bytes:
         return None
     target = replace(server.target, held_by_others_bytes=beside_bytes)
-    args = replace(server.args, max_model_len=None) if server.args.max_model_len == server.wish.context else server.args
-    best = find([target], args, server.wish, most=1).best
+    args = replace(server.args, max_model_len=None) if server.args.max_model_len == server.goal.context else server.args
+    best = search_flags([target], args, server.goal, max_answers=1).best
     if best is None:
         return None
     kept = {name: getattr(server.args, name) for name in _DECIDED_BY_PACKING}

@@ -99,11 +99,11 @@ class _Search:
         """Sets of cards, the emptiest first; cards that are alike and equally full are tried once."""
         rooms = {card.number: self._room(card.number) for card in self.problem.cards}
         order = sorted(rooms, key=lambda number: (-rooms[number], number))
-        alike: set[tuple[tuple[int, int], ...]] = set()
+        equivalent: set[tuple[tuple[int, int], ...]] = set()
         for cards in combinations(order, needs.server.gpus):
             key = tuple(sorted((rooms[card], self.problem.cards[card].gpu.total_bytes) for card in cards))
-            if key not in alike:
-                alike.add(key)
+            if key not in equivalent:
+                equivalent.add(key)
                 yield tuple(sorted(cards))
 
     def _room(self, number: int) -> int:
@@ -136,20 +136,20 @@ def share_pools(problem: PackingProblem, needs: Sequence[ServerNeeds], placement
         low, high = 0.0, _HUGE
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if _holds(problem, needs, placement, _grown(needs, pools, growing, middle)):
+            if _pools_fit(problem, needs, placement, _grow_pools(needs, pools, growing, middle)):
                 low = middle
             else:
                 high = middle
-        pools = _grown(needs, pools, growing, low)
+        pools = _grow_pools(needs, pools, growing, low)
         full = {each.server.name for each in needs if pools[each.server.name] >= each.most_pool_bytes}
-        stuck = _stuck(problem, needs, placement, pools, growing - full)
-        if not (growing & (full | stuck)):
+        blocked = _cannot_grow(problem, needs, placement, pools, growing - full)
+        if not (growing & (full | blocked)):
             break
-        growing -= full | stuck
+        growing -= full | blocked
     return {each.server.name: _whole_blocks(each, pools[each.server.name]) for each in needs}
 
 
-def _grown(
+def _grow_pools(
     needs: Sequence[ServerNeeds], pools: Mapping[str, float], growing: set[str], level: float
 ) -> dict[str, float]:
     grown = dict(pools)
@@ -160,7 +160,7 @@ def _grown(
     return grown
 
 
-def _holds(
+def _pools_fit(
     problem: PackingProblem, needs: Sequence[ServerNeeds], placement: Placement, pools: Mapping[str, float]
 ) -> bool:
     for card in problem.cards:
@@ -176,7 +176,7 @@ def _holds(
     return True
 
 
-def _stuck(
+def _cannot_grow(
     problem: PackingProblem,
     needs: Sequence[ServerNeeds],
     placement: Placement,
@@ -184,12 +184,14 @@ def _stuck(
     growing: set[str],
 ) -> set[str]:
     """Those that cannot have a block more."""
-    stuck = set()
+    blocked = set()
     for each in needs:
         name = each.server.name
-        if name in growing and not _holds(problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}):
-            stuck.add(name)
-    return stuck
+        if name in growing and not _pools_fit(
+            problem, needs, placement, {**pools, name: pools[name] + each.block_bytes}
+        ):
+            blocked.add(name)
+    return blocked
 
 
 def _whole_blocks(needs: ServerNeeds, pool: float) -> int:

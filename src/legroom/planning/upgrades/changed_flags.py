@@ -49,18 +49,18 @@ class ChangedFlag:
         return {"flag": self.flag, "kind": self.kind, "from": self.old, "to": self.new, "why": self.why}
 
 
-def args_for(args: ServeArgs, new: Release) -> ServeArgs:
+def args_on_release(args: ServeArgs, new: Release) -> ServeArgs:
     """The same server as another release is told it: settings in its own flags, renamed flags renamed, what it refuses
     left out."""
     words = list(command(args, new))
     for problem in parse_flags(words, new).problems:
         if problem.stops_vllm:
-            words = _repaired(words, problem)
+            words = _without_refused_flag(words, problem)
     read = parse_flags(words, new, usage=args.usage).args
     return replace(read, env=args.env)
 
 
-def _repaired(words: list[str], problem: FlagProblem) -> list[str]:
+def _without_refused_flag(words: list[str], problem: FlagProblem) -> list[str]:
     instead, _, value = problem.instead.partition(" ")
     given = flags_in(words)
     if problem.kind == "renamed":
@@ -77,14 +77,14 @@ def changed_flags(
     before, after = releases
     given = list(command(args, before))
     return (
-        *_given(given, before, after),
+        *_given_flags(given, before, after),
         *_resolved_defaults(given, old, new, releases),
         *_declared_defaults(given, before, after),
         *_variables(args, before, after),
     )
 
 
-def _given(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
+def _given_flags(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
     problems = {problem.flag: problem for problem in parse_flags(words, after).problems}
     known = {problem.flag for problem in parse_flags(words, before).problems}
     values = flags_in(words)
@@ -108,7 +108,7 @@ def _given(words: list[str], before: Release, after: Release) -> Iterator[Change
 def _resolved_defaults(
     words: list[str], old: EngineSettings, new: EngineSettings, releases: tuple[Release, Release]
 ) -> Iterator[ChangedFlag]:
-    names = _names(words, releases[0])
+    names = _given_names(words, releases[0])
     for field, flag in _RESOLVED.items():
         values = getattr(old, field), getattr(new, field)
         if values[0] == values[1] or flag in names or any(flag not in flags_of(release) for release in releases):
@@ -119,7 +119,7 @@ def _resolved_defaults(
 
 
 def _declared_defaults(words: list[str], before: Release, after: Release) -> Iterator[ChangedFlag]:
-    names = _names(words, before) | {"--model", *_RESOLVED.values()}
+    names = _given_names(words, before) | {"--model", *_RESOLVED.values()}
     there = flags_of(after)
     for name in flags_of(before):
         if not name.startswith("--") or name in names or name not in there:
@@ -130,12 +130,12 @@ def _declared_defaults(words: list[str], before: Release, after: Release) -> Ite
         yield _new_default(name, *values, after.version)
 
 
-def _names(words: list[str], release: Release) -> set[str]:
+def _given_names(words: list[str], release: Release) -> set[str]:
     return {part.long_name for part in command_parts(words, release) if part.name}
 
 
 def _new_default(flag: str, old: Any, new: Any, release: str) -> ChangedFlag:
-    why = f"not given: vLLM {release} takes {_shown(new)} where it was {_shown(old)}"
+    why = f"not given: vLLM {release} takes {_value_text(new)} where it was {_value_text(old)}"
     return ChangedFlag(flag, "new_default", old, new, why)
 
 
@@ -153,7 +153,7 @@ def _variables(args: ServeArgs, before: Release, after: Release) -> Iterator[Cha
             yield ChangedFlag(name, "unread_variable", value, None, f"vLLM {after} no longer reads {name}")
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) else str(value) if value != [] else "none"

@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from legroom.planning.capacity_search import find
+from legroom.planning.capacity_search import search_flags
 from legroom.planning.plan import ready_command, try_flags
-from legroom.planning.search_space import Wish
+from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import MIB
 
@@ -45,8 +45,8 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
     """The least change of the command that holds today's full-length requests and today's headroom; where both cannot
     be, the requests, and then as much headroom as there is."""
     if not old.starts or old.memory.kv.shape.is_empty:
-        return _kept(old, new, {})
-    choices = [_kept(old, plan, flags) for flags, plan in _choices(old, new)]
+        return _capacity_of(old, new, {})
+    choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
     good = [choice for choice in choices if choice.keeps_requests]
     both = next((choice for choice in good if choice.keeps_headroom), None)
     if both is not None:
@@ -55,14 +55,14 @@ def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
         best = max(good, key=lambda choice: choice.plan.layout.headroom_bytes)
         if best.plan.layout.headroom_bytes >= 0:
             return best
-    searched = _searched(old, new)
+    searched = _searched_capacity(old, new)
     if searched is not None:
         return searched
     starting = [choice for choice in (*good, *choices) if choice.plan.starts]
-    return max(starting, key=lambda choice: choice.plan.memory.kv.max_concurrency, default=_kept(old, new, {}))
+    return max(starting, key=lambda choice: choice.plan.memory.kv.max_concurrency, default=_capacity_of(old, new, {}))
 
 
-def _kept(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
+def _capacity_of(old: Plan, plan: Plan, flags: Mapping[str, Any], gives_up: tuple[str, ...] = ()) -> KeptCapacity:
     headroom = plan.layout.headroom_bytes >= old.layout.headroom_bytes - _SAME_HEADROOM_BYTES
     return KeptCapacity(plan, flags, _holds(plan, old), headroom, gives_up)
 
@@ -74,21 +74,21 @@ def _holds(plan: Plan, old: Plan) -> bool:
     return same_length >= old.memory.kv.max_concurrency * _SAME
 
 
-def _choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
+def _flag_choices(old: Plan, new: Plan) -> Iterator[tuple[dict[str, Any], Plan]]:
     """What to try, the least change first: the command as it is, another share of the card, today's defaults."""
     kept = _kept_limits(old, new)
     start = try_flags(new, kept) if kept else new
     if start is None:
         return
     yield kept, start
-    for pinned in ({}, *_pins(old, start)):
+    for pinned in ({}, *_pinned_defaults(old, start)):
         base = try_flags(start, pinned) if pinned else start
         if base is None:
             continue
         flags = {**kept, **pinned}
         if pinned:
             yield flags, base
-        yield from (({**flags, **pool}, plan) for pool, plan in _pools(old, base))
+        yield from (({**flags, **pool}, plan) for pool, plan in _smallest_pools(old, base))
 
 
 def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _kept_limits(old: Plan, new: Plan) -> dict[str, Any]:
     return limits
 
 
-def _pins(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
+def _pinned_defaults(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
     """Today's defaults, one by one and then all together."""
     pins = {
         name: getattr(old.settings, name)
@@ -113,7 +113,7 @@ def _pins(old: Plan, new: Plan) -> Iterator[dict[str, Any]]:
         yield pins
 
 
-def _pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
+def _smallest_pools(old: Plan, base: Plan) -> Iterator[tuple[Mapping[str, Any], Plan]]:
     """The smallest pool that holds today's requests: by the bytes where those are given, else by the share."""
     if base.args.num_gpu_blocks_override is not None:
         return
@@ -140,13 +140,13 @@ def _holds_bytes(plan: Plan, old: Plan) -> bool:
     return plan.memory.kv.max_concurrency * lengths[0] >= old.memory.kv.max_concurrency * lengths[1] * _SAME
 
 
-def _searched(old: Plan, new: Plan) -> KeptCapacity | None:
+def _searched_capacity(old: Plan, new: Plan) -> KeptCapacity | None:
     """The wish for today's requests, with whatever flags grant it."""
     concurrency = old.memory.kv.max_concurrency
     if concurrency < 1:
         return None
-    wish = Wish(old.settings.max_model_len, concurrency, (new.settings.gpus_used,), "tight")
-    result = find([new.target], new.args, wish, most=1)
+    goal = CapacityGoal(old.settings.max_model_len, concurrency, (new.settings.gpus_used,), "tight")
+    result = search_flags([new.target], new.args, goal, max_answers=1)
     if result.best is None:
         return None
     changed = {
@@ -154,4 +154,4 @@ def _searched(old: Plan, new: Plan) -> KeptCapacity | None:
         for name in result.best.args.__dataclass_fields__
         if getattr(result.best.args, name) != getattr(new.args, name)
     }
-    return _kept(old, result.best, changed, result.losses)
+    return _capacity_of(old, result.best, changed, result.losses)

@@ -178,14 +178,14 @@ class _Move:
     step: SettingStep | None = None
     """None: the accounting changes, not a setting."""
 
-    def told(self, forwards: bool, release: Release) -> ByteChange:
+    def as_change(self, is_upgrade: bool, release: Release) -> ByteChange:
         """The change as it looks to whoever goes to `release`, forwards or back."""
-        first, last = (self.older, self.newer) if forwards else (self.newer, self.older)
-        bytes_ = self.bytes if forwards else -self.bytes
+        first, last = (self.older, self.newer) if is_upgrade else (self.newer, self.older)
+        bytes_ = self.bytes if is_upgrade else -self.bytes
         if self.step is None:
-            return ByteChange(self.what, _rule_words(first, last, release), bytes_)
+            return ByteChange(self.what, _accounting_reason(first, last, release), bytes_)
         words = self.step.why_off if last is False and self.step.why_off else self.step.why
-        return ByteChange(self.what, words.format(old=_value(first), new=_value(last)), bytes_)
+        return ByteChange(self.what, words.format(old=_shown_value(first), new=_shown_value(last)), bytes_)
 
 
 def kv_changes(old: Plan, new: Plan, *, cold: bool = False) -> tuple[ByteChange, ...]:
@@ -194,32 +194,34 @@ def kv_changes(old: Plan, new: Plan, *, cold: bool = False) -> tuple[ByteChange,
     Both plans are of the same model, card and command. `cold`: on a first start, with an empty compile cache.
     """
     release = new.target.release
-    forwards = not release.before(old.target.release.version)
-    moves = _walk(old, new, cold) if forwards else _walk(new, old, cold)
-    changes = [move.told(forwards, release) for move in moves if move.bytes]
+    is_upgrade = not release.before(old.target.release.version)
+    moves = _moves(old, new, cold) if is_upgrade else _moves(new, old, cold)
+    changes = [move.as_change(is_upgrade, release) for move in moves if move.bytes]
     return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
 
 
-def _walk(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
+def _moves(old: Plan, new: Plan, cold: bool) -> Iterator[_Move]:
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         yield _Move("KV cache", new.layout.kv_cache.bytes - old.layout.kv_cache.bytes, None, None)
         return
-    at, goal = _accounting(old.target, _resolved(old), cold), _resolved(new)
-    ruled = replace(at.settings, **{name: getattr(goal, name) for name in _WITH_RELEASE})
+    current, wanted = _accounting(old.target, _resolved(old), cold), _resolved(new)
+    ruled = replace(current.settings, **{name: getattr(wanted, name) for name in _WITH_RELEASE})
     end = _accounting(new.target, ruled, cold)
-    for key in dict.fromkeys(key for each in (at, end) for stage in each.stages for key in stage):
-        mixed = at.with_part(end, key)
-        yield _Move(_title(key), mixed.kv_bytes - at.kv_bytes, at.part(key), end.part(key))
-        at = mixed
-    at = end
+    for key in dict.fromkeys(key for each in (current, end) for stage in each.stages for key in stage):
+        mixed = current.with_part(end, key)
+        yield _Move(_title(key), mixed.kv_bytes - current.kv_bytes, current.part(key), end.part(key))
+        current = mixed
+    current = end
     for step in _SETTINGS:
-        changed = [name for name in step.fields if getattr(at.settings, name) != getattr(goal, name)]
+        changed = [name for name in step.fields if getattr(current.settings, name) != getattr(wanted, name)]
         if not changed:
             continue
-        older, newer = getattr(at.settings, changed[0]), getattr(goal, changed[0])
-        after = _accounting(new.target, replace(at.settings, **{name: getattr(goal, name) for name in changed}), cold)
-        yield _Move(step.what, after.kv_bytes - at.kv_bytes, older, newer, step)
-        at = after
+        older, newer = getattr(current.settings, changed[0]), getattr(wanted, changed[0])
+        after = _accounting(
+            new.target, replace(current.settings, **{name: getattr(wanted, name) for name in changed}), cold
+        )
+        yield _Move(step.what, after.kv_bytes - current.kv_bytes, older, newer, step)
+        current = after
 
 
 def _resolved(plan: Plan) -> EngineSettings:
@@ -242,14 +244,14 @@ def _parts(layout: Layout) -> dict[_Key, _Part]:
         figure = getattr(layout, name)
         parts[name, ""] = _Part(-figure.bytes, terms=figure.terms)
     own = layout.non_torch
-    if rest := _beyond_parts(layout):
+    if rest := _charged_for_others(layout):
         parts["neighbours", ""] = _Part(rest)
     if sum(term.bytes for term in own.terms) != own.bytes:
         return {**parts, ("non_torch", ""): _Part(-own.bytes)}
     return {**parts, **{("non_torch", term.label): _Part(-term.bytes, term.how) for term in own.terms}}
 
 
-def _beyond_parts(layout: Layout) -> int:
+def _charged_for_others(layout: Layout) -> int:
     """What else the release takes from the budget, below zero: memory of other processes, where it charges that too.
     None where the bytes of the KV cache are given, and nothing is taken from anything."""
     named = (layout.weights, layout.activation, layout.cuda_graph, layout.non_torch)
@@ -262,14 +264,14 @@ def _title(key: _Key) -> str:
     return f"{label} ({_TITLES[part]})" if label else _TITLES[part]
 
 
-def _rule_words(first: _Part | None, last: _Part | None, release: Release) -> str:
+def _accounting_reason(first: _Part | None, last: _Part | None, release: Release) -> str:
     """Why a part is counted otherwise: by the terms of its working that differ."""
     if first is not None and last is not None:
         return f"{_difference(first, last)} as vLLM {release} counts"
     if last is not None:
-        return f"vLLM {release} counts it: {_sized(last)}"
+        return f"vLLM {release} counts it: {_size_text(last)}"
     if first is not None:
-        return f"vLLM {release} does not count it: {_sized(first)} before"
+        return f"vLLM {release} does not count it: {_size_text(first)} before"
     return f"vLLM {release} does not keep the same kind of KV cache for this model"
 
 
@@ -286,12 +288,12 @@ def _difference(first: _Part, last: _Part) -> str:
     return ", ".join(moved) or f"{sizes[0]} -> {sizes[1]}"
 
 
-def _sized(part: _Part) -> str:
+def _size_text(part: _Part) -> str:
     size = human_bytes(abs(part.bytes))
     return f"{size}, {part.how}" if part.how else size
 
 
-def _value(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -14,8 +14,8 @@ from legroom.facts.releases import release as known_release
 from legroom.planning.machine import make_plan, with_measurements
 from legroom.planning.plan import Plan, cold_start, plan
 from legroom.planning.plan_json import plan_json
-from legroom.planning.plan_notes import bug_notes, bugs_of, remarks
-from legroom.planning.upgrades.changed_flags import ChangedFlag, args_for, changed_flags
+from legroom.planning.plan_notes import bug_notes, bugs_of, input_notes
+from legroom.planning.upgrades.changed_flags import ChangedFlag, args_on_release, changed_flags
 from legroom.planning.upgrades.kept_capacity import KeptCapacity, kept_capacity
 from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
 from legroom.records import dataclass
@@ -216,7 +216,7 @@ def upgrade(
     """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
     `advice`: with changes that make it start where it would not."""
     before = make_plan(args, old, machine, advice=False)
-    after = _with_notes(_planned_on(before, new))
+    after = _with_notes(_plan_on_release(before, new))
     if advice and after.verdict == "does_not_fit":
         from legroom.planning.advice import with_advice  # only for what does not start
 
@@ -230,7 +230,7 @@ def upgrade(
         pool=pool_changes(before, after),
         remarks=pool_remarks(before, after),
         flags=changed_flags(args, before.settings, after.settings, (old, new)),
-        metrics=_vanished(before, after),
+        metrics=_vanished_metrics(before, after),
         bugs_ended=ended,
         bugs_begun=begun,
         kept=kept_capacity(before, after),
@@ -238,9 +238,9 @@ def upgrade(
     )
 
 
-def _planned_on(before: Plan, release: Release) -> Plan:
+def _plan_on_release(before: Plan, release: Release) -> Plan:
     """The same server on another release, on the same card."""
-    args = args_for(before.args, release)
+    args = args_on_release(before.args, release)
     try:
         target = replace(before.target, release=release, seen=None)
         return plan(with_measurements(target, args), args)
@@ -250,7 +250,7 @@ def _planned_on(before: Plan, release: Release) -> Plan:
 
 
 def _with_notes(made: Plan) -> Plan:
-    return replace(made, notes=(*made.notes, *remarks(made.target, made.args), *bug_notes(made)))
+    return replace(made, notes=(*made.notes, *input_notes(made.target, made.args), *bug_notes(made)))
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
@@ -260,23 +260,23 @@ def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
     for label in dict.fromkeys((*before, *after)):
         there, here = before.get(label), after.get(label)
         grown = (here.bytes if here else 0) - (there.bytes if there else 0)
-        told = here or there
-        if grown and told is not None:
-            changes.append(ByteChange(label, told.how, grown))
+        shown = here or there
+        if grown and shown is not None:
+            changes.append(ByteChange(label, shown.how, grown))
     return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))
 
 
-def _vanished(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
+def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
     """Series that a scrape of today's server shows and one of the other release does not."""
     before, after = (
         {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
         for made in (old, new)
     )
     release, engine = new.target.release, new.settings.engine.lower()
-    return tuple(VanishedMetric(name, _instead(name, release, engine)) for name in sorted(before - after))
+    return tuple(VanishedMetric(name, _replacement_series(name, release, engine)) for name in sorted(before - after))
 
 
-def _instead(name: str, release: Release, engine: str) -> str | None:
+def _replacement_series(name: str, release: Release, engine: str) -> str | None:
     """What measures the same there; a series that is only hidden is no answer."""
     role = role_of(name)
     by_role = name_of(role, release, engine) if role else None
@@ -304,7 +304,7 @@ def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
     yield ReleaseStep(old.target.release, old)
     for version in between[1:]:
         try:
-            made = _planned_on(old, known_release(version))
+            made = _plan_on_release(old, known_release(version))
         except LegroomError as error:
             yield ReleaseStep(known_release(version), None, refused=error.message)
             continue

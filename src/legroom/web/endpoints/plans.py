@@ -62,16 +62,16 @@ def _line(label: str, amount: str, how: str) -> str:
 
 def size(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom size --json`."""
-    from legroom.planning.search_space import Wish, counts_up_to
+    from legroom.planning.search_space import CapacityGoal, counts_up_to
     from legroom.planning.sizing import named_gpus, size_json, size_models
 
     with deployment_of_request(request) as deployment:
         context = request.get("context") or deployment.args.max_model_len or 4096
-        wish = Wish(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
+        goal = CapacityGoal(context, float(request.get("concurrency") or 1), counts_up_to(request.get("max_gpus") or 8))
         rows = size_models(
-            [deployment.args.model], deployment.release, deployment.args, wish, named_gpus(request.get("cards"))
+            [deployment.args.model], deployment.release, deployment.args, goal, named_gpus(request.get("cards"))
         )
-        return size_json(tuple(rows), wish, deployment.release)
+        return size_json(tuple(rows), goal, deployment.release)
 
 
 def plan_of_request(request: dict[str, Any], *, advice: bool) -> Plan:

@@ -1,34 +1,25 @@
-#!/usr/bin/env python3
-"""legroom's KV plans against answers recorded from vLLM's own planner: the share that is identical.
+"""legroom's KV plans against answers that tests/recorders/record_blocks.py recorded from vLLM's own planner.
 
-    bench/blocks.py [FIXTURE.jsonl...] [--json] [--show N]
-
-`bench/record_blocks.py` records the fixture. Identical means: the number of blocks, the tokens and the concurrency as
-printed, the bytes of one full-length request, the fitted length, and, where vLLM refuses, its very words.
+Identical means: blocks, tokens and concurrency as printed, the bytes of one full-length request, the fitted length,
+and, where vLLM refuses, its message.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
-import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "bench"))
-
-from blocks_facts import model_of
+from recorded_model_facts import model_of
 
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model
 from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.vllm.args import EngineSettings, ServeArgs
 
-FIXTURE = ROOT / "tests" / "fixtures" / "vllm_blocks.jsonl.gz"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "vllm_blocks.jsonl.gz"
 H100 = Gpu("NVIDIA H100 80GB HBM3", int(79.1 * 2**30), compute_capability=(9, 0))
 
 
@@ -121,37 +112,3 @@ def said_of(plan: KvPlan, expected: dict[str, Any]) -> dict[str, Any]:
         "needed_bytes": plan.needed_bytes,
     }
     return {name: value for name, value in said.items() if name in expected or "error" in expected}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("fixtures", nargs="*", type=Path, default=[FIXTURE])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--show", type=int, default=5, help="differences to print")
-    options = parser.parse_args()
-    table: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    shown = 0
-    for row in rows(options.fixtures):
-        wrong = differences(row)
-        table[row["facts"]["architecture"]][row["tp"]].append(not wrong)
-        if wrong and shown < options.show and not options.json:
-            shown += 1
-            print(f"differs: {row['model']} tp{row['tp']} pp{row['pp']} {' '.join(row['flags'])}\n  {wrong[0]}")
-    answers = [same for ranks in table.values() for cases in ranks.values() for same in cases]
-    summary = {
-        "architectures": len(table),
-        "architectures_identical": sum(all(all(cases) for cases in ranks.values()) for ranks in table.values()),
-        "cases": len(answers),
-        "identical": round(sum(answers) / max(1, len(answers)), 5),
-    }
-    if not options.json:
-        ranks = sorted({tp for cases in table.values() for tp in cases})
-        print(f"{'architecture':44s}" + "".join(f"{f'TP {tp}':>12s}" for tp in ranks))
-        for architecture, by_rank in sorted(table.items()):
-            cells = (f"{sum(by_rank[tp])}/{len(by_rank[tp])}" if tp in by_rank else "-" for tp in ranks)
-            print(f"{architecture:44s}" + "".join(f"{cell:>12s}" for cell in cells))
-    print(json.dumps(summary))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Convert an atlas of vLLM releases into the data files of `legroom.facts`, and its messages into fixtures of tests.
 
-    python bench/import_atlas.py ATLAS_FOLDER [--out src/legroom/facts/data]
+    python tools/import_atlas.py ATLAS_FOLDER [--out src/legroom/facts/data]
 
 An atlas folder holds what was read out of vLLM's own source for every release: `versions.json` (the releases in
 order), `flags.json`, `env.json`, `metrics.json` and `messages.json`. To add a release, extend the atlas and run this

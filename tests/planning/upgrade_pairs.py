@@ -1,18 +1,9 @@
-#!/usr/bin/env python3
-"""`legroom upgrade` against starts of one server on two releases that somebody published or that were measured.
-
-    python bench/upgrade.py [PAIRS.json]
-
-For each pair: whether the KV cache (or the bytes of one request) goes the way it went, whether each start's figure lies
-in the 90 % band of its plan, and whether the starts end as they did. The last line is JSON.
-"""
+"""`legroom upgrade` against published or measured starts of one server on two releases."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +14,10 @@ from legroom.memory.kv.kv_plan import KvPlan, kv_plan
 from legroom.planning.machine import Machine
 from legroom.planning.plan import Plan
 from legroom.planning.upgrades.release_upgrade import Upgrade, upgrade
-from legroom.units import GIB, gib
+from legroom.units import GIB
 from legroom.vllm.parse import parse_flags
 
-PAIRS = Path(__file__).with_name("upgrade_pairs.json")
+PAIRS = Path(__file__).parents[1] / "fixtures" / "upgrade_pairs.json"
 SAME = 0.005
 """Up to this share of it, a figure that was read off a log is the same."""
 ROUNDING_BYTES = 0.006 * GIB
@@ -54,7 +45,7 @@ def true_direction(pair: dict[str, Any]) -> str | None:
     return direction(*pair["kv_bytes"], same=0) if "kv_bytes" in pair else None
 
 
-def told_direction(pair: dict[str, Any], made: Upgrade) -> str:
+def planned_direction(pair: dict[str, Any], made: Upgrade) -> str:
     same = 0 if "kv_bytes" in pair else SAME  # what was measured to the byte has a sign, however small
     if pair.get("of") == "request":
         return direction(made.old.memory.kv.needed_bytes, made.new.memory.kv.needed_bytes, same)
@@ -100,46 +91,19 @@ def ends_right(pair: dict[str, Any], made: Upgrade) -> bool | None:
     )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, nargs="?", default=PAIRS)
-    pairs = json.loads(parser.parse_args().file.read_text("utf-8"))["pairs"]
-    right, inside, ended, errors, missed = [], [], [], [], []
-    for pair in pairs:
+def summary() -> dict[str, Any]:
+    """Counts over all pairs: directions, figures inside their bands, and ends that are right."""
+    right, inside, ended, errors = [], [], [], []
+    for pair in json.loads(PAIRS.read_text("utf-8"))["pairs"]:
         try:
             made = planned(pair)
-        except LegroomError as error:
+        except LegroomError:
             errors.append(pair["id"])
-            print(f"{pair['id']:26} not planned: {error.message}")
             continue
-        wanted, told = true_direction(pair), told_direction(pair, made)
-        bands = list(in_bands(pair, made))
+        wanted = true_direction(pair)
         if wanted is not None:
-            right.append(wanted == told)
-        inside += bands
-        if "missed" in pair:
-            missed.append(pair["id"])
-        else:
-            ended += [end for end in (ends_right(pair, made),) if end is not None]
-        kv = " -> ".join(gib(plan.layout.kv_cache.bytes) for plan in (made.old, made.new))
-        verdicts = f"{made.old.verdict} -> {made.new.verdict}"
-        mark = "ok" if wanted in (told, None) else "WRONG"
-        marks = f"{wanted or '-'}/{told} {mark}, in band {sum(bands)} of {len(bands)}"
-        print(f"{pair['id']:26} {kv:26} {marks:32} {verdicts}")
-    summary = {
-        "pairs": len(pairs),
-        "not_planned": errors,
-        "directions": len(right),
-        "direction_right": sum(right),
-        "known_misses": missed,
-        "figures": len(inside),
-        "in_band": sum(inside),
-        "ends_known": len(ended),
-        "ends_right": sum(ended),
-    }
-    print(json.dumps(summary))
-    return 0 if all(right) and not errors and sum(inside) >= 0.9 * len(inside) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            right.append(wanted == planned_direction(pair, made))
+        inside += in_bands(pair, made)
+        if "missed" not in pair and (end := ends_right(pair, made)) is not None:
+            ended.append(end)
+    return {"not_planned": errors, "directions": right, "figures": inside, "ends": ended}

@@ -1,6 +1,6 @@
 """Records what PyTorch's caching allocator does on a GPU, request by request, for legroom's model of it.
 
-    python bench/record_allocator.py OUT       # needs torch with a GPU and nothing of legroom
+    python tests/recorders/record_allocator.py OUT       # needs torch with a GPU and nothing of legroom
 
 OUT/patterns.jsonl has a line a case: the settings, the limit, and each request with what was allocated and reserved
 after it. OUT/snapshots.tar.xz has torch's own memory snapshots of small programs with a known fault: a leak, pieces

@@ -1,6 +1,6 @@
 """Writes a model's config.json down in legroom's own form, in `src/legroom/facts/data/models/FAMILY.json`.
 
-    python bench/add_model.py path/to/config.json --family llama --name llama-3.1-8b \
+    python tools/add_model.py path/to/config.json --family llama --name llama-3.1-8b \
         --id meta-llama/Llama-3.1-8B --id meta-llama/Llama-3.1-8B-Instruct \
         --parameters 8030261248 --source "config.json of meta-llama/Llama-3.1-8B"
 

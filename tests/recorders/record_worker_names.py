@@ -88,8 +88,8 @@ def place(git_dir: str, release: str, pattern: str, paths: tuple[str, ...]) -> s
 
 def main() -> None:
     git_dir = sys.argv[1]
-    out = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parents[1] / "tests/fixtures/worker_names.json")
-    how = "bench/record_worker_names.py on the tags of github.com/vllm-project/vllm: the first place of each name"
+    out = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parents[1] / "fixtures/worker_names.json")
+    how = "record_worker_names.py on the tags of github.com/vllm-project/vllm: the first place of each name"
     names = {name: {release: place(git_dir, release, *where) for release in RELEASES} for name, where in NAMES.items()}
     out.write_text(json.dumps({"how": how, "releases": RELEASES, "names": names}, indent=1) + "\n")
 

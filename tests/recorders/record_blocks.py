@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask an installed vLLM's own planner for block counts, and write the answers down as a fixture.
 
-    VLLM_PYTHON bench/record_blocks.py --out tests/fixtures/vllm_blocks.jsonl.gz [--configs FILE...]
+    VLLM_PYTHON tests/recorders/record_blocks.py --out tests/fixtures/vllm_blocks.jsonl.gz [--configs FILE...]
                                        [--bundled NAME...|all] [--only TEXT] [--prelude FILE] [--merge FILE...]
 
 Run it with the Python of the environment that vLLM is installed in. The model class of each config is built on the
@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/memory")]
 
-from blocks_facts import facts_of
+from recorded_model_facts import facts_of
 
 from legroom.facts.bundled import bundled_names, expanded, find
 from legroom.facts.config.model_config import model_from_config

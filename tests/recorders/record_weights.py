@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ask an installed vLLM's own model classes how many bytes of parameters a rank holds, and write it down as a fixture.
 
-    VLLM_PYTHON bench/record_weights.py --out tests/fixtures/vllm_weights.jsonl CONFIG.json... [--ranks 1x1,2x1,1x2]
-                                        [--keep-quantization] [--prelude FILE]
+    VLLM_PYTHON tests/recorders/record_weights.py --out tests/fixtures/vllm_weights.jsonl CONFIG.json...
+                                        [--ranks 1x1,2x1,1x2] [--keep-quantization] [--prelude FILE]
 
 Run it with the Python of the environment that vLLM is installed in. Model classes are built on the meta device, so
 neither weights nor much memory is needed; tensor-parallel (first number) and pipeline-parallel ranks are imitated. On
