@@ -1,36 +1,34 @@
 #!/usr/bin/env python3
 """Goodput of the guard's admission against vLLM alone, on vLLM's own scheduler in simulation: many rounds, no server.
 
-    guard_goodput.py [--rounds 3] [--gain 0.75 0.5] [--step-ms 10 1 0.15] [--caching] [--hop-ms 5] [--loads long]
+    guard_goodput.py [--rounds 3] [--set SEQUENCE_GAIN=0.3] [--step-ms 10 1 0.15] [--caching] [--loads long]
     guard_goodput.py --card [MODEL] [--gpu H200] ...
 
 The pool is `legroom.guard`'s own, driven by a simulated clock. A step takes a constant, a part for each sequence that
 decodes and a part for each prompt token; the defaults are in the proportions of a tiny model on two cores, where strict
 admission measured 1.06, 0.75 and 0.78 of direct. With --card a step takes what `legroom simulate` says of that model on
-that GPU, and the loads are those of guard_loads.py. --gain is the guard's `SEQUENCE_GAIN`: the less, the seldomer a
-request begins that will be preempted; 0: never.
+that GPU, and the loads are those of guard_loads.py. --set adds a row with another value of a constant of the pool or of
+its projection: the ablation of docs/decisions/0025.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 
 from guard_loads import CARD_LOADS, CARD_POOL, Asked
 
-from legroom.guard.pool import early_start
-from legroom.guard.pool.admission import LOOK_AGAIN_S, LOOK_AHEAD
-from legroom.guard.pool.block_pool import DEAR_FROM, USUAL_RECOMPUTE, Pool, PoolLimits
-from legroom.guard.pool.engine_usage import EngineUse
-from legroom.guard.pool.projection import Growth
-from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.pool import block_pool, projection
+from legroom.guard.pool.block_pool import RECHECK_INTERVAL_S, Pool, PoolLimits
+from legroom.guard.pool.projection import BlockNeed, Growth, Reservation, ReservationState
 from legroom.guard.request.prefixes import PrefixUnit, chain_of_ids
 from legroom.simulation.fast.accounting import step_seconds
 from legroom.simulation.fast.rows import StepCost
@@ -41,8 +39,7 @@ from legroom.simulation.trace import TraceRequest
 from legroom.units import cdiv
 
 LONGEST = 1024
-FEW_GAIN, NEVER = early_start.FEW_GAIN, 1e-6
-LIVES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
+QUANTILES = tuple(min(800, round(-200 * math.log(1 - (part + 0.5) / 5))) for part in range(5))
 """Of open-ended answers, as they are learnt."""
 
 
@@ -52,19 +49,16 @@ class BenchPool:
     block_size: int = 128
     streams: bool = False
     """Whether the guard sees tokens as they pass, or goes by the clock."""
-    recompute: float = USUAL_RECOMPUTE
     caching: bool = False
     """Whether the server has a prefix cache."""
     hop_s: float = 0.0
     """From the guard's word to the engine, and from an answer's end to the guard."""
     pace: float = 0.0
     """Tokens a second of a sequence, as known from before; 0: not known."""
-    use_s: float = 0.1
-    """How often the guard asks the engine what is in use, but for the beginning: 0.1 inside vLLM, 0.25 as a proxy."""
+    scrape_s: float = 0.1
+    """Interval between scrapes of the step counter: 0.1 inside vLLM, 0.25 as a proxy."""
     step_tokens: int = 2048
     """max_num_batched_tokens."""
-    learn: bool = False
-    """Whether the guard sees the engine's counters, and learns from them what a preemption costs."""
 
 
 OWN_IDS = itertools.count(1 << 20)
@@ -80,21 +74,21 @@ class SimulatedRequest(Asked):
     def token_ids(self) -> list[int]:
         return [*range(self.prefix), *islice(OWN_IDS, self.prompt - self.prefix)]
 
-    def need(self, ids: list[int]) -> Need:
+    def need(self, ids: list[int]) -> BlockNeed:
         steps = self.expected or self.output
         most = LONGEST - self.prompt if self.expected else self.output
 
         def blocks(tokens: int) -> int:
             return cdiv(tokens, POOL.block_size) * self.copies
 
-        lives = LIVES if self.expected and (POOL.learn or POOL.recompute < DEAR_FROM) else ()
+        quantiles = QUANTILES if self.expected else ()
         start, size = blocks(self.prompt + 1), POOL.block_size
         chain = chain_of_ids(ids, PrefixUnit(size), 0) if POOL.caching else None
         shared = max(0, self.prompt - 1) // size * (self.copies - 1) if POOL.caching else 0
         first = cdiv(self.prompt + 1, size) * size - self.prompt
-        growth = Growth(start - shared, blocks(self.prompt + steps) - shared, steps, most, lives, first, size)
+        growth = Growth(start - shared, blocks(self.prompt + steps) - shared, steps, most, quantiles, first, size)
         most_blocks = min(POOL.blocks, blocks(self.prompt + most) - shared)
-        return Need(most_blocks, self.copies, growth, self.prompt, (chain,) if chain else ())
+        return BlockNeed(most_blocks, self.copies, growth, self.prompt, (chain,) if chain else ())
 
 
 def prefixed(rnd: random.Random) -> SimulatedRequest:
@@ -126,23 +120,18 @@ class Run:
     worst_s: float
 
 
-def use_of(scheduler: Scheduler, steps: int = 0, prompt_tokens: int = 0) -> EngineUse:
-    used = 1 - scheduler.kv.pool.num_free / POOL.blocks
-    return EngineUse(used, len(scheduler.running), len(scheduler.waiting), steps, prompt_tokens)
-
-
 StepMs = tuple[float, float, float]
 
 
-def step_s(scheduled: dict[Request, int], cost: StepMs | StepCost) -> tuple[float, int]:
-    """Seconds of a step, and its prompt tokens."""
+def step_s(scheduled: dict[Request, int], cost: StepMs | StepCost) -> float:
+    """Seconds of a step."""
     decoding = sum(count == 1 for count in scheduled.values())
     prompt_tokens = sum(count for count in scheduled.values() if count > 1)
     if isinstance(cost, StepCost):
         stored = sum(request.num_computed_tokens for request in scheduled)
         seconds = step_seconds(cost, decoding + prompt_tokens, stored, len(scheduled))  # type: ignore[no-untyped-call]
-        return float(seconds), prompt_tokens
-    return (cost[0] + cost[1] * decoding + cost[2] * prompt_tokens) / 1000, prompt_tokens
+        return float(seconds)
+    return (cost[0] + cost[1] * decoding + cost[2] * prompt_tokens) / 1000
 
 
 def pool_of(limits: PoolLimits | None) -> Pool:
@@ -163,22 +152,22 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
             enable_prefix_caching=POOL.caching,
         )
     )
-    pool, now_s, next_look_s, next_use_s = pool_of(limits), 0.0, 0.0, 0.0
+    pool, now_s, next_check_s, next_scrape_s = pool_of(limits), 0.0, 0.0, 0.0
     prompts = [asked.token_ids() for asked in load]
     waiting = [(asked, ids, pool.acquire(asked.need(ids), 0.0)) for asked, ids in zip(load, prompts, strict=True)]
     inside: dict[Request, tuple[int, SimulatedRequest]] = {}
     left: dict[int, int] = {}
-    preemptions = tokens = number = steps = prefilled = 0
+    preemptions = tokens = number = steps = 0
     ends_s: list[float] = []
-    tickets = {}
+    reservations = {}
     on_the_way: deque[tuple[float, Request]] = deque()
-    ended: deque[tuple[float, SimulatedRequest, Ticket]] = deque()
+    ended: deque[tuple[float, SimulatedRequest, Reservation]] = deque()
     while waiting or inside or ended:
-        admitted = [entry for entry in waiting if entry[2].state is TicketState.ADMITTED]
-        waiting = [entry for entry in waiting if entry[2].state is not TicketState.ADMITTED]
-        for asked, ids, ticket in admitted:
+        admitted = [entry for entry in waiting if entry[2].state is ReservationState.ADMITTED]
+        waiting = [entry for entry in waiting if entry[2].state is not ReservationState.ADMITTED]
+        for asked, ids, reservation in admitted:
             number += 1
-            tickets[number], left[number] = ticket, asked.copies
+            reservations[number], left[number] = reservation, asked.copies
             for copy in range(asked.copies):
                 row = TraceRequest(f"{number}-{copy}", 0, asked.prompt, asked.output)
                 request = Request(row, number * 64 + copy, LONGEST)
@@ -192,29 +181,27 @@ def run(load: list[SimulatedRequest], limits: PoolLimits | None, cost: StepMs | 
             scheduler.add(on_the_way.popleft()[1])
         batch = scheduler.schedule()
         preemptions += len(batch.preempted)
-        took_s, prompt_tokens = step_s(batch.scheduled, cost)
-        now_s, steps, prefilled = now_s + took_s, steps + 1, prefilled + prompt_tokens
+        now_s, steps = now_s + step_s(batch.scheduled, cost), steps + 1
         finished = scheduler.update(batch)[1]
         for request in batch.scheduled if POOL.streams else ():
-            tickets[inside[request][0]].steps_seen = request.num_output_tokens
+            reservations[inside[request][0]].steps_seen = request.num_output_tokens
         for request in finished:
             which, asked = inside.pop(request)
             tokens += asked.output
             left[which] -= 1
             if not left[which]:
-                ended.append((now_s + POOL.hop_s, asked, tickets[which]))
+                ended.append((now_s + POOL.hop_s, asked, reservations[which]))
                 ends_s.append(now_s)
         while ended and ended[0][0] <= now_s:
-            seen_s, asked, ticket = ended.popleft()
-            pool.learn_pace(asked.output, seen_s - ticket.admitted_s)
-            pool.release(ticket, now_s)
-        if now_s >= next_use_s:
-            next_use_s = now_s + min(POOL.use_s, max(0.05, now_s))
-            counters = (steps, prefilled) if POOL.learn else ()
-            pool.learn_use(use_of(scheduler, *counters), now_s)
-        if now_s >= next_look_s:
+            seen_s, asked, reservation = ended.popleft()
+            pool.learn_pace(asked.output, seen_s - reservation.admitted_s)
+            pool.release(reservation, now_s)
+        if now_s >= next_scrape_s:
+            next_scrape_s = now_s + min(POOL.scrape_s, max(0.05, now_s))
+            pool.learn_steps(steps, now_s)
+        if now_s >= next_check_s:
             pool.admit_waiting(now_s)
-            next_look_s = now_s + pool.look_in_s(now_s, LOOK_AGAIN_S)
+            next_check_s = now_s + RECHECK_INTERVAL_S
     return Run(tokens / max(ends_s), preemptions, statistics.median(ends_s), max(ends_s))
 
 
@@ -240,25 +227,36 @@ def use_card_loads() -> None:
         return load
 
     POOL.blocks, POOL.block_size = CARD_POOL
-    POOL.step_tokens, POOL.caching, POOL.learn = 8192, True, True
+    POOL.step_tokens, POOL.caching = 8192, True
     LOADS.clear()
     LOADS.update({name: loader(name) for name in CARD_LOADS})
+
+
+@contextlib.contextmanager
+def constant(change: str) -> Iterator[None]:
+    """Give a constant of the guard's pool another value, like `LEAD_S=0`."""
+    name, _, value = change.partition("=")
+    module = projection if hasattr(projection, name) else block_pool
+    before = getattr(module, name, None)
+    if change:
+        setattr(module, name, float(value))
+    yield
+    if change:
+        setattr(module, name, before)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--gain", type=float, nargs="+", default=[early_start.SEQUENCE_GAIN])
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="other values of constants")
     parser.add_argument("--pool", type=int, nargs=2, default=(32, 128), help="blocks, and tokens in each")
     parser.add_argument("--seed", type=int, default=0, help="of the first round: others than those it was tuned on")
     parser.add_argument("--streams", action="store_true", help="tokens are seen as they pass")
     parser.add_argument("--requests", type=int, default=1, help="times those of each load")
     parser.add_argument("--step-ms", type=float, nargs=3, default=(10.0, 1.0, 0.15))
-    parser.add_argument("--recompute", type=float, default=USUAL_RECOMPUTE, help="steps that a prompt token takes")
     parser.add_argument("--caching", action="store_true", help="the server has a prefix cache, as is vLLM's default")
     parser.add_argument("--hop-ms", type=float, default=0.0, help="from the guard to the engine, and back")
     parser.add_argument("--pace", type=float, default=0.0, help="tokens a second that earlier answers have shown")
-    parser.add_argument("--learn", action="store_true", help="learn the cost of a preemption, as in a real server")
     parser.add_argument(
         "--card", nargs="?", const="meta-llama/Llama-3.1-8B-Instruct", help="a model on a card, its step times"
     )
@@ -266,32 +264,32 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+")
     args = parser.parse_args()
     cost = args.step_ms
-    POOL.blocks, POOL.block_size, POOL.streams, POOL.recompute = *args.pool, args.streams, args.recompute
-    POOL.caching, POOL.hop_s, POOL.pace, POOL.learn = args.caching, args.hop_ms / 1000, args.pace, args.learn
+    POOL.blocks, POOL.block_size, POOL.streams = *args.pool, args.streams
+    POOL.caching, POOL.hop_s, POOL.pace = args.caching, args.hop_ms / 1000, args.pace
     if args.card:
         use_card_loads()
-        cost, POOL.hop_s, POOL.use_s = card_cost(args.card, args.gpu), (args.hop_ms or 15.0) / 1000, 0.25
-    ahead = PoolLimits(POOL.blocks, None, 10_000, LOOK_AHEAD, args.recompute)
-    policies: dict[str, tuple[PoolLimits | None, float]] = {
-        "direct": (None, 0.0),
-        "strict": (PoolLimits(POOL.blocks, None, 10_000), 0.0),
+        cost, POOL.hop_s, POOL.scrape_s = card_cost(args.card, args.gpu), (args.hop_ms or 15.0) / 1000, 0.25
+    projected = PoolLimits(POOL.blocks, None, 10_000, is_strict=False)
+    policies: dict[str, tuple[PoolLimits | None, str]] = {
+        "direct": (None, ""),
+        "strict": (PoolLimits(POOL.blocks, None, 10_000), ""),
+        "goodput": (projected, ""),
     }
-    policies |= {f"gain {gain:g}": (ahead, gain) for gain in args.gain}
+    policies |= {change: (projected, change) for change in args.set}
     for name in args.loads or LOADS:
         seen: dict[str, list[Run]] = {}
         for seed in range(args.seed, args.seed + args.rounds):
-            for policy, (limits, gain) in policies.items():
-                early_start.SEQUENCE_GAIN = max(NEVER, gain)
-                early_start.FEW_GAIN = FEW_GAIN if gain else NEVER
+            for policy, (limits, change) in policies.items():
                 load = [asked for part in range(args.requests) for asked in LOADS[name](random.Random(seed + part))]
-                seen.setdefault(policy, []).append(run(load, limits, cost))
+                with constant(change):
+                    seen.setdefault(policy, []).append(run(load, limits, cost))
         for policy, runs in seen.items():
             ratios = [
                 ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runs, seen["direct"], strict=True)
             ]
             preemptions = sum(result.preemptions for result in runs)
             print(
-                f"{name:13}{policy:11} goodput {statistics.median(ratios):.3f} (least {min(ratios):.3f})  "
+                f"{name:13}{policy:18} goodput {statistics.median(ratios):.3f} (least {min(ratios):.3f})  "
                 f"preemptions {preemptions:4}  p50 {runs[0].p50_s:5.1f} s  last {runs[0].worst_s:5.1f} s",
                 flush=True,
             )

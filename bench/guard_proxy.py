@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""The guard as a proxy in front of a trivial ASGI server: requests a second on one core, and memory of open streams.
+"""The guard as a proxy in front of a trivial ASGI server: CPU time of requests and chunks, and memory of open streams.
 
-    guard_proxy.py [--requests 30000] [--clients 64] [--streams 10000] [--port 18220] [--json FILE]
+    guard_proxy.py [--requests 30000] [--clients 64] [--streams 10000] [--port 18220] [--src DIR ...] [--json FILE]
 
 The proxy is pinned to one core; the ASGI server (uvicorn) and the clients share another. Every request is a chat with a
-JSON body of about 700 bytes that goes through bounds and admission. Requests a second are given by the clock and by the
-proxy's own processor time, which other work on the machine does not change; the same load straight at the server is the
-other side. Streams stay open while more are opened: the proxy's memory is read every thousand.
+JSON body of about 700 bytes that goes through bounds and admission. CPU time is the proxy's own, which other work
+changes less than the clock. Chunks are streamed by 32 connections, one each 20 ms. Streams stay open while more are
+opened: the proxy's memory is read every thousand. Each --src is the source folder of another version, measured in turn
+with this one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,6 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
-
-from guard_toggle import print_table
 
 HERE = Path(__file__).parent
 BODY = json.dumps(
@@ -43,9 +42,9 @@ STREAM = BODY[:-1] + b', "stream": true}'
 ANSWER = (
     b'{"id":"x","choices":[{"text":"hello"}],"usage":{"prompt_tokens":150,"completion_tokens":8,"total_tokens":158}}'
 )
-WITHOUT_UVLOOP = (
-    "import sys; sys.modules['uvloop'] = None; from legroom.cli.main import main; sys.exit(main(sys.argv[1:]))"
-)
+CHUNKED = BODY[:-1] + b', "stream": true, "chunks": true}'
+CHUNK = b'data: {"id":"chatcmpl-1","model":"tiny","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+CHUNKS = 100
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -59,6 +58,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": ANSWER})
         return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for _ in range(CHUNKS if b'"chunks"' in body else 0):
+        await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+        await asyncio.sleep(0.02)
+    if b'"chunks"' in body:
+        await send({"type": "http.response.body", "body": b""})
+        return
     while True:
         await send({"type": "http.response.body", "body": b'data: {"choices":[{"text":"a"}]}\n\n', "more_body": True})
         try:
@@ -111,6 +116,20 @@ async def load(port: int, count: int, clients: int) -> tuple[float, list[float]]
         await loop.create_connection(lambda: Load(todo, latencies, done, count), "127.0.0.1", port)
     await done
     return time.perf_counter() - began, sorted(latencies)
+
+
+async def stream_chunks(port: int, connections: int = 32) -> int:
+    """Chunks that were received."""
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(CHUNKED) + CHUNKED)
+        received = (await reader.read()).count(b"data:")
+        writer.close()
+        return received
+
+    return sum(await asyncio.gather(*(one() for _ in range(connections))))
 
 
 class Stream(asyncio.Protocol):
@@ -187,39 +206,27 @@ def start(words: list[str], core: int, port: int) -> subprocess.Popen[bytes]:
     sys.exit(f"did not start: {words}")
 
 
-def measured(
-    port: int, proxy_port: int, words: list[str], cores: list[int], args: argparse.Namespace
-) -> dict[str, Any]:
-    proxy = start(words, cores[-1], proxy_port)
-    try:
-        asyncio.run(load(proxy_port, 2000, args.clients))  # warm
-        before = cpu_s(proxy.pid)
-        seconds, latencies = asyncio.run(load(proxy_port, args.requests, args.clients))
-        cpu = cpu_s(proxy.pid) - before
-        found = {
-            "requests_per_s": args.requests / seconds,
-            "requests_per_cpu_s": args.requests / cpu,
-            "core_used": cpu / seconds,
-            "p50_ms": latencies[len(latencies) // 2] * 1e3,
-            "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
-        }
-        if args.streams and "-c" not in words:
-            found["streams"] = asyncio.run(streams(proxy_port, proxy.pid, args.streams))
-            page = urllib.request.urlopen(f"http://127.0.0.1:{proxy_port}/metrics").read().decode()
-            lines = dict(line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("legroom_guard_"))
-            found["streams"]["reserved_tokens_after"] = float(lines["legroom_guard_reserved_tokens"])
-        return found
-    finally:
-        proxy.send_signal(signal.SIGKILL)
-        proxy.wait()
+def measure_cpu(port: int, pid: int, args: argparse.Namespace) -> dict[str, float]:
+    before_s = cpu_s(pid)
+    seconds, latencies = asyncio.run(load(port, args.requests, args.clients))
+    used_s, before_s = cpu_s(pid) - before_s, cpu_s(pid)
+    chunks = sum(asyncio.run(stream_chunks(port)) for _ in range(3))
+    return {
+        "requests_per_s": args.requests / seconds,
+        "requests_per_cpu_s": args.requests / used_s,
+        "chunk_us": (cpu_s(pid) - before_s) / chunks * 1e6,
+        "p50_ms": latencies[len(latencies) // 2] * 1e3,
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--streams", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--port", type=int, default=18220)
+    parser.add_argument("--src", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -229,56 +236,33 @@ def main() -> None:
         print(f"this machine gives a process {most:,} files: {args.streams:,} streams", file=sys.stderr)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
-    words = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "guard_proxy:app", "--port", str(args.port)]
-    server = start([*words, "--log-level", "critical", "--backlog", "4096"], cores[0], args.port)
-    found: dict[str, Any] = {}
-    try:
-        seconds, latencies = asyncio.run(load(args.port, args.requests, args.clients))
-        found["direct"] = {"requests_per_s": args.requests / seconds, "p50_ms": latencies[len(latencies) // 2] * 1e3}
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as policy:
-            # Streams that never end hold their place: the pool must be large enough for all of them.
-            policy.write("[pool]\ntokens = 100_000_000\n")
-            policy.flush()
-            options = ["guard", "--upstream", f"http://127.0.0.1:{args.port}", "--policy", policy.name, "--port"]
-            plain = [sys.executable, "-m", "legroom", *options, str(args.port + 1)]
-            found["proxy"] = measured(args.port, args.port + 1, plain, cores, args)
-            slower = [sys.executable, "-c", WITHOUT_UVLOOP, *options, str(args.port + 2)]
-            found["proxy_without_uvloop"] = measured(args.port, args.port + 2, slower, cores, args)
-    finally:
-        server.kill()
-        server.wait()
-    report(found)
+    sources, found = [HERE.parent / "src", *args.src], dict[str, Any]()
+    with contextlib.ExitStack() as stack:
+        words = [sys.executable, "-m", "uvicorn", "--app-dir", str(HERE), "guard_proxy:app", "--port", str(args.port)]
+        server = start([*words, "--log-level", "critical", "--backlog", "4096"], cores[0], args.port)
+        stack.callback(server.kill)
+        seconds, _ = asyncio.run(load(args.port, args.requests, args.clients))
+        print(f"straight at the server: {args.requests / seconds:,.0f} requests/s")
+        policy = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".toml"))
+        policy.write("[pool]\ntokens = 100_000_000\n")  # streams that never end hold their blocks
+        policy.flush()
+        proxies = []
+        for port, source in enumerate(sources, args.port + 1):
+            os.environ["PYTHONPATH"] = str(source)
+            options = ["--upstream", f"http://127.0.0.1:{args.port}", "--policy", policy.name, "--port", str(port)]
+            proxies.append(start([sys.executable, "-m", "legroom", "guard", *options], cores[-1], port))
+            stack.callback(proxies[-1].kill)
+            asyncio.run(load(port, 2000, args.clients))  # warm
+        for _ in range(args.rounds):
+            for port, (source, proxy) in enumerate(zip(sources, proxies, strict=True), args.port + 1):
+                row = measure_cpu(port, proxy.pid, args)
+                found.setdefault(str(source), []).append(row)
+                print(f"{source}: " + ", ".join(f"{name} {value:,.1f}" for name, value in row.items()), flush=True)
+        if args.streams:
+            found["streams"] = asyncio.run(streams(args.port + 1, proxies[0].pid, args.streams))
+            print(json.dumps(found["streams"]))
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
-
-
-def report(found: dict[str, Any]) -> None:
-    rows = [("in front of a trivial ASGI server", "requests/s", "per CPU second", "core used", "p50, ms")]
-    rows.append(
-        (
-            "straight at the server",
-            f"{found['direct']['requests_per_s']:,.0f}",
-            "",
-            "",
-            f"{found['direct']['p50_ms']:.2f}",
-        )
-    )
-    for name, key in (("through the guard", "proxy"), ("through the guard, no uvloop", "proxy_without_uvloop")):
-        one = found[key]
-        rates = (f"{one['requests_per_s']:,.0f}", f"{one['requests_per_cpu_s']:,.0f}")
-        rows.append((name, *rates, f"{one['core_used']:.0%}", f"{one['p50_ms']:.2f}"))
-    print_table(rows)
-    if "streams" not in found["proxy"]:
-        return
-    held = found["proxy"]["streams"]
-    steps = list(zip(held["memory_mb"], held["memory_mb"][1:], strict=False))
-    rows = [("open streams", "memory, MB", "MB per 1,000 more")]
-    for (fewer, less), (count, memory) in steps:
-        rows.append((f"{count:,}", f"{memory:.1f}", f"{(memory - less) / (count - fewer) * 1000:.2f}"))
-    rows.append(("12 s later", f"{held['memory_after_12_s_mb']:.1f}", ""))
-    rows.append((f"all closed ({held['lost']} lost before)", f"{held['memory_closed_mb']:.1f}", ""))
-    print()
-    print_table(rows)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 
     guard_real.py VLLM_PYTHON [--rounds 5] [--loads short long ...] [--modes direct middleware proxy strict]
                   [--requests 1.0] [--flags "..."] [--json FILE]
-    guard_real.py VLLM_PYTHON --gpu [MODEL_FOLDER] [--proxy NAME=PORT ...] ...
+    guard_real.py VLLM_PYTHON --gpu [MODEL_FOLDER] ...
 
 One server with a tiny model and a pool so small that it thrashes; each load is sent at once, once a mode and round, the
 modes in another order each round (`again` is direct once more). A load has the same lengths in each round and never the
 same prompts, so the spread of direct over the rounds is the method's own. A round's ratio is finished tokens a second
 over those of direct in that round. `steps` are the engine's, over those of direct for the same tokens: other work on
 the machine does not change them. CPU is that of each process, in milliseconds a request. With --gpu the model has 8
-billion parameters, steps are graphs, and the loads and the pool are those of guard_loads.py. --proxy measures one that
-runs already, to compare two. With --json a line is added for each run as it ends.
+billion parameters, steps are graphs, and the loads and the pool are those of guard_loads.py. With --json a line is
+added for each run as it ends.
 """
 
 from __future__ import annotations
@@ -240,17 +240,15 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def start_proxy(python: str, upstream: str, port: int, log: Path, constants: str = "") -> subprocess.Popen[bytes]:
-    """`constants`: others than the guard's own, see guard_variant.py."""
-    command = [str(Path(__file__).with_name("guard_variant.py")), constants] if constants else ["-m", "legroom"]
-    words = [python, *command, "guard", "--upstream", upstream, "--port", str(port)]
+def start_proxy(python: str, upstream: str, port: int, log: Path) -> subprocess.Popen[bytes]:
+    words = [python, "-m", "legroom", "guard", "--upstream", upstream, "--port", str(port)]
     paths = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": paths}, stdout=log.open("w"), stderr=log.open("w"))
     until = time.monotonic() + 30
     while time.monotonic() < until and child.poll() is None:
         try:
             page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-            if "legroom_guard_fail_open 0" in page:
+            if "legroom_guard_fail_open 0.0" in page:
                 return child
         except OSError:
             pass
@@ -328,14 +326,6 @@ def main() -> None:
     parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
     parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
-    parser.add_argument(
-        "--variant",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("MODE", "CONSTANTS"),
-        help="a further mode: a proxy with other constants, see guard_variant.py",
-    )
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
     parser.add_argument("--looks", action="store_true", help="read the server's gauges five times a second")
     parser.add_argument("--json", type=Path)
@@ -349,11 +339,9 @@ def main() -> None:
         if args.gpu is not None:
             use_gpu(server, args.gpu)
         stack.enter_context(server)
-        proxies = dict(args.variant) | ({"proxy": ""} if "proxy" in args.modes else {})
-        bench = Bench(server, policy, {mode: free_port() for mode in proxies})
-        for mode, constants in proxies.items():
-            log = Path(folder) / f"{mode}.log"
-            child = start_proxy(args.proxy_python, server.url, bench.proxies[mode], log, constants)
+        bench = Bench(server, policy, {"proxy": free_port()} if "proxy" in args.modes else {})
+        for mode, port in bench.proxies.items():
+            child = start_proxy(args.proxy_python, server.url, port, Path(folder) / f"{mode}.log")
             stack.callback(child.wait, 20)
             stack.callback(child.send_signal, signal.SIGTERM)
             bench.pids[mode] = [child.pid]

@@ -6,8 +6,8 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from legroom.guard.proxy.server import Proxy, ProxyOptions
-from legroom.guard.proxy.wire import upstream_of
+from legroom.guard.serving.proxy import Proxy, ProxyOptions
+from legroom.guard.serving.upstream import upstream_of
 from legroom.guard.weight.engine_limits import EngineLimits
 
 PLAN = EngineLimits(11, 16, 8, 128, 4, source="a test")
@@ -35,7 +35,7 @@ class Upstream:
                     (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")), 0
                 )
                 body = await reader.readexactly(length)
-                if b"aiohttp" in head:  # the guard asks on its own account what the server can hold
+                if b"legroom-guard" in head:  # the guard asks on its own account what the server can hold
                     await self._answer(writer, head)
                     continue
                 if self.drop_next:
@@ -96,7 +96,7 @@ async def proxied(upstream=None, policy=None, plan=PLAN, token=None, tls=None, *
         upstream.open.set()
         stop.set()
         for client in list(proxy.clients):
-            client.transport.abort()
+            client.abort()
         await running
         server.close()
 

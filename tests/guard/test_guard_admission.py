@@ -38,7 +38,7 @@ async def test_room_that_comes_before_the_wait_begins_is_taken_at_once():
     waiting = asyncio.create_task(admission.wait(second))
     admission.release(first, finished=True)  # before the task took its first step
     assert await asyncio.wait_for(waiting, 60.0) is None
-    assert admission.meters.admitted == 2
+    assert admission.metrics.admitted == 2
 
 
 def test_giving_up_leaves_the_queue_once():
@@ -46,7 +46,7 @@ def test_giving_up_leaves_the_queue_once():
     _, second = whole_pool(admission), whole_pool(admission)
     for _ in range(2):
         admission.abandon(second)
-    assert (admission.pool.waiting, admission.pool.running, admission.meters.left_queue) == (0, 1, 1)
+    assert (admission.pool.waiting, admission.pool.running, admission.metrics.left_queue) == (0, 1, 1)
 
 
 def test_a_model_without_a_kv_cache_is_admitted_to_by_sequences_alone():
@@ -59,7 +59,7 @@ def test_a_model_without_a_kv_cache_is_no_pool_of_unknown_size():
     admission = door_of(CACHELESS, pool=PoolPolicy(when_unknown="closed"))
     assert not admission.is_waiting(asked(admission, Kind.POOLING, input="a"))
     assert "keeps no KV cache" in admission.summary()
-    assert "legroom_guard_fail_open 0" in admission.page()
+    assert b"legroom_guard_fail_open 0.0" in admission.page()
     assert "--max-num-queued-tokens" not in admission.native_flags_hint("0.32.0")
 
 

@@ -8,7 +8,7 @@ import pytest
 from guard_asgi import Call, Server, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.request.body import MOST_VALUES, read_body
+from legroom.guard.request.body import MOST_VALUES, parse_body
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -56,7 +56,7 @@ async def test_a_number_of_any_size_is_answered_and_leaves_the_metrics_page_read
     unknown = vllm_state(blocks=None, max_model_len=None, max_num_seqs=None)
     lost = Guard(Server(answer=b"", kind=b"text/plain"))
     assert (await Call(lost, body={"prompt": [1], "max_tokens": 10**400, "n": 10**400}, app=unknown)).status == 200
-    assert "legroom_guard_reserved_tokens 0" in lost.admission.page()
+    assert b"legroom_guard_reserved_tokens 0.0" in lost.admission.page()
 
 
 async def test_a_chat_without_a_length_gets_the_policys(policy):
@@ -148,14 +148,14 @@ async def test_a_body_too_deep_to_be_written_again_gets_400():
 @pytest.mark.parametrize("piece", [b"[],", b"{},", b'"ab",', b'"\\\\",', b'"a\\"b",', b'{"a":1},'])
 def test_more_lists_objects_and_strings_than_any_request_has_are_not_read(piece):
     with pytest.raises(ValueError, match="more than 250,000 lists"):
-        read_body(b"[" + piece * (2 * MOST_VALUES + 2) + b"1]")
-    read_body(b"[" + piece * 1000 + b" " * MOST_VALUES + b"1]")
+        parse_body(b"[" + piece * (2 * MOST_VALUES + 2) + b"1]")
+    parse_body(b"[" + piece * 1000 + b" " * MOST_VALUES + b"1]")
 
 
 @pytest.mark.parametrize("text", ["[{", "]}", '"', "\\", '["\\', "[\\n"])
 def test_brackets_and_quotes_inside_of_text_are_text(text):
     whole = {"prompt": text * MOST_VALUES}
-    assert read_body(json.dumps(whole).encode()) == whole
+    assert parse_body(json.dumps(whole).encode()) == whole
 
 
 LISTS = b"[" + b"[]," * 100_000 + b" " * (1 << 20)
@@ -165,13 +165,13 @@ def test_the_collector_rests_while_a_large_body_is_read_and_works_again_after():
     seen = []
     gc.callbacks.append(lambda phase, _: seen.append(phase))
     try:
-        read_body(LISTS + b"[]]")
+        parse_body(LISTS + b"[]]")
     finally:
         gc.callbacks.pop()
     assert gc.isenabled()
     assert len(seen) <= 2
     with pytest.raises(ValueError, match="Expecting"):
-        read_body(LISTS)
+        parse_body(LISTS)
     assert gc.isenabled()
 
 
@@ -189,19 +189,18 @@ async def test_an_upload_over_the_limit_gets_413(policy):
     announced = await Call(guard, path, raw=b"x", headers=[(b"content-length", b"99999")])
     assert (announced.status, server.scopes) == (413, [])
     sent = await Call(guard, path, raw=b"x" * 2001)
-    assert (sent.status, sent.error["code"], server.bodies) == (413, "body_too_large", [b""])
+    assert (sent.status, sent.error["code"], server.bodies) == (413, "body_too_large", [])
     assert (await Call(guard, path, raw=b"x" * 2000)).status == 200
 
 
 async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
-    guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 5"))
+    guard = Guard(Server(), policy=policy("[queue]\nbody_timeout_s = 0.25"))
     sent, pieces = [], 0
-    guard.admission.clock = lambda: 4.0 * pieces
 
     async def receive():
         nonlocal pieces
         pieces += 1
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.1)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     async def send(message):
@@ -209,7 +208,7 @@ async def test_the_time_for_a_body_is_one_for_all_of_it(policy):
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "app": vllm_state()}
     await guard(scope, receive, send)
-    assert (sent[0]["status"], pieces) == (408, 3), "asked for again at 4 s and at 8 s"
+    assert (sent[0]["status"], pieces) == (408, 3)
 
 
 async def test_a_body_that_never_comes_gets_408(policy):

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from legroom.guard.policy import ClientPolicy, parse_policy
 from legroom.guard.pool.block_pool import Pool, PoolLimits
 from legroom.guard.pool.fair_queue import FairQueue
-from legroom.guard.pool.projection import Growth
-from legroom.guard.pool.reservation import Need, Ticket, TicketState
-from legroom.guard.request.clients import client_of, weights_by_client
+from legroom.guard.pool.projection import BlockNeed, Growth, Reservation, ReservationState
+from legroom.guard.request.endpoints import client_of, weights_by_client
 
 KEY = (b"authorization", b"Bearer sk-secret")
 
@@ -72,36 +71,36 @@ def test_a_client_that_leaves_the_middle_of_the_queue_is_not_met_again():
 
 
 def shared_pool(lane=0.1):
-    return Pool(PoolLimits(20, None, 100, lane_share=lane))
+    return Pool(PoolLimits(20, None, 100, small_share=lane))
 
 
 def test_small_work_of_another_client_does_not_wait_behind_large_work():
     pool = shared_pool()
-    pool.acquire(Need(1), 0.0, "small")
-    large = [pool.acquire(Need(6), 1.0, "large") for _ in range(10)]
-    assert pool.acquire(Need(1), 2.0, "small").state is TicketState.ADMITTED
-    assert sum(ticket.state is TicketState.ADMITTED for ticket in large) == 2
+    pool.acquire(BlockNeed(1), 0.0, "small")
+    large = [pool.acquire(BlockNeed(6), 1.0, "large") for _ in range(10)]
+    assert pool.acquire(BlockNeed(1), 2.0, "small").state is ReservationState.ADMITTED
+    assert sum(reservation.state is ReservationState.ADMITTED for reservation in large) == 2
 
 
 def test_the_lane_is_no_larger_than_the_policy_says_so_large_work_still_gets_its_turn():
     pool = shared_pool()
-    pool.acquire(Need(1), 0.0, "small")
-    first, _, third = (pool.acquire(Need(6), 0.0, "large") for _ in range(3))
-    small = [pool.acquire(Need(1), 1.0, "small") for _ in range(50)]
+    pool.acquire(BlockNeed(1), 0.0, "small")
+    first, _, third = (pool.acquire(BlockNeed(6), 0.0, "large") for _ in range(3))
+    small = [pool.acquire(BlockNeed(1), 1.0, "small") for _ in range(50)]
     pool.release(first, 2.0)
     ended = 0
-    while third.state is TicketState.WAITING:
-        pool.release(next(ticket for ticket in small if ticket.state is TicketState.ADMITTED), 3.0)
+    while third.state is ReservationState.WAITING:
+        pool.release(next(reservation for reservation in small if reservation.state is ReservationState.ADMITTED), 3.0)
         ended += 1
     assert ended <= 12, "what the two large ones before it had took as much as twelve small ones do"
 
 
 def begun_beside(client):
     """Of twenty requests that grow tenfold, how many begin while the other client sends small ones."""
-    pool = Pool(PoolLimits(100, None, 100, 0.25, 0.001, lane_share=0.05))
-    pool.acquire(Need(1), 0.0, client)
+    pool = Pool(PoolLimits(100, None, 100, False, 0.05))
+    pool.acquire(BlockNeed(1), 0.0, client)
     for _ in range(20):
-        pool.acquire(Need(20, 1, Growth(2, 20, 100, 100)), 1.0, "large")
+        pool.acquire(BlockNeed(20, 1, Growth(2, 20, 100, 100)), 1.0, "large")
     return pool.running
 
 
@@ -110,30 +109,31 @@ def test_while_small_work_is_about_large_work_must_find_room_for_all_its_life():
     assert begun_beside("small") == 1 + 4
 
 
-def test_while_small_work_is_about_large_prompts_are_not_computed_together():
-    pool = Pool(PoolLimits(100, None, 100, 1.0, 0.01, lane_share=0.05))
+def test_while_small_requests_are_served_large_prompts_are_not_computed_together(monkeypatch):
+    monkeypatch.setattr("legroom.guard.pool.block_pool.RECOMPUTE_STEPS", 0.01)
+    pool = Pool(PoolLimits(100, None, 100, False, 0.05))
     pool.learn_pace(100, 1.0)
-    pool.acquire(Need(1), 0.0, "small")
-    large = Need(20, 1, Growth(10, 20, 1000, 1000), 500)
+    pool.acquire(BlockNeed(1), 0.0, "small")
+    large = BlockNeed(20, 1, Growth(10, 20, 1000, 1000), 500)
     first, second = (pool.acquire(large, 1.0, "large") for _ in range(2))
-    assert (first.state, second.state) == (TicketState.ADMITTED, TicketState.WAITING)
+    assert (first.state, second.state) == (ReservationState.ADMITTED, ReservationState.WAITING)
     pool.admit_waiting(1.05)
-    assert second.state is TicketState.WAITING
+    assert second.state is ReservationState.WAITING
     pool.admit_waiting(1.11)
-    assert second.state is TicketState.ADMITTED
+    assert second.state is ReservationState.ADMITTED
 
 
 def test_a_request_seen_by_the_clock_alone_may_stay_longer_than_it_seems():
-    ticket = Ticket(Need(20, 1, Growth(2, 20, 100, 100)), 0.0)
-    assert ticket.hold(40.0).steps_left == (60,)
-    assert ticket.hold(40.0, doubt=0.25).steps_left == (70,)
-    ticket.steps_seen = 40
-    assert ticket.hold(40.0, doubt=0.25).steps_left == (60,)
+    reservation = Reservation(BlockNeed(20, 1, Growth(2, 20, 100, 100)), 0.0)
+    assert reservation.progress(40.0).steps_left == (60,)
+    assert reservation.progress(40.0, doubt=0.25).steps_left == (70,)
+    reservation.steps_seen = 40
+    assert reservation.progress(40.0, doubt=0.25).steps_left == (60,)
 
 
 def test_a_client_that_is_alone_has_the_whole_pool():
     pool = shared_pool()
-    assert [pool.acquire(Need(10), 0.0, "a").state for _ in range(2)] == [TicketState.ADMITTED] * 2
+    assert [pool.acquire(BlockNeed(10), 0.0, "a").state for _ in range(2)] == [ReservationState.ADMITTED] * 2
 
 
 def test_a_client_is_its_key_and_the_key_does_not_show():

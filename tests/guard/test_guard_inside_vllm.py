@@ -12,7 +12,7 @@ import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
 from legroom.guard import Guard
-from legroom.guard.serving.middleware import covered_paths
+from legroom.guard.serving.middleware import checked_paths
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -99,7 +99,7 @@ async def test_a_pool_of_unknown_size_lets_in_or_turns_away_as_the_policy_says(p
     lost = vllm_state(blocks=None)
     guard = Guard(Server(answer=b"", kind=b"text/plain"))
     assert (await Call(guard, body=SMALL, app=lost)).status == 200
-    assert "legroom_guard_fail_open 1" in guard.admission.page()
+    assert b"legroom_guard_fail_open 1.0" in guard.admission.page()
     closed = Guard(Server(answer=b"", kind=b"text/plain"), policy=policy('[pool]\nwhen_unknown = "closed"'))
     call = await Call(closed, body=SMALL, app=lost)
     assert (call.status, call.error["code"]) == (503, "pool_unknown")
@@ -138,7 +138,7 @@ async def test_strangers_without_the_servers_key_take_nobodys_place():
     ],
 )
 def test_only_paths_that_the_release_asks_a_key_for_pass_without_one(version, covered):
-    assert covered_paths(version) == covered
+    assert checked_paths(version) == covered
 
 
 async def test_a_path_that_vllm_serves_without_a_key_is_guarded_without_one():

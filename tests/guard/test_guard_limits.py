@@ -56,7 +56,7 @@ def test_a_plan_gives_the_pool_and_the_flags():
 def test_a_plan_of_a_model_without_a_kv_cache_says_so():
     limits = limits_of_plan(planned(num_blocks=0, max_concurrency=0.0, bytes_per_token=0))
     assert limits.cacheless
-    assert limits.share_seats() == 256
+    assert limits.share_sequences() == 256
 
 
 def test_the_placeholder_alone_is_no_pool_on_any_of_the_engines():
@@ -176,7 +176,7 @@ def test_a_plan_with_context_parallel_ranks_does_not_make_short_requests_long():
 
 def test_vllms_own_queue_bound_is_never_run_into():
     limits = limits_of_vllm(vllm_config(), SimpleNamespace(api_server_count=1))
-    assert limits.share_seats() == 4
+    assert limits.share_sequences() == 4
 
 
 def test_a_configuration_of_another_release_leaves_things_unknown():
@@ -244,7 +244,7 @@ def weigh(body, kind=Kind.COMPLETION, limits=PLAIN, policy=None, learnt=None):
 
 def test_a_request_weighs_its_prompt_and_its_answer_in_whole_blocks():
     weight = weigh({"prompt": [1] * 10, "max_tokens": 10})
-    assert (weight.blocks, weight.tokens, weight.seats) == (2, 20, 1)
+    assert (weight.blocks, weight.tokens, weight.sequences) == (2, 20, 1)
 
 
 def test_before_the_block_size_is_known_the_usual_one_is_taken():
@@ -253,7 +253,7 @@ def test_before_the_block_size_is_known_the_usual_one_is_taken():
 
 def test_copies_and_batches_weigh_each():
     weight = weigh({"prompt": [[1] * 10, [1] * 20], "max_tokens": 6, "n": 3})
-    assert (weight.blocks, weight.seats) == (9, 6)
+    assert (weight.blocks, weight.sequences) == (9, 6)
 
 
 def test_nothing_grows_past_the_models_length():

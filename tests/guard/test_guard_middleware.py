@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_the_queue():
     server.open.set()
     await asyncio.gather(first.task, third.task)
     assert len(server.bodies) == 2
-    assert guard.admission.meters.left_queue == 1
+    assert guard.admission.metrics.left_queue == 1
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing_behind():
@@ -206,7 +206,7 @@ async def test_a_policy_that_changes_is_taken_over_and_a_broken_one_is_not(polic
         now_s += 2
         await Call(guard, body={"prompt": [1], "max_tokens": 50})
         assert json.loads(server.bodies[-1])["max_tokens"] == expected
-    assert "legroom_guard_policy_reload_errors_total 1" in guard.admission.page()
+    assert b"legroom_guard_policy_reload_errors_total 1.0" in guard.admission.page()
     assert "line 2" in guard.admission.status()["policy_error"]
 
 

@@ -24,7 +24,7 @@ def family(monkeypatch):
 
 
 class Living(Server):
-    """A server that lives until it is told to stop."""
+    """A server that quantiles until it is told to stop."""
 
     def __init__(self):
         super().__init__()
@@ -43,14 +43,14 @@ async def api_servers(count, **state):
     servers = [Living() for _ in range(count)]
     guards = [Guard(server, token="t") for server in servers]
     scope = {"type": "lifespan", "app": vllm_state(api_server_count=count, **state)}
-    lives = [asyncio.ensure_future(guard(scope, None, None)) for guard in guards]
+    quantiles = [asyncio.ensure_future(guard(scope, None, None)) for guard in guards]
     try:
         await settle()
         yield guards, servers
     finally:
         for server in servers:
             server.stop.set()
-        await asyncio.gather(*lives)
+        await asyncio.gather(*quantiles)
 
 
 def control(guard, path="status", **body):

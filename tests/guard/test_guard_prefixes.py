@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legroom.guard.pool.admission import Admission
 from legroom.guard.pool.block_pool import Pool, PoolLimits
-from legroom.guard.pool.reservation import Need, Ticket, TicketState
+from legroom.guard.pool.projection import BlockNeed, Reservation, ReservationState
 from legroom.guard.request.body import demand_of
 from legroom.guard.request.endpoints import Kind
 from legroom.guard.request.prefixes import MOST_KEYS, PrefixLedger, PrefixUnit, chain_of_ids
@@ -24,16 +24,16 @@ def chain(ids, unit=UNIT, seed=0):
     return chain_of_ids(list(ids), unit, seed)
 
 
-def ticket(ids, blocks=10):
-    return Ticket(Need(blocks, chains=(chain(ids),)), 0.0)
+def reservation(ids, blocks=10):
+    return Reservation(BlockNeed(blocks, chains=(chain(ids),)), 0.0)
 
 
 def held_by(*prompts):
     ledger = PrefixLedger()
-    tickets = [ticket(ids) for ids in prompts]
-    for one_more in tickets:
+    reservations = [reservation(ids) for ids in prompts]
+    for one_more in reservations:
         ledger.add(one_more)
-    return ledger, tickets
+    return ledger, reservations
 
 
 def test_full_blocks_of_equal_beginnings_are_found():
@@ -64,16 +64,16 @@ def test_what_several_hold_is_counted_once_until_the_last_of_them_ends():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 90)), max_size=12), st.randoms(use_true_random=False))
 def test_all_that_run_hold_as_many_blocks_as_there_are_different_ones(prompts, rnd):
     tokens = [[group * 1000 + number for number in range(length)] for group, length in prompts]
-    ledger, tickets = PrefixLedger(), []
+    ledger, reservations = PrefixLedger(), []
     for ids in tokens:
-        one_more = Ticket(Need(100, chains=(made,) if (made := chain(ids)) else ()), 0.0)
-        tickets.append((one_more, ids))
+        one_more = Reservation(BlockNeed(100, chains=(made,) if (made := chain(ids)) else ()), 0.0)
+        reservations.append((one_more, ids))
         ledger.add(one_more)
-    rnd.shuffle(tickets)
-    while tickets:
-        blocks = [tuple(ids[: 16 * (at + 1)]) for _, ids in tickets for at in range((len(ids) - 1) // 16)]
+    rnd.shuffle(reservations)
+    while reservations:
+        blocks = [tuple(ids[: 16 * (at + 1)]) for _, ids in reservations for at in range((len(ids) - 1) // 16)]
         assert len(blocks) - ledger.saved_blocks == pytest.approx(len(set(blocks)))
-        ledger.remove(tickets.pop()[0])
+        ledger.remove(reservations.pop()[0])
     assert (ledger.shared_blocks, ledger.saved_blocks) == (0, 0)
 
 
@@ -103,7 +103,7 @@ def asked(made, body, kind=Kind.COMPLETION):
 
 
 def admitted(made, bodies, kind=Kind.COMPLETION):
-    return sum(asked(made, body, kind).ticket.state is TicketState.ADMITTED for body in bodies)
+    return sum(asked(made, body, kind).reservation.state is ReservationState.ADMITTED for body in bodies)
 
 
 def completions(prefix, count=60):
@@ -195,8 +195,8 @@ def test_a_chat_shares_up_to_its_first_image():
 
 def test_keys_held_for_all_requests_are_given_back():
     pool = Pool(PoolLimits(1000, None, 10))
-    tickets = [pool.acquire(Need(30, chains=(chain(range(400)),)), 0.0) for _ in range(5)]
+    reservations = [pool.acquire(BlockNeed(30, chains=(chain(range(400)),)), 0.0) for _ in range(5)]
     assert pool.held_blocks == 30 + 4 * (30 - 24)
-    for done in tickets:
+    for done in reservations:
         pool.release(done, 1.0)
     assert pool.held_blocks == 0

@@ -51,7 +51,7 @@ def test_without_the_sdk_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    monkeypatch.delitem(sys.modules, "legroom.mcp.server", raising=False)
+    monkeypatch.delitem(sys.modules, "legroom.mcp.mcp_tools", raising=False)
     assert main(["mcp"]) == 3
     out, err = capsys.readouterr()
     assert out == ""

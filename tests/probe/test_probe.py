@@ -10,7 +10,7 @@ import pytest
 
 from legroom.cli.main import main
 from legroom.errors import LegroomError
-from legroom.probe.probe import probe, python_of_vllm
+from legroom.probe.card_probe import probe, python_of_vllm
 from legroom.units import GIB, MIB
 
 CARD = {

@@ -20,8 +20,8 @@ from typing import Any
 from metrics_page import metric
 from tiny_models import SERVE_ENV, serve_words
 
-from legroom.guard.proxy.server import Proxy, ProxyOptions
-from legroom.guard.proxy.wire import upstream_of
+from legroom.guard.serving.proxy import Proxy, ProxyOptions
+from legroom.guard.serving.upstream import upstream_of
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a token of the tests"

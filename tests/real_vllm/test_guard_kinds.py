@@ -10,7 +10,7 @@ import pytest
 from guarded_server import TOKEN, Endpoint, GuardedServer, guarded_server, proxy_before
 from tiny_models import write_lora, write_model
 
-from legroom.guard.proxy.server import Proxy
+from legroom.guard.serving.proxy import Proxy
 
 Places = tuple[GuardedServer, Endpoint]
 

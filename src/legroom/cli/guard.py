@@ -113,8 +113,8 @@ def _print(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     from legroom.guard.log import log_to_stderr
-    from legroom.guard.proxy.server import ProxyOptions, serve
-    from legroom.guard.proxy.wire import is_itself, upstream_of
+    from legroom.guard.serving.proxy import ProxyOptions, serve
+    from legroom.guard.serving.upstream import is_itself, upstream_of
     from legroom.guard.weight.engine_limits import read_limits
 
     if not 0 <= args.port <= 65535:
@@ -136,8 +136,8 @@ def _serve(args: argparse.Namespace) -> int:
         port=args.port,
         token=os.environ.get(TOKEN_NAME) or None,
         api_key=os.environ.get("VLLM_API_KEY") or None,
-        answer_s=args.answer_timeout,
-        drain_s=args.drain_timeout,
+        answer_timeout_s=args.answer_timeout,
+        drain_timeout_s=args.drain_timeout,
     )
     shown = f"[{args.host}]" if ":" in args.host else args.host
     return serve(options, lambda port: note(f"guarding {upstream.shown} on http://{shown}:{port}"))

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until the client leaves or someone interrupts."""
     address = None if args.http is None else address_of(args.http)
     try:
-        from legroom.mcp.server import build_server
+        from legroom.mcp.mcp_tools import build_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mcp", "pydantic"):
             raise

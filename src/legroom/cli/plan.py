@@ -152,7 +152,7 @@ def show(report: PlanReport, args: argparse.Namespace) -> None:
     style = style_of(sys.stdout)
     sys.stdout.write(report.text(style, args.explain_math))
     if states:
-        from legroom.render.sleep_text import sleep_text
+        from legroom.render.plan_text import sleep_text
 
         sys.stdout.write("\n" + sleep_text(states, style))
 

@@ -10,7 +10,7 @@ from legroom.errors import OK
 
 if TYPE_CHECKING:
     from legroom.planning.card_store import CardRecord
-    from legroom.probe.probe import ProbeOutcome
+    from legroom.probe.card_probe import ProbeOutcome
 
 _DESCRIPTION = """\
 Measure what a plan has to know of this machine's GPU: its usable memory, the CUDA context, what vLLM takes beside the
@@ -55,7 +55,7 @@ def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
 def run(args: argparse.Namespace) -> int:
     from legroom.errors import LegroomError
     from legroom.planning.card_store import store_card
-    from legroom.probe.probe import probe, python_of_vllm
+    from legroom.probe.card_probe import probe, python_of_vllm
 
     if not 1 <= args.ranks <= 64:
         raise LegroomError(f"--ranks {args.ranks} is no number of cards", "say 1 to 64")

@@ -323,7 +323,7 @@ def _run_fleet(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         print_json(scaled.as_json())
     else:
         from legroom.drawing.terminal import style_of
-        from legroom.render.autoscale_text import scaled_text
+        from legroom.render.simulation_text import scaled_text
 
         sys.stdout.write(scaled_text(scaled, style_of(sys.stdout)))
     return OK if scaled.is_steady else ANSWER_IS_NO

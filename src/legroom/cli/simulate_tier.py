@@ -57,8 +57,7 @@ def run_tier(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
         print_json({**replayed.timeline.as_json(), "tier": report.as_json()})
     else:
         from legroom.drawing.terminal import style_of
-        from legroom.render.simulation_text import timeline_text
-        from legroom.render.tier_text import tier_text
+        from legroom.render.simulation_text import tier_text, timeline_text
 
         sys.stdout.write(timeline_text(replayed.timeline, style_of(sys.stdout)) + tier_text(report))
     return OK

@@ -200,7 +200,7 @@ def _run_rate(
         print_json(report.as_json())
     else:
         from legroom.drawing.terminal import style_of
-        from legroom.render.fleet_size_text import fleet_size_text
+        from legroom.render.size_text import fleet_size_text
 
         sys.stdout.write(fleet_size_text(report, style_of(sys.stdout)))
     return OK if report.holds else ANSWER_IS_NO

@@ -41,7 +41,7 @@ def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
         print_json(view.to_json())
     else:
         from legroom.drawing.terminal import style_of
-        from legroom.render.fleet_text import fleet_text
+        from legroom.render.watch_text import fleet_text
 
         sys.stdout.write(fleet_text(view, duration(window_s), style_of(sys.stdout)))
     return OK

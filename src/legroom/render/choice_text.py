@@ -1,4 +1,4 @@
-"""The answer of a search for flags: the settings that matter, and what holds the load."""
+"""Text of a search for flags that hold a load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from legroom.simulation.replay_outcome import Goal, ReplayOutcome
 from legroom.simulation.trace import Trace
 from legroom.vllm.command_line import any_release_words
 
-_MOST_ROWS = 12
-_SMALL = 0.1
+_MAX_ROWS = 12
 Fleets = Sequence[tuple[HoldingFleet, Sequence[str]]]
-"""Each with its command."""
+"""Fleets that hold the load, each with its command."""
 
 
 def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fleets, style: Style) -> str:
@@ -24,20 +23,20 @@ def choice_text(choice: Choice, trace: Trace, command: Sequence[str], fleets: Fl
     lines += [*columns(list(_rows(choice, style)), "<>>>>>><"), ""]
     if choice.best.rejected:
         rejected = f"{count(choice.best.rejected)} of {count(len(trace))}"
-        what_follows = "vLLM turns such requests away, and these figures leave them out."
-        lines += [*wrap(f"Requests too long for this server: {rejected}. {what_follows}", style.width), ""]
+        consequence = "vLLM turns such requests away, and these figures leave them out."
+        lines += [*wrap(f"Requests too long for this server: {rejected}. {consequence}", style.width), ""]
     if choice.sustained is False:
-        lines += [*wrap(_short_lived(choice, trace), style.width), ""]
+        lines += [*wrap(_ends_too_soon(choice, trace), style.width), ""]
     if choice.holds:
         return "\n".join([*lines, style.paint(join(command), "bold")])
     lines += wrap(_shortfall(choice, trace), style.width)
-    lines += ["", "The best of them:", f"  {join(command)}", "", *_what_holds(choice, fleets, style)]
+    lines += ["", "The best of them:", f"  {join(command)}", "", *_holding_fleets(choice, fleets, style)]
     return "\n".join(lines)
 
 
 def _rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
     unit = _unit(choice)
-    shown = choice.frontier[:_MOST_ROWS]
+    shown = choice.frontier[:_MAX_ROWS]
     if choice.best not in shown:
         shown = [choice.best, *shown]
     yield (
@@ -64,12 +63,12 @@ def _rows(choice: Choice, style: Style) -> Iterator[tuple[str, ...]]:
 
 
 def _figure(figure: float) -> str:
-    """Times per token are thousandths of a second."""
-    return f"{figure:,.2f}" if figure >= _SMALL else f"{figure:.3g}"
+    """Three significant digits below 0.1, as times per token are."""
+    return f"{figure:,.2f}" if figure >= 0.1 else f"{figure:.3g}"
 
 
 def _shortfall(choice: Choice, trace: Trace) -> str:
-    """Which part of the goal is missed, with the figures."""
+    """Which limits of the goal the best setting misses."""
     best, units, each = choice.best, _units(choice), "second" if choice.in_seconds else "step"
     if not best.finished:
         return "No setting serves any request of this load: every one is too long."
@@ -96,7 +95,7 @@ def _shortfall(choice: Choice, trace: Trace) -> str:
     return f"No setting holds this load: {'; '.join(reasons)}."
 
 
-def _short_lived(choice: Choice, trace: Trace) -> str:
+def _ends_too_soon(choice: Choice, trace: Trace) -> str:
     units = _units(choice)
     return (
         f"This load lasts {trace.arrivals[-1] - trace.arrivals[0]:,.0f} {units} and its answers up to "
@@ -105,7 +104,7 @@ def _short_lived(choice: Choice, trace: Trace) -> str:
     )
 
 
-def _what_holds(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:
+def _holding_fleets(choice: Choice, fleets: Fleets, style: Style) -> Iterator[str]:
     if choice.interrupted:
         yield "What would hold it was not looked for: the search was interrupted."
         return

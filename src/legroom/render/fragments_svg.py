@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from legroom.drawing.svg import Svg
 from legroom.drawing.text import plural, wrap
-from legroom.render.fragment_rows import KINDS, segment_rows
-from legroom.render.fragments_text import headline
+from legroom.render.fragments_text import KINDS, headline, segment_rows
 from legroom.units import human_bytes
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A report in the terminal: a line a finding, as compilers write it."""
+"""Text of a lint report: one line a finding, like a compiler's."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from legroom.vllm.command_line import change_words
 
 if TYPE_CHECKING:
     from legroom.memory.layout import Layout
+    from legroom.memory.server_states import ServerState
     from legroom.planning.capacity_search import SearchAnswer
     from legroom.planning.plan import Advice, Plan
 
@@ -311,3 +312,44 @@ def _other_ways(result: SearchAnswer, style: Style) -> Iterator[str]:
         yield from _mini_layout(plan, style)
         paid = "; ".join(losses) if losses else "nothing beyond the defaults"
         yield from (style.paint(line, "dim") for line in wrap(f"gives up: {paid}", style.width, "    "))
+
+
+_STATE_NAMES = {
+    "serving": "serving",
+    "asleep_1": "asleep, level 1",
+    "asleep_2": "asleep, level 2",
+    "updating_weights": "updating weights",
+}
+
+
+def sleep_text(states: Sequence[ServerState], style: Style = PLAIN) -> str:
+    """The table and what to know of it, ending in a newline."""
+    return "\n".join((*_sleep_table(states, style), "", *_sleep_remarks(states, style))) + "\n"
+
+
+def _sleep_table(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    yield _MARGIN + style.paint("By state", "bold")
+    rows = [tuple(style.paint(word, "dim") for word in ("", "each card", "host", "to wake"))]
+    rows += [
+        (_STATE_NAMES[state.name], gib(state.device.bytes), gib(state.host.bytes), _wake_time(state))
+        for state in states
+    ]
+    yield from (_MARGIN + line for line in columns(rows, "<>><"))
+
+
+def _wake_time(state: ServerState) -> str:
+    if state.name == "asleep_2":
+        return "as long as the checkpoint takes to read"
+    return f"{state.wake_s:.1f} s" if state.wake_s is not None else ""
+
+
+def _sleep_remarks(states: Sequence[ServerState], style: Style) -> Iterator[str]:
+    asleep = next(state for state in states if state.name == "asleep_1")
+    stays = ", ".join(f"{term.label} {human_bytes(term.bytes)}" for term in asleep.device.terms)
+    yield from wrap(f"What stays on the card: {stays}.", style.width, _MARGIN)
+    yield from wrap(
+        "Host memory is beside what the processes hold. Level 1 copies the weights to page-locked memory in pieces "
+        "that are rounded up to powers of two, and torch keeps that memory after the server wakes.",
+        style.width,
+        _MARGIN,
+    )

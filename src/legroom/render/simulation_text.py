@@ -1,13 +1,19 @@
-"""A timeline for people: the picture of the load, and the figures under it."""
+"""Text and SVG of a simulated load: the timeline, an autoscaled fleet and a KV offloading tier."""
 
 from __future__ import annotations
 
-from legroom.drawing.curve import Curve, axis_line, curve_lines, draw_curve
+from collections.abc import Iterator
+from dataclasses import replace
+
+from legroom.drawing.curve import Curve, axis_line, counted, curve_lines, draw_curve
 from legroom.drawing.svg import Svg
 from legroom.drawing.terminal import Colour, Style
-from legroom.drawing.text import columns, count
+from legroom.drawing.text import columns, count, plural
+from legroom.simulation.autoscale import ScaledReplay
+from legroom.simulation.tiers.tier_report import HIT_SHARE, TierReport, chunks_for
 from legroom.simulation.timeline import Timeline, percentile
 from legroom.simulation.trace import Trace
+from legroom.units import gib
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
@@ -78,7 +84,7 @@ def _curves(timeline: Timeline) -> list[Curve]:
 
 
 def _with_peak(name: str, colour: Colour, values: list[int], peak: int) -> Curve:
-    """As high as its peak, which may lie between two samples."""
+    """A curve scaled to its peak, which may lie between two samples."""
     return Curve(name, colour, 2, values, max(1, peak), count(max(1, peak)))
 
 
@@ -120,3 +126,148 @@ def _percentiles(values: list[float], unit: str) -> str:
     return f"p50 {show(percentile(values, 0.5))}  p99 {show(percentile(values, 0.99))}  max " + (
         f"{show(values[-1]) if values else 0} {unit}"
     )
+
+
+_MAX_CHANGES = 12
+
+
+def scaled_text(scaled: ScaledReplay, style: Style) -> str:
+    lines = [style.paint(_fleet_headline(scaled), "bold"), ""]
+    for curve in _fleet_curves(scaled):
+        lines += curve_lines(curve, style)
+    end = f"{scaled.samples[-1].time_s / 3600:.1f} h" if scaled.samples else ""
+    lines.append(axis_line("0", end, style))
+    lines += ["", *columns(list(_fleet_figures(scaled)), "<<"), "", *_changes(scaled)]
+    return "\n".join(lines) + "\n"
+
+
+def _fleet_headline(scaled: ScaledReplay) -> str:
+    if scaled.flaps:
+        return f"The fleet flaps: a server was started again soon after one was given up, {_times_text(scaled.flaps)}."
+    if scaled.is_thrashing:
+        return f"The fleet thrashes: {count(scaled.preemptions)} preemptions for {count(scaled.finished)} requests."
+    return f"The fleet is steady: {plural(len(scaled.changes), 'change')}, no flapping."
+
+
+def _times_text(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _fleet_curves(scaled: ScaledReplay) -> list[Curve]:
+    samples = scaled.samples
+    servers = counted("servers", "green", [sample.replicas for sample in samples], height=4)
+    return [
+        servers,
+        replace(servers, name="serving", colour="blue", values=[sample.ready for sample in samples]),
+        Curve("KV use", "blue", 3, [sample.kv_use for sample in samples], 1.0, "100%"),
+        counted("waiting", "orange", [sample.waiting for sample in samples], height=3),
+    ]
+
+
+def _fleet_figures(scaled: ScaledReplay) -> Iterator[tuple[str, str]]:
+    policy = scaled.policy
+    ordered = sorted(scaled.first_token_s)
+    yield "requests", f"{count(scaled.finished)} served, {count(scaled.rejected)} refused"
+    if ordered:
+        shares = ", ".join(f"p{share} {percentile(ordered, share / 100):.1f} s" for share in (50, 90, 99))
+        yield "first token", f"{shares} (estimated)"
+    yield "preemptions", count(scaled.preemptions)
+    yield "servers", f"{policy.least} to {policy.most}, {scaled.replica_seconds / 3600:.1f} server hours"
+    yield "policy", f"KV use {policy.kv_target_ratio:.0%}, {policy.waiting_target} waiting for each server"
+    yield "", f"up: twice as many in {policy.up_period_s} s, after {policy.up_window_s} s of need"
+    yield "", f"down: one in {policy.down_period_s} s, after {policy.down_window_s} s without need"
+    yield "", f"a server starts in {policy.start_s:.0f} s"
+
+
+def _changes(scaled: ScaledReplay) -> Iterator[str]:
+    for time_s, before, after in scaled.changes[:_MAX_CHANGES]:
+        yield f"  {time_s / 60:7.1f} min  {before} -> {after}"
+    if len(scaled.changes) > _MAX_CHANGES:
+        yield f"  and {len(scaled.changes) - _MAX_CHANGES} more"
+
+
+_BAR = 30
+
+
+def tier_text(report: TierReport) -> str:
+    """The figures of the tier and its hit ratio by size."""
+    lines = ["", "the cpu tier", *columns(_tier_figures(report), "<<")]
+    if report.curve:
+        lines += ["", "share of prompt tokens loaded, by size of the tier", *_tier_curve(report)]
+    return "\n".join(lines) + "\n"
+
+
+def _tier_figures(report: TierReport) -> list[tuple[str, str]]:
+    replayed, tally, tier = report.replayed, report.replayed.tally, report.replayed.tier
+    gpu_share, without = replayed.timeline.hit_ratio, report.without.hit_ratio
+    figures = [
+        (
+            "room",
+            f"{_size_text(report, tier.num_chunks)}, {count(tally.peak_chunks)} of {_chunks(tier.num_chunks)} used",
+        ),
+        ("hits", f"{report.hit_ratio:.1%} of prompt tokens loaded, {gpu_share:.1%} found on the GPU"),
+        ("without it", f"{without:.1%} found on the GPU"),
+        ("stored", f"{_blocks_text(report, tally.stored_blocks)} in {count(tally.stores)} copies"),
+        ("loaded", f"{_blocks_text(report, tally.loaded_blocks)} in {count(tally.loads)} copies"),
+        ("evicted", f"{_chunks(tally.evicted_chunks)}"),
+    ]
+    if report.host_bytes is not None:
+        figures.insert(1, ("host memory", f"{gib(report.host_bytes)} allocated"))
+    if replayed.files is not None:
+        written, read = (_size_text(report, chunks) for chunks in replayed.files[:2])
+        figures.append(("files", f"{written} written, {read} read back"))
+    if tally.failed_stores:
+        figures.append(("no room", f"{count(tally.failed_stores)} offers found every chunk in use"))
+    if replayed.load_busy_s or replayed.store_busy_s:
+        copies = f"{replayed.load_busy_s:,.1f} s loading, {replayed.store_busy_s:,.1f} s storing"
+        figures.append(("copies", f"{copies}; steps waited {replayed.flush_wait_s:,.2f} s for stores  (estimated)"))
+    figures += _benefit(report)
+    return figures
+
+
+def _benefit(report: TierReport) -> list[tuple[str, str]]:
+    figures = []
+    if report.is_slower_than_recomputing is not None and report.break_even_bytes_s is not None:
+        verdict = "slower than computing again" if report.is_slower_than_recomputing else "faster than computing again"
+        figures.append(
+            (
+                "loading",
+                f"{verdict}: {report.replayed.load_busy_s:,.1f} s against {report.recompute_s:,.1f} s; "
+                f"even at {report.break_even_bytes_s / 1e9:,.1f} GB/s  (estimated)",
+            )
+        )
+    if report.first_tokens_s:
+        ours, theirs = report.first_tokens_s
+        figures.append(
+            (
+                "first token",
+                f"p50 {percentile(ours, 0.5):,.2f} s, p99 {percentile(ours, 0.99):,.2f} s; without the tier "
+                f"{percentile(theirs, 0.5):,.2f} s and {percentile(theirs, 0.99):,.2f} s  (estimated)",
+            )
+        )
+    return figures
+
+
+def _tier_curve(report: TierReport) -> list[str]:
+    top = max(point.hit_ratio for point in report.curve) or 1.0
+    rows = [
+        (_size_text(report, point.num_chunks), f"{point.hit_ratio:.1%}", "#" * round(_BAR * point.hit_ratio / top))
+        for point in report.curve
+    ]
+    lines = columns(rows, ">><")
+    enough = chunks_for(report.curve, HIT_SHARE)
+    if enough is None:
+        return [*lines, "no size of the tier would give a hit"]
+    return [*lines, f"{HIT_SHARE:.0%} of all the hits there are: {_size_text(report, enough)}"]
+
+
+def _size_text(report: TierReport, num_chunks: int) -> str:
+    return gib(report.tier_bytes(num_chunks)) if report.replayed.tier.block_bytes else _chunks(num_chunks)
+
+
+def _blocks_text(report: TierReport, blocks: int) -> str:
+    return gib(report.bytes_of(blocks)) if report.replayed.tier.block_bytes else f"{count(blocks)} blocks"
+
+
+def _chunks(number: int) -> str:
+    return f"{count(number)} chunk{'' if number == 1 else 's'}"

@@ -9,6 +9,7 @@ from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import columns, wrap
 from legroom.planning.search_space import NODE_GPUS
 from legroom.render.plan_parts import short_name
+from legroom.simulation.fleet_size import CardFleets, FleetReport, Money, SizedFleet
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
@@ -97,3 +98,100 @@ def matrix_text(rows: Rows, title: str, style: Style = PLAIN) -> str:
     head = style.paint(f"GPUs needed for {title}", "bold")
     legend = style.paint(f"  {nothing} not with that many   * gives something up", "dim")
     return "\n".join([head, "", *(f"  {line}" for line in lines), "", legend, ""])
+
+
+def fleet_size_text(report: FleetReport, style: Style) -> str:
+    """One table a model."""
+    blocks = []
+    for model in dict.fromkeys(card.model for card in report.cards):
+        cards = [card for card in report.cards if card.model == model]
+        head = [style.paint(line, "bold") for line in wrap(f"{short_name(model)}: {_fleet_title(report)}", style.width)]
+        blocks.append("\n".join([*head, "", *_fleet_table(report, cards, style)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _fleet_title(report: FleetReport) -> str:
+    load, goal = report.load, report.load.goal
+    limits = []
+    if goal.first_token_p99 is not None:
+        limits.append(f"the first token within {goal.first_token_p99:g} s")
+    if goal.time_per_token_p99 is not None:
+        limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
+    within = f", {' and '.join(limits)} (p99)" if limits else ""
+    return (
+        f"{load.requests_per_s:.3g} requests/s of {load.prompt_tokens:,.0f} + {load.output_tokens:,.0f} tokens"
+        f"{within}, vLLM {report.release.version}"
+    )
+
+
+def _fleet_table(report: FleetReport, cards: Sequence[CardFleets], style: Style) -> list[str]:
+    fleets = [card.fleets[0] for card in cards if card.fleets]
+    holding = [fleet for fleet in fleets if fleet.holds]
+    best = report.best(cards)
+    has_prices = any(report.usd_per_hour(fleet) for fleet in holding)
+    header = ["", "GPU", "GPUs", "split", "TTFT s", "TPOT ms", *(["$/hour", "$/M tok"] if has_prices else [])]
+    rows = [[style.paint(word, "dim") for word in header]]
+    rows += [_fleet_row(report, fleet, fleet is best, has_prices, style) for fleet in holding]
+    lines = columns(rows, "<<><>>" + (">>" if has_prices else "")) if holding else []
+    footers = list(_fleet_footers(report, fleets, style))
+    return [*lines, *([""] if lines and footers else []), *footers]
+
+
+def _fleet_row(report: FleetReport, fleet: SizedFleet, is_best: bool, has_prices: bool, style: Style) -> list[str]:
+    outcome, band = fleet.outcome, fleet.band
+    assert outcome is not None and band is not None
+    split = f"TP {fleet.tensor_parallel_size}" if fleet.tensor_parallel_size > 1 else ""
+    mark = "~" if band.basis == "data_sheet" else ""
+    money = [report.usd_per_hour(fleet), report.usd_per_million_tokens(fleet)] if has_prices else []
+    return [
+        style.pick("▶", ">") if is_best else "",
+        fleet.gpu.name + mark,
+        _counts(fleet, style),
+        split or style.pick("·", "-"),
+        f"{outcome.first_token_p99:.2f}",
+        f"{outcome.time_per_token_p99 * 1000:.0f}",
+        *(_usd(usd, style) for usd in money),
+    ]
+
+
+def _counts(fleet: SizedFleet, style: Style) -> str:
+    low, middle, high = fleet.replicas.times(fleet.gpus_per_replica)
+    if low == high:
+        return f"{middle:g}"
+    return f"{middle:g} ({low or middle:g}{style.pick('–', '-')}{'?' if high is None else f'{high:g}'})"
+
+
+def _usd(money: Money | None, style: Style) -> str:
+    if money is None:
+        return style.pick("·", "-")
+    low, middle, high = money
+    if low == high:
+        return f"{middle:.2f}"
+    return f"{low if low is not None else middle:.2f}{style.pick('–', '-')}{'?' if high is None else f'{high:.2f}'}"
+
+
+def _fleet_footers(report: FleetReport, fleets: Sequence[SizedFleet], style: Style) -> Iterator[str]:
+    holding = [fleet for fleet in fleets if fleet.holds]
+    remarks = []
+    if unmeasured := [fleet.band for fleet in holding if fleet.band and fleet.band.basis == "data_sheet"]:
+        remarks.append(
+            f"~ read from data sheets, not measured: steps may take {unmeasured[0].low:g} to {unmeasured[0].high:g} "
+            "times as long, and the range in brackets follows from that"
+        )
+    if any(fleet.replicas.high is None for fleet in holding):
+        remarks.append(f"? more than {report.most_gpus} GPUs, or no number of them, if steps are that long")
+    prices = [price for fleet in holding if (price := report.price_of(fleet))]
+    if prices and report.are_list_prices:
+        dates = sorted({price.date for price in prices})
+        when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        remarks.append(f"$: list prices of {when}; --prices FILE takes yours. A million tokens are output tokens")
+    elif prices:
+        remarks.append("$: at the prices that you gave. A million tokens are output tokens")
+    unpriced = [fleet.gpu.name for fleet in holding if not report.price_of(fleet)]
+    if unpriced:
+        remarks.append(f"no price is known for: {', '.join(unpriced)}")
+    for reason in dict.fromkeys(fleet.reason for fleet in fleets if not fleet.holds):
+        names = ", ".join(fleet.gpu.name for fleet in fleets if not fleet.holds and fleet.reason == reason)
+        remarks.append(f"{names}: {reason}")
+    for remark in remarks:
+        yield from wrap(remark, style.width, "  ", "    ")

@@ -1,4 +1,4 @@
-"""A verification for people: one page of text, and the picture of KV use and queue."""
+"""Text and SVG of a verification."""
 
 from __future__ import annotations
 

@@ -1,121 +1,140 @@
-"""The KV pool as admission sees it: who holds what, who waits, and when there will be room again.
+"""The KV pool as admission sees it: which requests hold blocks, which wait, and when there will be room again.
 
-No clock, no event loop: callers pass the time in and are called back through `Ticket.on_admitted`.
+It has no clock and no event loop: callers pass the time, and are called back through `Reservation.on_admitted`.
 
-Two rules of admission. Strict: blocks are counted at their worst, prompt and every token a request may still generate,
-so that the sum never outgrows the pool and vLLM never has to preempt. With a look ahead (`Need.growth` and
-`PoolLimits.look_ahead`): what all hold should fit for the newcomer's life, by how far each has come; who would be
-preempted begins all the same where that finishes more.
+There are two rules of admission. Strict: each request is counted at its longest, so that vLLM never preempts. By
+projection (the default): a request is admitted if the pool is projected to hold all requests until it ends, or if the
+tokens it generates before it would be preempted outweigh computing them again.
 """
 
 from __future__ import annotations
 
 import math
 
-from legroom.guard.pool.early_start import Crowd, pays_to_begin
-from legroom.guard.pool.engine_usage import EngineUse, UsedShare
+from legroom.guard.pool.engine_usage import StepClock
 from legroom.guard.pool.fair_queue import MOST_CLIENTS, FairQueue
-from legroom.guard.pool.prefill_cost import PrefillCost
-from legroom.guard.pool.projection import Outlook, hold_of
-from legroom.guard.pool.release_rate import Supply
-from legroom.guard.pool.reservation import Need, Ticket, TicketState
-from legroom.guard.pool.step_clock import StepClock
+from legroom.guard.pool.projection import BlockNeed, Progress, Projection, Reservation, ReservationState, progress_of
 from legroom.guard.request.prefixes import PrefixLedger
 from legroom.records import dataclass
 
 UNKNOWN_RETRY_S = 2
-"""What to answer before anything was ever released: soon, as nothing is known."""
+"""Retry-After before anything was ever released."""
 LONGEST_RETRY_S = 45
-"""A forecast further ahead follows from a rate of ten seconds: who was told to come in a minute and a half because the
-server was slow just then leaves it idle (12 % of 106 s, measured). They come sooner, and are told anew."""
-LONGEST_FORECAST_S = 1e6
-USUAL_RECOMPUTE = 0.004
-"""Steps for a token of a prompt until the engine has shown it: 0.003 for 8 billion parameters on an H200, 0.008 for a
-tiny model on two cores."""
-DEAR_FROM = 0.05
-"""Steps for a token of a prompt from which on an answer is expected to be as long as most, not as the average."""
-
-
-def _within_forecast(wait_s: float) -> float:
-    """Spread over the second half of the longest wait, as those who came together must not return together."""
-    half_s = LONGEST_RETRY_S / 2
-    return wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s
+"""Caps Retry-After; longer values left the server idle 12 % of the time (106 s, measured)."""
+RELEASE_WINDOW_S = 10.0
+"""The release rate is averaged over this: a few requests of ordinary length."""
+RECOMPUTE_STEPS = 0.004
+"""Steps to compute one prompt token: 0.003 for 8 billion parameters on an H200, 0.008 for a tiny model on two cores."""
+SEQUENCE_GAIN = 0.6
+"""Tokens a step that one more sequence adds, as each makes a step longer. On the H200 loads 0.3 costs 16 % goodput on
+long answers, and 1.0 doubles preemptions (0025)."""
+TAIL_FACTOR = 4
+"""Once the waiting sequences times this are fewer than the running ones, the load ends and preempting costs less: 9 %
+goodput on long answers (0025)."""
+SMALL_DOUBT = 0.25
+"""While small requests are served: share of the estimated steps by which a large one may run longer than expected."""
+LEAD_S = 0.03
+"""From admission to a request's first step: two network hops and the engine's queue. Without it -3 % goodput (0025)."""
+PREFILL_GAP, MOST_GAP = 2.0, 0.8
+"""While small requests are served: time between two large ones, in prefills, and at most in mean completions."""
+RECHECK_INTERVAL_S = 0.05
+"""How often waiting requests are checked; a projection stands that long, or 0.5 ms for each running request (making it
+takes 6 us for each)."""
+ACTIVE_CLIENT_S = 60.0
+"""Clients heard within this time share the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What may be held at once. None is no limit: the size is not known, or nobody set one."""
+    """What may be held at once. None: no limit, or an unknown one."""
 
     blocks: int | None = None
-    seats: int | None = None
-    """Sequences that vLLM runs at once (max_num_seqs): more would only wait inside it."""
+    sequences: int | None = None
+    """vLLM's max_num_seqs: more sequences would wait inside vLLM."""
     queue_requests: int = 0
-    look_ahead: float | None = None
-    """The share of its own life for which a newcomer finds room, unless it pays to begin before; None: strict."""
-    recompute_steps: float = USUAL_RECOMPUTE
-    """Steps that one token of a prompt takes to compute, until the engine has shown it: what a preemption costs."""
-    lane_share: float = 0.0
-    """Of the pool, kept from large requests for small ones while more than one client sends."""
+    is_strict: bool = True
+    """Count every request at its longest."""
+    small_share: float = 0.0
+    """Share of the pool kept for small requests while several clients send."""
 
 
-LANE_DOUBT = 0.25
-"""While small work is about: of the steps that a request has made by the clock alone, how many it may not have made. It
-then ends later than expected, and the pool overflows."""
-LEAD_S = 0.03
-"""From admission to a request's first step: two hops and the engine's own queue. Who ends before makes room for it."""
-PREFILL_GAP, MOST_GAP = 2.0, 0.8
-"""While small work is about: from one large request to the next, times its prefill, and at most of the time that such
-requests end apart."""
-OUTLOOK_S, OUTLOOK_S_A_REQUEST = 0.05, 0.0005
-"""How long the outlook stands until somebody ends, and for each that runs at least; those who come and go are followed
-at once. Making one takes some 6 microseconds for each: a hundredth of the time."""
-SOONEST_LOOK_S = 0.005
-MOST_AHEAD = 16
-"""Times the steps that are asked about, of an outlook that is asked."""
-FEWEST_USED_SHARE = 0.25
-"""Of the pool, what must be in use before it is compared with what was expected."""
-OTHER_CLIENT_S = 60.0
-"""Clients heard within this share the pool; the lane is kept open while there are several."""
-PACE_SHARE = 0.2
-"""Of the newest answer, in the average pace of all."""
+class ReleaseForecast:
+    """When enough blocks (or sequences) will have been released for one more request."""
+
+    __slots__ = ("_at_s", "_mass", "_promised", "_promised_at_s", "_weight", "queued")
+
+    def __init__(self, now_s: float) -> None:
+        self.queued = 0
+        """Needed by waiting requests."""
+        self._promised = 0.0
+        self._promised_at_s = self._at_s = now_s
+        self._mass = self._weight = 0.0
+
+    def add(self, amount: int, now_s: float) -> None:
+        self._decay(now_s)
+        self._mass += amount
+
+    def per_s(self, now_s: float) -> float:
+        """Released a second, as an exponential average; 0 where nothing was released lately."""
+        self._decay(now_s)
+        return self._mass / (self._weight * RELEASE_WINDOW_S) if self._weight > 0.01 else 0.0
+
+    def _decay(self, now_s: float) -> None:
+        kept = math.exp(-max(0.0, now_s - self._at_s) / RELEASE_WINDOW_S)
+        self._at_s = max(now_s, self._at_s)
+        self._mass *= kept
+        self._weight = 1.0 - (1.0 - self._weight) * kept
+
+    def wait_s(self, need: int, free: int, now_s: float, behind_queue: bool = True) -> float | None:
+        """Seconds until `need` are free for a refused request; None where no rate is known.
+
+        It comes behind the requests refused before it, so that a burst does not return all at once, and, unless it
+        already waited, behind the queue.
+        """
+        rate = self.per_s(now_s)
+        if rate <= 0:
+            return None
+        self._promised = max(0.0, self._promised - rate * (now_s - self._promised_at_s))
+        self._promised_at_s = now_s
+        missing = (self.queued if behind_queue else 0) + self._promised + need - max(0, free)
+        self._promised += need
+        return missing / rate
 
 
 class Pool:
-    """Admits by turns between clients, each one's requests in order, and only what fits beside what was admitted."""
+    """Admits requests in turns between clients, each client's requests in order of arrival."""
 
     def __init__(self, limits: PoolLimits, now_s: float = 0.0) -> None:
         self.limits = limits
-        self.held_seats = 0
-        self.lane_admitted = 0
+        self.held_sequences = 0
+        self.small_admitted = 0
         self.weights: dict[str, float] = {}
-        """Of clients that have another share than 1."""
+        """Shares of clients; 1 for those not named."""
         self.steps_per_s = 0.0
-        """Tokens a second that a running sequence gets, by the answers so far."""
+        """Tokens a second of one sequence, by finished answers; used where the engine does not count its steps."""
         self._pace_steps, self._pace_s = 0.0, 0.0
-        self._used = UsedShare()
-        self._large_from_s = -math.inf
-        self._outlook = Outlook(-math.inf, 0.0, 1.0)
+        self._large_after_s = -math.inf
+        self._projection = Projection(-math.inf, 0.0, 1.0)
         self._needed_blocks = 0
         self._prefixes = PrefixLedger()
-        self._prefill_cost = PrefillCost()
         self._step_clock = StepClock()
-        self._lane_blocks = 0
-        self._running: dict[int, Ticket] = {}
-        self._queue: FairQueue[Ticket] = FairQueue()
-        self._heard: dict[str, float] = {}
+        self._small_blocks = 0
+        self._running: dict[int, Reservation] = {}
+        self._queue: FairQueue[Reservation] = FairQueue()
+        self._clients: dict[str, float] = {}
         self._now_s = now_s
         self._small_until_s = -math.inf
-        self._blocks = Supply(now_s)
-        self._seats = Supply(now_s)
+        self._blocks = ReleaseForecast(now_s)
+        self._sequences = ReleaseForecast(now_s)
 
     @property
     def held_blocks(self) -> int:
-        """What all that run may grow to; a beginning that several prompts have is held once."""
+        """Blocks that running requests may grow to; a prefix that several share is counted once."""
         return self._needed_blocks - math.floor(self._prefixes.saved_blocks + 1e-6)
 
     @property
     def running(self) -> int:
-        """Requests admitted and not finished."""
+        """Requests admitted and not released."""
         return len(self._running)
 
     @property
@@ -125,250 +144,225 @@ class Pool:
 
     @property
     def waiting_clients(self) -> int:
-        """Clients that these are of."""
+        """Clients with requests in the queue."""
         return self._queue.clients
 
     @property
     def queued_blocks(self) -> int:
-        """What they need together."""
+        """Blocks that the requests in the queue may grow to."""
         return self._blocks.queued
 
-    def acquire(self, need: Need, now_s: float, client: str = "") -> Ticket:
-        """Admit, queue or refuse; the ticket's state says which."""
-        ticket = Ticket(need, now_s, client)
-        limit = self.limits
-        self._hear(client, now_s)
-        if need.blocks <= self._lane_capacity():
-            self._small_until_s = now_s + OTHER_CLIENT_S
-        if limit.blocks is not None and need.blocks > limit.blocks:
-            ticket.state = TicketState.NEVER
-        elif (not self._queue and self._fits(need, now_s)) or self._enter_lane(ticket):
-            self._queue.passed(ticket, self._weight(client))
-            self._admit(ticket, now_s)
-        elif len(self._queue) >= limit.queue_requests:
-            ticket.state = TicketState.FULL
+    def acquire(self, need: BlockNeed, now_s: float, client: str = "") -> Reservation:
+        """Admit, queue or refuse a request; the reservation's state says which."""
+        reservation = Reservation(need, now_s, client)
+        limits = self.limits
+        self._note_client(client, now_s)
+        if need.blocks <= self._small_capacity():
+            self._small_until_s = now_s + ACTIVE_CLIENT_S
+        if limits.blocks is not None and need.blocks > limits.blocks:
+            reservation.state = ReservationState.TOO_LARGE
+        elif (not self._queue and self._fits(need, now_s)) or self._take_small_share(reservation):
+            self._queue.count(reservation, self._weight(client))
+            self._admit(reservation, now_s)
+        elif len(self._queue) >= limits.queue_requests:
+            reservation.state = ReservationState.QUEUE_FULL
         else:
-            self._queue.add(ticket, self._weight(client))
+            self._queue.add(reservation, self._weight(client))
             self._blocks.queued += need.blocks
-            self._seats.queued += need.seats
-        return ticket
+            self._sequences.queued += need.sequences
+        return reservation
 
-    def release(self, ticket: Ticket, now_s: float) -> None:
-        """Give back what the request held, or its place in the queue; a second call does nothing."""
-        state, ticket.state = ticket.state, TicketState.GONE
-        if state is TicketState.ADMITTED:
-            del self._running[id(ticket)]
-            self._needed_blocks -= ticket.need.blocks
-            self._prefixes.remove(ticket)
-            self.held_seats -= ticket.need.seats
-            self._lane_blocks -= ticket.need.blocks if ticket.in_lane else 0
-            self._blocks.rate.add(ticket.need.blocks, now_s)
-            self._seats.rate.add(ticket.need.seats, now_s)
-            if ticket.outlook is not None:
-                self._outlook.remove(ticket.outlook)
-        elif state is TicketState.WAITING:
-            self._queue.remove(ticket)
-            self._dequeued(ticket.need)
+    def release(self, reservation: Reservation, now_s: float) -> None:
+        """Free what the request held, or its place in the queue; a second call does nothing."""
+        need, state = reservation.need, reservation.state
+        reservation.state = ReservationState.RELEASED
+        if state is ReservationState.ADMITTED:
+            del self._running[id(reservation)]
+            self._needed_blocks -= need.blocks
+            self._prefixes.remove(reservation)
+            self.held_sequences -= need.sequences
+            self._small_blocks -= need.blocks if reservation.is_small else 0
+            self._blocks.add(need.blocks, now_s)
+            self._sequences.add(need.sequences, now_s)
+            if reservation.projected_blocks is not None:
+                self._projection.remove(reservation.projected_blocks)
+        elif state is ReservationState.WAITING:
+            self._dequeue(reservation)
         else:
             return
         self.admit_waiting(now_s)
 
     def resize(self, limits: PoolLimits, now_s: float = 0.0) -> None:
-        """Other limits from now on. Nobody who is in is put out; a smaller pool fills again as they leave."""
+        """Apply other limits; running requests stay."""
         self.limits = limits
         self.admit_waiting(now_s)
 
     def learn_pace(self, steps: int, seconds: float) -> None:
         """An answer of so many tokens a sequence took so long."""
         if steps > 0 and seconds > 0:
-            # Long answers tell more of the pace: a short one has waited for its first token most of the time.
-            share = PACE_SHARE if self.steps_per_s else 1.0
+            # Averaged apart, so that long answers count more: a short one mostly waited for its first token.
+            share = 0.2 if self.steps_per_s else 1.0
             self._pace_steps += (steps - self._pace_steps) * share
             self._pace_s += (seconds - self._pace_s) * share
             self.steps_per_s = self._pace_steps / self._pace_s
 
-    def learn_use(self, use: EngineUse, now_s: float) -> None:
-        """The engine said what part of what was expected is really in use, and how far it has come."""
-        blocks = self.limits.blocks
-        self._prefill_cost.learn(use, now_s)
-        if use.steps:
-            self._step_clock.learn(use.steps / use.engines, now_s)
-        if not blocks or self.limits.look_ahead is None or use.kv_share < FEWEST_USED_SHARE:
-            return
-        if use.waiting:  # it holds nothing, and which of those let in it is nobody says
-            return
-        expected = self._outlook_at(now_s).totals[0] + self._prefixes.shared_blocks
-        if expected > 0:
-            self._used.learn(use.kv_share * blocks / expected, now_s)
+    def learn_steps(self, steps: float, now_s: float) -> None:
+        """The engine's step counter at this time."""
+        self._step_clock.add(steps, now_s)
 
-    @property
-    def recompute_steps(self) -> float:
-        """Steps that one token of a prompt takes to compute, as the rule in force takes it."""
-        learnt = self._prefill_cost.steps_a_token
-        return self.limits.recompute_steps if learnt is None else learnt
-
-    @property
-    def recompute_is_dear(self) -> bool:
-        """Whether a preemption costs more than the steps that it made room for."""
-        return self.recompute_steps >= DEAR_FROM
-
-    @property
-    def use_ratio(self) -> float:
-        """Blocks in use over those expected."""
-        return self._used.ratio(self._now_s)
-
-    def retry_after_s(self, need: Need, now_s: float, gave_up: bool = False) -> int:
-        """When there will likely be room for this request: whole seconds, at least one.
-
-        What was refused lately is expected back too, so a burst is told to return spread out, not all at once.
-        """
-        limit, waits_s = self.limits, []
-        if limit.blocks is not None:
-            free = limit.blocks - self.held_blocks
-            waits_s.append(self._blocks.wait_s(need.blocks, free, now_s, not gave_up))
-        if limit.seats is not None:
-            waits_s.append(self._seats.wait_s(need.seats, limit.seats - self.held_seats, now_s, not gave_up))
+    def retry_after_s(self, need: BlockNeed, now_s: float, has_waited: bool = False) -> int:
+        """When there will likely be room for a refused request: whole seconds, at least one."""
+        limits, waits_s = self.limits, []
+        if limits.blocks is not None:
+            free = limits.blocks - self.held_blocks
+            waits_s.append(self._blocks.wait_s(need.blocks, free, now_s, not has_waited))
+        if limits.sequences is not None:
+            free = limits.sequences - self.held_sequences
+            waits_s.append(self._sequences.wait_s(need.sequences, free, now_s, not has_waited))
         known = [wait_s for wait_s in waits_s if wait_s is not None]
-        # Written so that an overflow or a tiny rate ends at the longest wait, never in an error. Rounded down: who
-        # comes early finds a place in the queue, who comes late leaves the server idle.
-        return max(1, math.floor(_within_forecast(min(max(known), LONGEST_FORECAST_S)))) if known else UNKNOWN_RETRY_S
+        if not known:
+            return UNKNOWN_RETRY_S
+        # A longer forecast is spread over the second half of the longest one. Rounded down: a client that is early
+        # waits in the queue, one that is late leaves the server idle.
+        wait_s, half_s = min(max(known), 1e6), LONGEST_RETRY_S / 2
+        return max(1, math.floor(wait_s if wait_s <= LONGEST_RETRY_S else half_s + wait_s % half_s))
 
     def admit_waiting(self, now_s: float) -> None:
-        """The next in turn as long as it fits; it is not overtaken, but for small work in its own lane. With a look
-        ahead time alone makes room, as those that run come nearer to their end: call it now and then.
+        """Admit the next requests that fit, in turn, and any small ones. Call it now and then, because by projection
+        time alone makes room.
         """
         self._now_s = now_s
-        while (ticket := self._queue.first()) is not None and self._fits(ticket.need, now_s):
-            self._admit_queued(ticket, now_s)
-        if self._queue and self._lane_size():
-            for ticket in list(self._queue):
-                if self._enter_lane(ticket):
-                    self._admit_queued(ticket, now_s)
+        while (first := self._queue.first()) is not None and self._fits(first.need, now_s):
+            self._dequeue(first)
+            self._admit(first, now_s)
+        if self._queue and self._reserved_for_small():
+            for reservation in list(self._queue):
+                if self._take_small_share(reservation):
+                    self._dequeue(reservation)
+                    self._admit(reservation, now_s)
 
-    def _fits(self, need: Need, now_s: float) -> bool:
-        limit = self.limits
-        # After a pool shrank, or where one request asks for every seat, it must still get its turn: alone.
-        if not self._running:
+    def _fits(self, need: BlockNeed, now_s: float) -> bool:
+        limits = self.limits
+        if not self._running:  # a request larger than a pool that shrank still runs alone
             return True
-        if limit.seats is not None and self.held_seats + need.seats > limit.seats:
+        if limits.sequences is not None and self.held_sequences + need.sequences > limits.sequences:
             return False
-        if limit.blocks is None:
+        if limits.blocks is None:
             return True
-        lane = self._lane_size()
-        if lane and now_s < self._large_from_s:
+        reserved = self._reserved_for_small()
+        if reserved and now_s < self._large_after_s:
             return False
-        blocks = limit.blocks - (lane - self._lane_blocks)
-        shared = self._prefixes.units_of(need.chains) * need.blocks_a_unit
+        blocks = limits.blocks - (reserved - self._small_blocks)
+        shared = self._prefixes.units_of(need.chains) * need.blocks_per_unit
         if self.held_blocks + need.blocks - shared <= blocks + 1e-6:
             return True
-        need = need.without(shared)
-        if limit.look_ahead is None or need.growth is None:
+        if limits.is_strict or need.growth is None:
             return False
-        room = blocks / self.use_ratio - self._prefixes.shared_blocks
+        return self._fits_by_projection(need.without(shared), blocks - self._prefixes.shared_blocks, now_s)
+
+    def _fits_by_projection(self, need: BlockNeed, blocks: float, now_s: float) -> bool:
         growth = need.growth
-        newcomer = hold_of(growth, 0, counted=True)
-        steps = growth.steps if lane else limit.look_ahead * growth.steps
-        outlook = self._outlook_at(now_s, 2 * growth.steps)
-        if outlook.has_room(newcomer, room, steps):
+        assert growth is not None
+        candidate = progress_of(growth, 0)
+        projection = self._projection_at(now_s, 2 * growth.steps)
+        if projection.steps_to_overflow(candidate, blocks, growth.steps) == math.inf:
             return True
-        # While small work is about nobody is to be preempted: the newest is, which is the small one, and whoever was
-        # preempted before stands in front of it in the engine's queue.
-        crowd = Crowd(self.held_seats, self._seats.queued)
-        return not lane and pays_to_begin(need, newcomer, outlook, room, crowd, self.recompute_steps)
+        # vLLM preempts the newest request, which is the small one, so large ones must not cause it.
+        return not self._reserved_for_small() and self._gains_before_preemption(need, candidate, projection, blocks)
 
-    def look_in_s(self, now_s: float, longest_s: float) -> float:
-        """When to look for room again: when somebody is about to end, by the engine's steps."""
-        until_s = self._outlook.made_s + self._outlook_stands_s() - now_s
-        return min(longest_s, max(SOONEST_LOOK_S, until_s))
+    def _gains_before_preemption(
+        self, need: BlockNeed, candidate: Progress, projection: Projection, blocks: float
+    ) -> bool:
+        """Whether the tokens generated before the expected preemption outweigh the steps to compute them again."""
+        steps = projection.steps_to_overflow(candidate, blocks, candidate.steps_left[-1])
+        slowed_down = self.held_sequences + need.sequences
+        if self._sequences.queued:
+            slowed_down = min(slowed_down, TAIL_FACTOR * self._sequences.queued)
+        recompute_steps = RECOMPUTE_STEPS * (need.prompt_tokens + need.sequences * steps)
+        return 0 < recompute_steps * slowed_down / (need.sequences * SEQUENCE_GAIN) <= steps
 
-    def _outlook_stands_s(self) -> float:
-        least_s = OUTLOOK_S_A_REQUEST * len(self._running)
-        pace = self._step_clock.rate
-        end_s = self._outlook.first_end / pace if pace else math.inf
-        return max(least_s, min(OUTLOOK_S, end_s))
+    def _projection_stands(self, now_s: float) -> bool:
+        return 0 <= now_s - self._projection.made_s < max(RECHECK_INTERVAL_S, 0.0005 * len(self._running))
 
-    def _is_fresh(self, now_s: float) -> bool:
-        return 0 <= now_s - self._outlook.made_s < self._outlook_stands_s()
+    def _projection_at(self, now_s: float, steps: float) -> Projection:
+        """A projection over at least so many steps."""
+        if self._projection_stands(now_s) and steps <= self._projection.steps:
+            return self._projection
+        pace, running = self._step_clock.rate or self.steps_per_s, self._running.values()
+        doubt = SMALL_DOUBT if self._reserved_for_small() else 0.0
+        progress = [each.progress(self._estimated_steps(each, now_s), doubt) for each in running]
+        projection = Projection(now_s, pace * LEAD_S, steps, progress)
+        parts = [projection.blocks_of_running(each) for each in progress]
+        for reservation, part in zip(running, parts, strict=True):
+            reservation.projected_blocks = part
+        if parts:
+            projection.totals = [sum(column) for column in zip(*parts, strict=True)]
+        self._projection = projection
+        return projection
 
-    def _outlook_at(self, now_s: float, steps: float = 0.0) -> Outlook:
-        """For at least so many steps; for many more it would look at too few of the first."""
-        seen = self._outlook.steps
-        if self._is_fresh(now_s) and (not steps or steps <= seen <= MOST_AHEAD * steps):
-            return self._outlook
-        pace, tickets = self._step_clock.rate or self.steps_per_s, self._running.values()
-        doubt = LANE_DOUBT if self._lane_size() else 0.0
-        holds = [ticket.hold(self._steps_of(ticket, now_s), doubt) for ticket in tickets]
-        outlook = Outlook(now_s, pace * LEAD_S, steps or seen, holds)
-        for ticket, hold in zip(tickets, holds, strict=True):
-            ticket.outlook = outlook.of(hold)
-        outlook.start([ticket.outlook for ticket in tickets if ticket.outlook is not None])
-        self._outlook = outlook
-        return outlook
+    def _estimated_steps(self, reservation: Reservation, now_s: float) -> float:
+        """Steps that a request has made, by the engine's counter or by the pace of earlier answers."""
+        steps = self._step_clock.steps_since(reservation.admitted_s + LEAD_S, now_s)
+        return self.steps_per_s * (now_s - reservation.admitted_s) if steps is None else steps
 
-    def _steps_of(self, ticket: Ticket, now_s: float) -> float:
-        """Steps that a request has likely made, by the engine's count or by the pace of earlier answers."""
-        steps = self._step_clock.steps_since(ticket.admitted_s + LEAD_S, now_s)
-        return self.steps_per_s * (now_s - ticket.admitted_s) if steps is None else steps
+    def _reserved_for_small(self) -> int:
+        """Blocks kept for small requests: none unless several clients send and one of them sent a small one lately."""
+        return self._small_capacity() if len(self._clients) > 1 and self._now_s <= self._small_until_s else 0
 
-    def _lane_size(self) -> int:
-        """Blocks kept for small work: only while there is somebody to keep them for."""
-        return self._lane_capacity() if len(self._heard) > 1 and self._now_s <= self._small_until_s else 0
-
-    def _lane_capacity(self) -> int:
-        blocks, share = self.limits.blocks, self.limits.lane_share
+    def _small_capacity(self) -> int:
+        blocks, share = self.limits.blocks, self.limits.small_share
         return max(1, int(blocks * share)) if blocks and share else 0
 
-    def _prefill_gap_s(self, need: Need) -> float:
-        """Until the next large request after this one while small work is about: prompts that are computed in one step
-        hold up a small request that decodes beside them by all of them. No longer than requests like it end apart.
+    def _prefill_gap_s(self, need: BlockNeed) -> float:
+        """Time until the next large request while small ones are served, because prefills in one step delay the
+        small request that decodes beside them.
         """
         pace = self._step_clock.rate or self.steps_per_s
         if need.growth is None or not pace:
             return 0.0
-        apart = need.growth.average_steps / max(1, len(self._running))
-        return min(PREFILL_GAP * self.recompute_steps * need.prompt_tokens, MOST_GAP * apart) / pace
+        between_completions = need.growth.mean_steps / max(1, len(self._running))
+        return min(PREFILL_GAP * RECOMPUTE_STEPS * need.prompt_tokens, MOST_GAP * between_completions) / pace
 
-    def _enter_lane(self, ticket: Ticket) -> bool:
-        need, size, seats = ticket.need, self._lane_size(), self.limits.seats
-        if need.blocks + self._lane_blocks > size or (seats is not None and self.held_seats + need.seats > seats):
+    def _take_small_share(self, reservation: Reservation) -> bool:
+        """Give a small request blocks of the share kept for them."""
+        need, limit = reservation.need, self.limits.sequences
+        if need.blocks + self._small_blocks > self._reserved_for_small():
             return False
-        ticket.in_lane = True
-        self._lane_blocks += need.blocks
-        self.lane_admitted += 1
+        if limit is not None and self.held_sequences + need.sequences > limit:
+            return False
+        reservation.is_small = True
+        self._small_blocks += need.blocks
+        self.small_admitted += 1
         return True
 
-    def _admit(self, ticket: Ticket, now_s: float) -> None:
-        ticket.state = TicketState.ADMITTED
-        ticket.admitted_s = now_s
-        if not ticket.in_lane and self._lane_size():
-            self._large_from_s = now_s + self._prefill_gap_s(ticket.need)
-        self._running[id(ticket)] = ticket
-        self._needed_blocks += ticket.need.blocks
-        self._prefixes.add(ticket)
-        self.held_seats += ticket.need.seats
-        if self._is_fresh(now_s):  # else nobody has to look ahead: there is room for all
-            ticket.outlook = self._outlook.of_newcomer(ticket.hold(0.0))
-            self._outlook.add(ticket.outlook)
-        if ticket.on_admitted is not None:
-            ticket.on_admitted()
+    def _admit(self, reservation: Reservation, now_s: float) -> None:
+        reservation.state = ReservationState.ADMITTED
+        reservation.admitted_s = now_s
+        if not reservation.is_small and self._reserved_for_small():
+            self._large_after_s = now_s + self._prefill_gap_s(reservation.need)
+        self._running[id(reservation)] = reservation
+        self._needed_blocks += reservation.need.blocks
+        self._prefixes.add(reservation)
+        self.held_sequences += reservation.need.sequences
+        if self._projection_stands(now_s):
+            reservation.projected_blocks = self._projection.blocks_of_new(reservation.progress(0.0))
+            self._projection.add(reservation.projected_blocks)
+        if reservation.on_admitted is not None:
+            reservation.on_admitted()
 
-    def _admit_queued(self, ticket: Ticket, now_s: float) -> None:
-        self._queue.remove(ticket)
-        self._dequeued(ticket.need)
-        self._admit(ticket, now_s)
-
-    def _dequeued(self, need: Need) -> None:
-        self._blocks.queued -= need.blocks
-        self._seats.queued -= need.seats
+    def _dequeue(self, reservation: Reservation) -> None:
+        self._queue.remove(reservation)
+        self._blocks.queued -= reservation.need.blocks
+        self._sequences.queued -= reservation.need.sequences
 
     def _weight(self, client: str) -> float:
         return self.weights.get(client, 1.0)
 
-    def _hear(self, client: str, now_s: float) -> None:
-        """Note who sends; those silent for a while are forgotten, the longest silent first."""
+    def _note_client(self, client: str, now_s: float) -> None:
+        """Record who sends, and forget clients that were silent for `ACTIVE_CLIENT_S`."""
         self._now_s = now_s
-        heard = self._heard
-        heard.pop(client, None)
-        heard[client] = now_s
-        while now_s - heard[longest_silent := next(iter(heard))] > OTHER_CLIENT_S or len(heard) > MOST_CLIENTS:
-            del heard[longest_silent]
+        clients = self._clients
+        clients.pop(client, None)
+        clients[client] = now_s
+        while now_s - clients[oldest := next(iter(clients))] > ACTIVE_CLIENT_S or len(clients) > MOST_CLIENTS:
+            del clients[oldest]

@@ -1,117 +1,92 @@
-"""What the engine itself says is in use: the truth behind what admission expects to be in use.
+"""The engine's step counter, which says how far the answers of running requests have come.
 
-Prefixes that requests share are held once, and texts have fewer tokens than bytes: neither is seen in a request, and
-both in three gauges. Two counters tell how long its steps take.
+A sequence generates one token a step. Steps between two scrapes are taken to be evenly spaced.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from functools import cache
-from typing import NamedTuple
 
 from legroom.facts import metrics
-from legroom.guard.pool.step_clock import LONGEST_GAP_S
 
-_GAUGES, _COUNTERS = ("kv_use", "running", "waiting"), ("prompt_tokens", "generation_tokens")
-_STEPS, _STEP_TOKENS = "iteration_tokens_count", "iteration_tokens_sum"
-
-
-LOOKS = 4
-"""At the engine, that must agree that less is in use than expected."""
-SURELY_LESS, LEAST_USE = 0.75, 0.1
+LONGEST_GAP_S = 3.0
+"""Scrapes further apart than this are not compared: the engine may have been idle between them."""
+RATE_WINDOW_S = 0.4
+"""The step rate is averaged over this: two to four scrapes."""
 
 
-class UsedShare:
-    """Blocks in use over those expected: prefixes that requests share are held once, texts are shorter than bytes. The
-    largest lately, and 1 where it is near that: how far requests have come is only reckoned, and who followed every
-    difference would let in ever more.
+@cache
+def _counter_names() -> frozenset[str]:
+    return frozenset(f"{name}_count" for name in metrics.names_of("iteration_tokens"))
+
+
+def steps_of_page(page: str) -> float | None:
+    """Steps per engine on a metrics page; None where the release does not count them."""
+    names = "|".join(map(re.escape, _counter_names()))
+    samples = re.findall(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+)$", page, re.MULTILINE)
+    return _steps((name, float(value)) for name, value in samples)
+
+
+def steps_of_registry() -> float | None:
+    """Steps per engine from prometheus_client's registry inside vLLM's API server.
+
+    With several API servers, the registry of one does not hold all counters.
     """
-
-    __slots__ = ("_looked_s", "_shares")
-
-    def __init__(self) -> None:
-        self._shares: deque[float] = deque(maxlen=LOOKS)
-        self._looked_s = -math.inf
-
-    def learn(self, share: float, now_s: float) -> None:
-        if now_s - self._looked_s > LONGEST_GAP_S:
-            self._shares.clear()
-        self._looked_s = now_s
-        self._shares.append(share)
-
-    def ratio(self, now_s: float) -> float:
-        is_known = len(self._shares) == LOOKS and now_s - self._looked_s <= LONGEST_GAP_S
-        most = max(self._shares) if is_known else 1.0
-        return max(LEAST_USE, most) if most < SURELY_LESS else 1.0
-
-
-class EngineUse(NamedTuple):
-    """At one moment, over all engines of a server."""
-
-    kv_share: float
-    """Of the pool: 0..1."""
-    running: float
-    waiting: float
-    steps: float = 0.0
-    """Since it started; 0 where no release says it."""
-    prompt_tokens: float = 0.0
-    """That were computed: those that the prefix cache had are left out where the release says so."""
-    engines: int = 1
-    """Over which these are summed."""
-
-
-@cache
-def _roles_by_name() -> dict[str, str]:
-    names = {name: role for role in _GAUGES + _COUNTERS for name in metrics.names_of(role)}
-    for name in metrics.names_of("iteration_tokens"):
-        names |= {f"{name}_count": _STEPS, f"{name}_sum": _STEP_TOKENS}
-    return names
-
-
-@cache
-def _line() -> re.Pattern[str]:
-    names = "|".join(sorted(map(re.escape, _roles_by_name()), key=len, reverse=True))
-    return re.compile(rf"^({names})(?:\{{.*\}})? ([-+.\deE]+|NaN)$", re.MULTILINE)
-
-
-def use_of_page(page: str) -> EngineUse | None:
-    """What a metrics page says; None where it lacks one of the series."""
-    return _use((name, float(value)) for name, value in _line().findall(page))
-
-
-def use_of_registry() -> EngineUse | None:
-    """The same, inside vLLM's API server. With several of them the registry of one does not know it all."""
     prometheus = sys.modules.get("prometheus_client")
     if prometheus is None or "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return None
     try:
-        families = prometheus.REGISTRY.restricted_registry(list(_roles_by_name())).collect()
-        return _use((sample.name, sample.value) for family in families for sample in family.samples)
-    except Exception:  # another release of the library: then admission goes by what it expects
+        families = prometheus.REGISTRY.restricted_registry(list(_counter_names())).collect()
+        return _steps((sample.name, sample.value) for family in families for sample in family.samples)
+    except Exception:  # an incompatible prometheus_client
         return None
 
 
-def _use(samples: Iterable[tuple[str, float]]) -> EngineUse | None:
-    values: dict[str, dict[str, list[float]]] = {}
-    for name, value in samples:
-        role = _roles_by_name().get(name)
-        if role is not None and value >= 0:
-            values.setdefault(role, {}).setdefault(name, []).append(value)
-    if not all(role in values for role in _GAUGES):
-        return None
-    # Where a release exposes an old and a new name, both say the same.
-    kv, running, waiting = (next(iter(values[role].values())) for role in _GAUGES)
-    use = EngineUse(sum(kv) / len(kv), sum(running), sum(waiting), engines=len(kv))
-    counted = {role: sum(next(iter(series.values()))) for role, series in values.items()}
-    if _STEPS not in counted or "prompt_tokens" not in counted:
-        return use
-    prompt_tokens = counted["prompt_tokens"]
-    if _STEP_TOKENS in counted and "generation_tokens" in counted:
-        prompt_tokens = max(0.0, counted[_STEP_TOKENS] - counted["generation_tokens"])
-    return use._replace(steps=counted[_STEPS], prompt_tokens=prompt_tokens)
+def _steps(samples: Iterable[tuple[str, float]]) -> float | None:
+    engines = [value for name, value in samples if name in _counter_names()]
+    return sum(engines) / len(engines) if engines else None
+
+
+class StepClock:
+    """Interpolates the engine's step counter over time."""
+
+    __slots__ = ("_scrapes", "rate")
+
+    def __init__(self) -> None:
+        self._scrapes: deque[tuple[float, float]] = deque(maxlen=256)
+        self.rate = 0.0
+        """Steps a second lately; 0 where unknown."""
+
+    def add(self, steps: float, now_s: float) -> None:
+        scrapes = self._scrapes
+        if scrapes and not (steps >= scrapes[-1][1] and 0 < now_s - scrapes[-1][0] <= LONGEST_GAP_S):
+            scrapes.clear()
+            self.rate = 0.0
+        scrapes.append((now_s, steps))
+        for at_s, before in reversed(scrapes):
+            if now_s - at_s >= RATE_WINDOW_S or (at_s, before) == scrapes[0]:
+                self.rate = (steps - before) / (now_s - at_s) if now_s > at_s else 0.0
+                break
+
+    def steps_since(self, since_s: float, now_s: float) -> float | None:
+        """Steps that the engine made since some time; None where the engine does not count them."""
+        if not self._scrapes:
+            return None
+        last_s, steps = self._scrapes[-1]
+        if since_s >= last_s:
+            return 0.0
+        return steps - self._steps_at(since_s) + self.rate * min(LONGEST_GAP_S, max(0.0, now_s - last_s))
+
+    def _steps_at(self, moment_s: float) -> float:
+        scrapes = self._scrapes
+        after = bisect_right(scrapes, (moment_s, float("inf")))
+        if not after:
+            return scrapes[0][1]
+        (at_s, steps), (then_s, more) = scrapes[after - 1], scrapes[after]
+        return steps + (more - steps) * (moment_s - at_s) / (then_s - at_s)

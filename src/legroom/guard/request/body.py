@@ -23,7 +23,7 @@ MOST_VALUES = 250_000
 event loop as long as thirty letters of text, so without a bound a few MiB of brackets would hold it for seconds."""
 
 
-def read_body(body: bytes) -> Any:
+def parse_body(body: bytes) -> Any:
     """The document in UTF-8, with or without a mark, or in UTF-16 or 32. ValueError says what is wrong with it."""
     if len(body) > MOST_VALUES and _is_overfull(body):
         raise ValueError(f"it has more than {MOST_VALUES:,} lists, objects and strings")

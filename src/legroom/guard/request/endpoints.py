@@ -1,10 +1,14 @@
-"""Which paths of an OpenAI-compatible server spend KV memory, and how their bodies say how much."""
+"""What a request's path and headers say: how its body must be read, and which client sent it."""
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
+from collections.abc import Iterable, Mapping
 from enum import Enum
+
+from legroom.guard.policy import ClientPolicy
 
 _SLASHES = re.compile("/{2,}")
 
@@ -97,3 +101,32 @@ def kind_of_body(body: dict[str, object]) -> Kind:
     if body.get("input") is not None or body.get("data") is not None:
         return Kind.POOLING
     return Kind.SCORE
+
+
+def client_of(headers: Iterable[tuple[bytes, bytes]], address: str, policy: ClientPolicy) -> str:
+    """An identifier of the client, with a hash in place of its API key. Header names are in lower case."""
+    if policy.by == "none":
+        return ""
+    named = policy.header.lower().encode()
+    key = b""
+    for name, value in headers:
+        if named and name == named:
+            return f"header:{value[:128].decode('latin-1')}"
+        if name == b"authorization" or (name in (b"x-api-key", b"api-key") and not key):
+            key = value.rpartition(b" ")[2]
+    if key and policy.by != "address":
+        return key_name(key)
+    return "" if policy.by == "key" else f"address:{address}"
+
+
+def key_name(key: bytes) -> str:
+    return f"key:{hashlib.sha256(key).hexdigest()[:16]}"
+
+
+def weights_by_client(weights: Mapping[str, float]) -> dict[str, float]:
+    """Weights by client identifier; the policy names an API key, a header's value or an address."""
+    by_client: dict[str, float] = {}
+    for name, weight in weights.items():
+        for client in (key_name(name.encode()), f"header:{name}", f"address:{name}"):
+            by_client[client] = weight
+    return by_client

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-LETTERS_A_TOKEN = 4
+CHARS_PER_TOKEN = 4
 """Of English text, roughly: it only decides how finely a text is cut."""
 SINGLE_UNITS, EIGHT_UNITS = 32, 256
 """Up to these places a chain has a key for every unit and for every eighth one; behind them, for every 64th: a long
@@ -36,7 +36,7 @@ class PrefixUnit(NamedTuple):
 
     @property
     def letters(self) -> int:
-        return self.block_size * LETTERS_A_TOKEN
+        return self.block_size * CHARS_PER_TOKEN
 
 
 class PrefixChain(NamedTuple):
@@ -88,7 +88,7 @@ class PrefixHolder(Protocol):
     """A request that runs."""
 
     chains: tuple[PrefixChain, ...]
-    blocks_a_unit: float
+    blocks_per_unit: float
     shared_units: int
     """Of its prompts, those that others hold, too."""
 
@@ -138,7 +138,7 @@ class PrefixLedger:
             for key, width in zip(chain.keys, _WIDTHS, strict=False):
                 place = places.get(key)
                 if place is None:
-                    places[key] = _Place(width * holder.blocks_a_unit, number)
+                    places[key] = _Place(width * holder.blocks_per_unit, number)
                     continue
                 if place.holders == 1:
                     self._share(self._holders[place.of_holders], width)
@@ -169,7 +169,7 @@ class PrefixLedger:
 
     def _share(self, holder: PrefixHolder, units: int) -> None:
         holder.shared_units += units
-        self.saved_blocks += units * holder.blocks_a_unit
+        self.saved_blocks += units * holder.blocks_per_unit
 
     def _count(self, blocks: float) -> None:
         self.shared_blocks += blocks

@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 def answer(
     admission: Admission, token: str | None, method: str, path: str, authorization: bytes, body: bytes
-) -> tuple[int, bytes]:
-    """Status and JSON document."""
+) -> tuple[int, Status]:
+    """HTTP status and JSON document."""
     refused = denied(token, authorization)
     if refused is not None:
         return refused
     if path == STATUS and method == "GET":
-        return 200, json.dumps(admission.status()).encode()
+        return 200, admission.status()
     if path == DRAIN and method == "POST":
         return _drain(admission, body)
     return _error(405, "method_not_allowed", f"{method} is not answered here.")
 
 
-def denied(token: str | None, authorization: bytes) -> tuple[int, bytes] | None:
+def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
     """The answer to who does not hold the token; ask before reading what they send."""
     if token is None:
         return _error(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
@@ -50,7 +50,7 @@ def denied(token: str | None, authorization: bytes) -> tuple[int, bytes] | None:
     return None
 
 
-def _drain(admission: Admission, body: bytes) -> tuple[int, bytes]:
+def _drain(admission: Admission, body: bytes) -> tuple[int, Status]:
     try:
         asked: Any = json.loads(body or b"{}")
         wanted = asked["on"]
@@ -58,12 +58,12 @@ def _drain(admission: Admission, body: bytes) -> tuple[int, bytes]:
         wanted = None
     if not isinstance(wanted, bool):
         return _error(400, "bad_request", 'Say {"on": true} or {"on": false}.')
-    return 200, json.dumps(admission.drain(wanted)).encode()
+    return 200, admission.drain(wanted)
 
 
-def _error(status: int, code: str, message: str) -> tuple[int, bytes]:
+def _error(status: int, code: str, message: str) -> tuple[int, Status]:
     kind = "invalid_request_error"
-    return status, json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 Status = dict[str, Any]

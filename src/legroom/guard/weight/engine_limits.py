@@ -103,7 +103,7 @@ class EngineLimits:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
-    def share_seats(self) -> int | None:
+    def share_sequences(self) -> int | None:
         """Sequences that run at once, likewise, and never more than vLLM's own queue bound lets in."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []

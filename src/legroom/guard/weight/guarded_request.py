@@ -6,10 +6,9 @@ import math
 from typing import NamedTuple
 
 from legroom.guard.policy import PoolPolicy
-from legroom.guard.pool.projection import Growth
-from legroom.guard.pool.reservation import Need, Ticket
+from legroom.guard.pool.projection import BlockNeed, Growth, Reservation
 from legroom.guard.request.body import Demand
-from legroom.guard.request.prefixes import LETTERS_A_TOKEN, PrefixChain
+from legroom.guard.request.prefixes import CHARS_PER_TOKEN, PrefixChain
 from legroom.guard.request.prompts import Prompt
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
 from legroom.guard.weight.output_lengths import LikelyLengths
@@ -25,7 +24,7 @@ class Weight(NamedTuple):
 
     blocks: int
     tokens: int
-    seats: int
+    sequences: int
     prompt_tokens: int
     """The bound of the longest prompt, of what stands in the request: media and earlier responses are not in it."""
     certain_blocks: int
@@ -36,7 +35,7 @@ class Weight(NamedTuple):
     """Tokens that each answer may have."""
     chains: tuple[PrefixChain, ...] = ()
     """How its prompts begin."""
-    blocks_a_unit: float = 1.0
+    blocks_per_unit: float = 1.0
     """Of these."""
     prompts: int = 1
 
@@ -67,18 +66,18 @@ def weight_of(
         certain = max(certain, limits.blocks(surely))
         longest = max(longest, here)
     copies = demand.sequences
-    seats = max(1, len(demand.prompts)) * copies
+    sequences = max(1, len(demand.prompts)) * copies
     saved = shared * (copies - 1)
     chains = tuple([prompt.chain for prompt in demand.prompts if prompt.chain is not None])
     rate = 1.0
     if chains and not chains[0].exact:
         text = demand.prompts[0]
         tokens_a_byte = learnt.ratio(text.ascii_only) if exact_tokens is None else exact_tokens / text.text_bytes
-        rate = LETTERS_A_TOKEN * min(1.0, tokens_a_byte)
+        rate = CHARS_PER_TOKEN * min(1.0, tokens_a_byte)
     return Weight(
         blocks * copies - saved,
         tokens * copies,
-        seats,
+        sequences,
         longest,
         certain,
         start * copies - saved,
@@ -90,8 +89,12 @@ def weight_of(
 
 
 def need_of(
-    weight: Weight, answer: LikelyLengths | None, blocks: int | None, seats: int | None, block_size: int = DEFAULT_BLOCK
-) -> Need:
+    weight: Weight,
+    answer: LikelyLengths | None,
+    blocks: int | None,
+    sequences: int | None,
+    block_size: int = DEFAULT_BLOCK,
+) -> BlockNeed:
     """What the pool is asked for. `answer` None: strictly, all of it from the start.
 
     A request of more sequences than run at once has its turn all the same: vLLM queues sequences. Strictly that is when
@@ -99,12 +102,12 @@ def need_of(
     """
     fewer = 1 if answer is None else 2
     most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
-    most_seats = weight.seats if seats is None or weight.seats <= seats else max(1, seats // fewer)
+    most_seats = weight.sequences if sequences is None or weight.sequences <= sequences else max(1, sequences // fewer)
     whole = most_blocks == weight.blocks
     if answer is None or not weight.most_steps:
         # Strictly, only what is counted is counted on.
         exact = weight.chains if whole and all(chain.exact for chain in weight.chains) else ()
-        return Need(most_blocks, most_seats, chains=exact)
+        return BlockNeed(most_blocks, most_seats, chains=exact)
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
@@ -115,12 +118,12 @@ def need_of(
         max(1, math.ceil(grown * part)),
         steps,
         weight.most_steps,
-        answer.lives,
+        answer.quantiles,
         -weight.prompt_tokens % block_size if by_blocks else 0,
         block_size if by_blocks else 0,
     )
     chains = weight.chains if whole else ()
-    return Need(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_a_unit)
+    return BlockNeed(most_blocks, most_seats, growth, weight.prompt_tokens, chains, weight.blocks_per_unit)
 
 
 class _Output(NamedTuple):
@@ -166,10 +169,11 @@ class GuardedRequest:
         "body",
         "changed",
         "client",
+        "copies",
         "demand",
         "events",
         "informative",
-        "ticket",
+        "reservation",
         "usage",
         "weight",
     )
@@ -180,9 +184,11 @@ class GuardedRequest:
         self.changed = changed
         """The body is not as the client sent it."""
         self.client = client
+        self.copies = max(1, demand.sequences * len(demand.prompts))
+        """Answers that it asks for."""
         self.informative = demand.informative
         self.weight: Weight | None = None
-        self.ticket: Ticket | None = None
+        self.reservation: Reservation | None = None
         self.usage: tuple[int, int] | None = None
         """Prompt and output tokens, as its answer named them last."""
         self.answered = False

@@ -20,7 +20,7 @@ EXPECTED_SHARE = 0.8
 PRIOR = 32
 WHOLE = 1000
 """Shares of max_tokens are counted in thousandths."""
-LIFE_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Where an answer may end, each as likely as the others: of answers, how many stay within."""
 STALE_AFTER = 16
 """Answers until what was worked out from a page is worked out again, unless one is longer than all of it."""
@@ -42,8 +42,8 @@ def prior_length(share: float, worst: int) -> int:
     return max(1, round(shortest * math.pow(worst / max(1, shortest), share)))
 
 
-def prior_lives(worst: int) -> tuple[int, ...]:
-    return tuple([prior_length(share, worst) for share in LIFE_SHARES])
+def prior_quantiles(worst: int) -> tuple[int, ...]:
+    return tuple([prior_length(share, worst) for share in QUANTILES])
 
 
 class LikelyLengths(NamedTuple):
@@ -51,7 +51,7 @@ class LikelyLengths(NamedTuple):
 
     expected: int
     """What most answers stay within."""
-    lives: tuple[int, ...]
+    quantiles: tuple[int, ...]
     """Lengths that are each as likely as the others."""
 
 
@@ -94,9 +94,9 @@ class AnswerLengths:
         """Tokens that most answers like this one stay within; `worst` is what one without max_tokens may grow to."""
         return self.likely(model, client, max_tokens, worst).expected
 
-    def lives(self, model: str, client: str, max_tokens: int | None, worst: int) -> tuple[int, ...]:
+    def quantiles(self, model: str, client: str, max_tokens: int | None, worst: int) -> tuple[int, ...]:
         """Lengths that an answer may have, each as likely as the others; empty where nothing was learnt."""
-        return self.likely(model, client, max_tokens, worst).lives
+        return self.likely(model, client, max_tokens, worst).quantiles
 
     def likely(self, model: str, client: str, max_tokens: int | None, worst: int) -> LikelyLengths:
         if max_tokens == 0:
@@ -108,8 +108,8 @@ class AnswerLengths:
         likely = page.likely.get(key)
         if likely is None:
             most = worst if max_tokens is None else WHOLE
-            lives = tuple([self._within(share, model, client, max_tokens is None, most) for share in LIFE_SHARES])
-            likely = LikelyLengths(self._within(EXPECTED_SHARE, model, client, max_tokens is None, most), lives)
+            quantiles = tuple([self._within(share, model, client, max_tokens is None, most) for share in QUANTILES])
+            likely = LikelyLengths(self._within(EXPECTED_SHARE, model, client, max_tokens is None, most), quantiles)
             page.likely[key] = likely
         if max_tokens is None:
             return likely
@@ -117,7 +117,7 @@ class AnswerLengths:
         if in_tokens is None:
             if len(page.in_tokens) >= MOST_MAX_TOKENS:
                 page.in_tokens.clear()
-            tokens = [max(1, math.ceil(max_tokens * share / WHOLE)) for share in (likely.expected, *likely.lives)]
+            tokens = [max(1, math.ceil(max_tokens * share / WHOLE)) for share in (likely.expected, *likely.quantiles)]
             in_tokens = page.in_tokens[max_tokens] = LikelyLengths(tokens[0], tuple(tokens[1:]))
         return in_tokens
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from legroom.guard.request.body import Demand, read_body
+from legroom.guard.request.body import Demand, parse_body
 from legroom.guard.request.endpoints import Kind
 from legroom.guard.weight.guarded_request import GuardedRequest
 from legroom.guard.weight.output_lengths import AnswerLengths
@@ -72,7 +72,7 @@ class UsageLearner:
     async def _count(self, demand: Demand, body: bytes) -> int | None:
         if self._tokenize is None or not is_countable(demand):
             return None
-        document: dict[str, Any] = read_body(body)
+        document: dict[str, Any] = parse_body(body)
         asked = {key: document[key] for key in _TOKENIZED[demand.kind] if key in document}
         if isinstance(asked.get("prompt"), list):
             asked["prompt"] = asked["prompt"][0]
@@ -104,11 +104,11 @@ class UsageLearner:
     def on_chunk(self, request: GuardedRequest, piece: bytes) -> None:
         if request.demand.streams:
             request.events += piece.count(b"data:")
+            if request.reservation is not None:
+                request.reservation.steps_seen = request.events // request.copies
         usage = usage_in(piece)
         if usage is not None and usage[0]:
             request.usage = usage
-        if request.ticket is not None and request.events:
-            request.ticket.steps_seen = request.events // copies(request.demand)
 
     def on_finished(self, request: GuardedRequest) -> int:
         """A whole answer teaches once: a stream may name its usage so far in every piece (continuous_usage_stats).
@@ -117,7 +117,7 @@ class UsageLearner:
         demand, usage = request.demand, request.usage
         if not request.informative or (usage is None and not request.events):
             return 0
-        length = (usage[1] if usage is not None else request.events) // copies(demand)
+        length = (usage[1] if usage is not None else request.events) // request.copies
         if demand.generates:
             self.lengths.observe(demand.model, request.client, demand.output_tokens, length)
             if demand.output_tokens is None:
@@ -141,11 +141,6 @@ class UsageLearner:
                 sum(prompt.messages for prompt in demand.prompts),
                 prompt_tokens,
             )
-
-
-def copies(demand: Demand) -> int:
-    """Answers that one request asks for."""
-    return max(1, demand.sequences * len(demand.prompts))
 
 
 def is_countable(demand: Demand) -> bool:

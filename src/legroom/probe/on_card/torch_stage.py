@@ -1,8 +1,8 @@
-"""What PyTorch alone finds out about a card. Runs under the Python of the user's vLLM, which has no legroom.
+"""Measures a card with PyTorch alone. Runs with the Python of the user's vLLM, which has no legroom.
 
     python torch_stage.py RESULTS.jsonl [--ranks N] [--pin-limit-gib N]
 
-Each finding is a line of its own in RESULTS.jsonl, written as it comes: a run that is cut short keeps the others.
+Each finding is one line of RESULTS.jsonl, written at once, so that an aborted run keeps the earlier ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COPY_BYTES = 512 * MIB
 _COPIES = 5
 _GRAPHS = 8
 _GRAPH_NODES = (256, 1024)
-"""Kernels a graph: the difference between the two is what nodes cost, the rest is what a graph costs."""
+"""Kernels per graph; the difference gives the cost of a node, the rest is the cost of a graph."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
         started = time.monotonic()
         try:
             finding = step()
-        except Exception as error:  # one finding that fails must not cost the others
+        except Exception as error:  # a failed measurement does not stop the others
             finding = {"error": f"{type(error).__name__}: {error}"[:500]}
         _write(args.results, name, {**finding, "took_s": round(time.monotonic() - started, 2)})
 
@@ -74,7 +74,7 @@ def _first_visible() -> str:
 
 
 def _used_by_others() -> int | None:
-    """Before this process has a context, all that is in use belongs to others."""
+    """Memory in use before this process has a CUDA context."""
     used = _smi("memory.used")
     return int(used[0]) * MIB if used and used[0].isdigit() else None
 
@@ -99,7 +99,7 @@ def _card(torch: Any, used_before: int | None) -> dict[str, Any]:
 
 
 def _allocator(torch: Any) -> dict[str, Any]:
-    """What is counted and reserved for requests that show each of the allocator's sizes."""
+    """Allocated and reserved bytes for sizes around the allocator's thresholds."""
     readings = {}
     for name, size in {
         "one_byte": 1,
@@ -154,11 +154,11 @@ def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
 
 
 def _graphs(torch: Any) -> dict[str, Any]:
-    """What the driver takes for captured graphs, beside the pool that PyTorch counts."""
+    """Driver memory of captured graphs, without the pool that PyTorch counts."""
     tensor = torch.zeros(1024, device="cuda")
     rows = []
     for nodes in _GRAPH_NODES:
-        _capture(torch, tensor, 8)  # what the first capture loads is no cost of a graph
+        _capture(torch, tensor, 8)  # the first capture also loads modules
         torch.cuda.synchronize()
         free, reserved = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved()
         graphs = [_capture(torch, tensor, nodes) for _ in range(_GRAPHS)]

@@ -1,10 +1,9 @@
-"""What vLLM itself takes of a card beside the model: one start of a very small model, with the engine's own accounting.
+"""Measures what vLLM uses beside the model: starts a two-layer model and records the engine's memory profile.
 
     python vllm_stage.py RESULTS.jsonl [--ranks N]
     python vllm_stage.py RESULTS.jsonl -- MODEL [flags of vllm serve]      # that deployment, with dummy weights
 
-Runs under the Python of the user's vLLM, which has no legroom. The model is a Llama of two layers that is made here,
-with dummy weights, so nothing is downloaded.
+Runs with the Python of the user's vLLM, which has no legroom. Weights are dummies, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MODEL = {
     "tie_word_embeddings": False,
 }
 _BUDGET_BYTES = 8 << 30
-"""Enough for the model, its profile run and a pool; the rest of the card stays free."""
+"""The model, its profile run and a small pool fit in this."""
 
 
 def main() -> None:
@@ -68,7 +67,7 @@ def main() -> None:
     finally:
         print(f"vLLM stage: {time.monotonic() - started:.1f} s", file=sys.stderr)
     sys.stdout.flush()
-    os._exit(0)  # an engine's own shutdown may wait for minutes, and what was asked for is on the disk
+    os._exit(0)  # an engine's shutdown can take minutes, and the results are written
 
 
 def _start(ranks: int, results: str) -> None:
@@ -96,24 +95,24 @@ def _start(ranks: int, results: str) -> None:
 
 
 def _start_deployment(words: list[str], results: str) -> None:
-    """The user's own flags, read by vLLM itself; only the weights are made up."""
+    """Start the user's command, parsed by vLLM itself, with dummy weights."""
     vllm = importlib.import_module("vllm")
     engine_args = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     parsers = [name for name in ("vllm.utils.argparse_utils", "vllm.utils") if _has_parser(name)]
     parser = importlib.import_module(parsers[0]).FlexibleArgumentParser()
     parser.add_argument("model_tag")
-    parsed, _ = engine_args.add_cli_args(parser).parse_known_args(words)  # what is left belongs to the web server
+    parsed, _ = engine_args.add_cli_args(parser).parse_known_args(words)  # the rest are flags of the API server
     parsed.model = parsed.model_tag
     args = engine_args.from_cli_args(parsed)
     args.load_format, args.worker_cls = "dummy", "vllm_stage_worker.ProbedWorker"
-    # Defaults of batches and sequences are those of `vllm serve`: a program's own engine has smaller ones.
+    # `vllm serve` has larger defaults of max_num_seqs and max_num_batched_tokens than the LLM class.
     served = importlib.import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     importlib.import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(args, usage_context=served)
     _write(results, {"finding": "vllm_started", "vllm": vllm.__version__, "served": words})
 
 
 def _has_parser(name: str) -> bool:
-    """It moved in 0.12."""
+    """Whether a module has the argument parser, which moved in 0.12."""
     try:
         return hasattr(importlib.import_module(name), "FlexibleArgumentParser")
     except ImportError:
@@ -121,12 +120,12 @@ def _has_parser(name: str) -> bool:
 
 
 def _total_bytes() -> int | None:
-    """From NVML, so that this process has no context of its own on the card."""
+    """Total memory by NVML, which creates no CUDA context in this process."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
         return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(0)).total)
-    except Exception:  # no NVML here: the default share does
+    except Exception:  # without NVML the default share is used
         return None
 
 

@@ -1,4 +1,4 @@
-"""vLLM's GPU worker, which writes down what its own memory profile said; vLLM loads it by `worker_cls`."""
+"""A subclass of vLLM's GPU worker that records its memory profile; loaded through `worker_cls`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _Worker: Any = _module.Worker
 
 
 class ProbedWorker(_Worker):  # type: ignore[misc]
-    """Adds no memory of its own: the profile is read, not changed."""
+    """Records the profile without changing it."""
 
     def determine_available_memory(self) -> Any:
         profiles: list[Any] = []
         profile_memory = _module.memory_profiling
 
         @contextlib.contextmanager
-        def watched(*args: Any, **settings: Any) -> Iterator[Any]:
+        def recorded(*args: Any, **settings: Any) -> Iterator[Any]:
             with profile_memory(*args, **settings) as profile:
                 profiles.append(profile)
                 yield profile
 
-        _module.memory_profiling = watched
+        _module.memory_profiling = recorded
         try:
             available = super().determine_available_memory()
         finally:
             _module.memory_profiling = profile_memory
-        with contextlib.suppress(Exception):  # a start that works is worth more than the record of it
+        with contextlib.suppress(Exception):  # a failed record must not stop the engine
             _write(
                 {"rank": getattr(self, "rank", 0), **_finding(self, profiles[-1]), "available_kv_bytes": int(available)}
             )

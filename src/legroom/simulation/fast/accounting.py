@@ -56,12 +56,12 @@ def record_step(sim, rules):
 @compilable
 def record_decode_steps(sim, rules, steps):
     """Add the next `steps` decode-only steps to the totals: a token per request, and the blocks that they need."""
-    state, bs = sim.state[0], rules.block_size
+    state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_running
     held_steps = state.held_blocks * steps
     blocks = 0
     for offset in range(min(bs, steps)):
-        here = sim.decodes_by_phase[(state.step + offset) % bs]
+        here = decodes_by_phase[(state.step + offset) % bs]
         turns = (steps - offset + bs - 1) // bs
         held_steps += here * (turns * (steps - offset) - bs * turns * (turns - 1) // 2)
         blocks += here * turns
@@ -123,7 +123,7 @@ def decode_steps_seconds(cost, running, stored, steps):
 @compilable
 def steps_until_pool_full(sim, rules, max_steps):
     """Steps that the decoding requests can take until the pool has no free block; at most `max_steps`."""
-    state, bs = sim.state[0], rules.block_size
+    state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     free = state.free_uncached + state.free_cached
     cycles = free // state.num_running
     steps = cycles * bs
@@ -131,7 +131,7 @@ def steps_until_pool_full(sim, rules, max_steps):
         return max_steps
     free -= cycles * state.num_running
     for offset in range(bs):
-        free -= sim.decodes_by_phase[(state.step + offset) % bs]
+        free -= decodes_by_phase[(state.step + offset) % bs]
         if free < 0:
             break
         steps += 1

@@ -193,11 +193,11 @@ def schedule_in_bulk(sim, rules, threshold):
 @compilable
 def advance_decodes(sim, rules, steps):
     """Every decoding request computes one token in each of `steps` steps; the pool is known to suffice."""
-    state, bs = sim.state[0], rules.block_size
+    state, decodes_by_phase, bs = sim.state[0], sim.decodes_by_phase, rules.block_size
     decodes = state.num_running - state.num_prefills
     blocks = steps // bs * decodes
     for offset in range(steps % bs):
-        blocks += sim.decodes_by_phase[(state.step + offset) % bs]
+        blocks += decodes_by_phase[(state.step + offset) % bs]
     take_free_blocks(sim, rules, blocks)
     state.held_blocks += blocks
     state.stored += steps * decodes
@@ -210,9 +210,9 @@ def advance_decodes(sim, rules, steps):
 def advance_identified_decodes(sim, rules, steps):
     """Assign ids to new blocks and cache full ones, in the order of the steps, for requests whose blocks have ids."""
     state, requests, running, bs = sim.state[0], sim.requests, sim.running, rules.block_size
-    table, width = sim.table, rules.row_width
+    table, width, decodes_by_phase = sim.table, rules.row_width, sim.shared_decodes_by_phase
     for step in range(state.step, state.step + steps):
-        if not sim.shared_decodes_by_phase[step % bs] and not sim.shared_decodes_by_phase[(step + 1) % bs]:
+        if not decodes_by_phase[step % bs] and not decodes_by_phase[(step + 1) % bs]:
             continue
         for i in range(state.num_running):
             r = running[i]

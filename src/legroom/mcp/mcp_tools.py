@@ -1,4 +1,4 @@
-"""The tools, typed and described, on the official SDK."""
+"""The tools of `legroom mcp`, on the official MCP SDK."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ diagnosis names (LR203), `search_catalog` to find one by words or by a line of a
 hold a load, `lint` to check scripts, manifests, alert rules and dashboards. Sizes are bytes. Nothing is changed on any
 machine."""
 
-_LONGEST_LOG_CHARS = 32 << 20
-_READS_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
-_ASKS_THE_HUB = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True)
+_MAX_LOG_CHARACTERS = 32 << 20
+_READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+_READ_ONLY_WITH_HUB = ToolAnnotations(
+    read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=True
+)
 
 Model = Annotated[
     str | None,
@@ -93,23 +95,23 @@ class SimulatedRequest(TypedDict, total=False):
 
 
 def build_server(*, local_files: bool) -> MCPServer[Any]:
-    """The server with its tools; `local_files`: whether a caller may name files of this machine."""
+    """The MCP server; `local_files` says whether callers may name files of this machine."""
     server: MCPServer[Any] = MCPServer("legroom", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     for tool, hints in (
-        (_plan_tool(local_files), _ASKS_THE_HUB),
-        (_size_tool(local_files), _ASKS_THE_HUB),
-        (_diagnose_tool(local_files), _ASKS_THE_HUB),
-        (explain, _READS_ONLY),
-        (search_catalog, _READS_ONLY),
-        (_simulate_tool(local_files), _ASKS_THE_HUB),
-        (lint, _READS_ONLY),
+        (_plan_tool(local_files), _READ_ONLY_WITH_HUB),
+        (_size_tool(local_files), _READ_ONLY_WITH_HUB),
+        (_diagnose_tool(local_files), _READ_ONLY_WITH_HUB),
+        (explain, _READ_ONLY),
+        (search_catalog, _READ_ONLY),
+        (_simulate_tool(local_files), _READ_ONLY_WITH_HUB),
+        (lint, _READ_ONLY),
     ):
         server.add_tool(_with_tool_errors(tool), annotations=hints)
     return server
 
 
 def _with_tool_errors(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """A mistake of the caller becomes a tool error with its message and hint; a bug stays a bug."""
+    """Turn a `LegroomError` into a tool error with its message and hint."""
 
     @functools.wraps(tool)
     def called(*args: Any, **values: Any) -> Any:
@@ -220,7 +222,7 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         assert log is not None
         if not log.strip():
             raise LegroomError("the log is empty", "give the server's output, stderr included")
-        if len(log) > _LONGEST_LOG_CHARS:
+        if len(log) > _MAX_LOG_CHARACTERS:
             raise LegroomError("the log is too long for a call", "give `path`, or the last run only")
         return readings_json([read_log([log.encode("utf-8", "replace")], "log", hints)])
 

@@ -1,4 +1,4 @@
-"""Asks the card: runs the scripts of `on_card/` under the Python of the user's vLLM, and keeps the answers."""
+"""Measures this machine's GPU by running the scripts of `on_card/` with the Python of the user's vLLM."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ from legroom.records import dataclass
 
 _SCRIPTS = Path(__file__).parent / "on_card"
 _TORCH_LIMIT_S, _VLLM_LIMIT_S = 90.0, 240.0
-"""A probe takes a minute; a cold disk or several ranks may take longer."""
-_MOST_RESULT_BYTES = 1 << 20
-_MOST_SHEBANG_BYTES = 512
+"""A probe takes a minute; a cold disk and several ranks take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
     record: CardRecord
     problems: tuple[str, ...]
-    """What could not be measured, and why."""
+    """Measurements that failed, with the reason."""
     profile: Mapping[str, int] | None = None
-    """The accounting of the deployment that was asked about, if one was and it started."""
+    """vLLM's memory profile of the given deployment; None where none was given or it did not start."""
     vllm: str = ""
 
 
 def python_of_vllm(given: str | None = None) -> str:
-    """The Python that vLLM runs under: the one given, that of the `vllm` command, else legroom's own."""
+    """The given Python, else that of the `vllm` command, else legroom's own."""
     if given:
         path = shutil.which(given)
         if path is None:
@@ -48,7 +46,7 @@ def python_of_vllm(given: str | None = None) -> str:
     command = shutil.which("vllm")
     if command:
         with contextlib.suppress(OSError), Path(command).open("rb") as file:
-            first = file.readline(_MOST_SHEBANG_BYTES)
+            first = file.readline(512)
             if first.startswith(b"#!"):
                 words = first[2:].decode("utf-8", "replace").split()
                 named = shutil.which(words[-1]) if words else None
@@ -58,30 +56,30 @@ def python_of_vllm(given: str | None = None) -> str:
 
 
 def probe(python: str, *, ranks: int = 1, with_vllm: bool = True, served: Sequence[str] = ()) -> ProbeOutcome:
-    """Measure; raises LegroomError (exit code 3) where there is no GPU, or no torch that could use it."""
+    """Run all measurements; a `LegroomError` with exit code 3 where there is no GPU or no torch."""
     with tempfile.TemporaryDirectory(prefix="legroom-probe-") as folder:
         results = Path(folder) / "results.jsonl"
         words = [str(results), "--ranks", str(ranks)]
         output = _run([python, str(_SCRIPTS / "torch_stage.py"), *words], _TORCH_LIMIT_S)
-        answers = _answers(results)
-        _check_card(answers, python, output)
-        _check_ranks(answers["card"], ranks)
+        results_by_name = _read_results(results)
+        _check_card(results_by_name, python, output)
+        _check_ranks(results_by_name["card"], ranks)
         if with_vllm:
             output = _run([python, str(_SCRIPTS / "vllm_stage.py"), *words], _VLLM_LIMIT_S)
-            answers = _answers(results)
-        outcome = _outcome(answers, ranks, with_vllm, output)
+            results_by_name = _read_results(results)
+        outcome = _outcome(results_by_name, ranks, with_vllm, output)
         return _with_deployment(outcome, python, served, Path(folder)) if served else outcome
 
 
 def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], folder: Path) -> ProbeOutcome:
-    """Start the deployment with dummy weights; compiled, twice: a first start compiles, and profiles more."""
-    answers: dict[str, Mapping[str, Any]] = {}
+    """Start the deployment with dummy weights; twice where it compiles, because the first start profiles more."""
+    results_by_name: dict[str, Mapping[str, Any]] = {}
     output = ""
     for attempt in range(1 if "--enforce-eager" in served else 2):
         results = folder / f"deployment-{attempt}.jsonl"
         output = _run([python, str(_SCRIPTS / "vllm_stage.py"), str(results), "--", *served], _VLLM_LIMIT_S)
-        answers = _answers(results)
-    profile, started = answers.get("vllm", {}), answers.get("vllm_started")
+        results_by_name = _read_results(results)
+    profile, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started")
     if started is None or "available_kv_bytes" not in profile:
         why = profile.get("error") or output
         return replace(outcome, problems=(*outcome.problems, f"the deployment did not start: {why}"))
@@ -90,7 +88,7 @@ def _with_deployment(outcome: ProbeOutcome, python: str, served: Sequence[str], 
 
 
 def _run(words: Sequence[str], limit_s: float) -> str:
-    """The end of what a script said. Its session ends with it: an engine leaves processes behind when it is stopped."""
+    """Run a script and return its last line of output. Its whole session is killed, engine processes included."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -108,24 +106,24 @@ def _run(words: Sequence[str], limit_s: float) -> str:
     return str(masked(lines[-1].strip())) if lines else ""
 
 
-def _answers(path: Path) -> dict[str, Mapping[str, Any]]:
-    """By the finding's name; of several ranks the one that takes the most."""
-    answers: dict[str, Mapping[str, Any]] = {}
+def _read_results(path: Path) -> dict[str, Mapping[str, Any]]:
+    """The results by name; of several ranks the one with the most non-torch memory."""
+    results_by_name: dict[str, Mapping[str, Any]] = {}
     with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
-        for line in file.read(_MOST_RESULT_BYTES).splitlines():
+        for line in file.read(1 << 20).splitlines():
             with contextlib.suppress(ValueError):
-                answer = json.loads(line)
-                name = str(answer.pop("finding"))
-                earlier = answers.get(name, {}).get("non_torch_bytes")
-                if not isinstance(earlier, int) or answer.get("non_torch_bytes", -1) > earlier:
-                    answers[name] = answer
-    return answers
+                result = json.loads(line)
+                name = str(result.pop("finding"))
+                earlier = results_by_name.get(name, {}).get("non_torch_bytes")
+                if not isinstance(earlier, int) or result.get("non_torch_bytes", -1) > earlier:
+                    results_by_name[name] = result
+    return results_by_name
 
 
-def _check_card(answers: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
-    if "no_gpu" in answers:
+def _check_card(results_by_name: Mapping[str, Mapping[str, Any]], python: str, output: str) -> None:
+    if "no_gpu" in results_by_name:
         raise LegroomError("torch sees no GPU here", f"run it where vLLM runs; it was asked with {python}", UNREACHABLE)
-    card = answers.get("card")
+    card = results_by_name.get("card")
     if card is None:
         raise LegroomError(
             f"{python} could not be asked: {output or 'it said nothing'}",
@@ -146,11 +144,13 @@ def _check_ranks(card: Mapping[str, Any], ranks: int) -> None:
         )
 
 
-def _outcome(answers: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str) -> ProbeOutcome:
-    card = answers["card"]
-    allocator, copies, host = (answers.get(name, {}) for name in ("allocator", "copies", "host"))
-    vllm, started = answers.get("vllm", {}), answers.get("vllm_started", {})
-    problems = [f"{name}: {answer['error']}" for name, answer in answers.items() if answer.get("error")]
+def _outcome(
+    results_by_name: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bool, output: str
+) -> ProbeOutcome:
+    card = results_by_name["card"]
+    allocator, copies, host = (results_by_name.get(name, {}) for name in ("allocator", "copies", "host"))
+    vllm, started = results_by_name.get("vllm", {}), results_by_name.get("vllm_started", {})
+    problems = [f"{name}: {result['error']}" for name, result in results_by_name.items() if result.get("error")]
     if with_vllm and not vllm:
         problems.append(f"vLLM was not started: {output}")
     others = card.get("others_bytes")
@@ -168,11 +168,11 @@ def _outcome(answers: Mapping[str, Mapping[str, Any]], ranks: int, with_vllm: bo
         held_by_others_bytes=others,
         vllm_non_torch_bytes=vllm.get("non_torch_bytes") if started else None,
         ranks=ranks,
-        nccl_bytes=answers.get("communication", {}).get("nccl_bytes"),
+        nccl_bytes=results_by_name.get("communication", {}).get("nccl_bytes"),
         smallest_block_bytes=allocator.get("one_byte", {}).get("allocated_bytes"),
         small_segment_bytes=allocator.get("one_byte", {}).get("reserved_bytes"),
         large_segment_bytes=allocator.get("large", {}).get("reserved_bytes"),
-        graph_node_bytes=answers.get("graphs", {}).get("node_bytes"),
+        graph_node_bytes=results_by_name.get("graphs", {}).get("node_bytes"),
         host_to_device_bytes_s=copies.get("host_to_device_bytes_s"),
         device_to_host_bytes_s=copies.get("device_to_host_bytes_s"),
         device_to_device_bytes_s=copies.get("device_to_device_bytes_s"),

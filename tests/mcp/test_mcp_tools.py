@@ -13,7 +13,7 @@ import mcp
 import pytest
 
 from legroom.cli.main import main
-from legroom.mcp.server import build_server
+from legroom.mcp.mcp_tools import build_server
 
 TOOLS = {"plan", "size", "diagnose", "explain", "search_catalog", "simulate", "lint"}
 FAILED_LOG = (

@@ -1,0 +1,96 @@
+"""The guard's series on the metrics page; counts are plain attributes, because every request changes some."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from legroom.guard.request.refusals import REASONS
+
+WAIT_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+CAPPED = ("output", "default_output", "logprobs", "prompt_logprobs")
+
+_OWN_LINE = re.compile(rb"^(?:# (?:HELP|TYPE) )?legroom_guard_(?!stopped_engines).*\n?", re.MULTILINE)
+"""Series that an outer guard replaces; only the one inside vLLM sees stopped engines."""
+_OPEN_METRICS_END = b"# EOF"
+
+
+class GuardMetrics:
+    """Counters of one guard; gauges are passed in when the page is written."""
+
+    def __init__(self) -> None:
+        self.admitted = 0
+        self.passed = 0
+        self.rejected: Counter[str] = Counter()
+        self.capped: Counter[str] = Counter()
+        self.left_queue = 0
+        self._wait_sum_s = 0.0
+        self._waits = [0] * (len(WAIT_BUCKETS_S) + 1)
+
+    def observe_wait(self, seconds: float) -> None:
+        """How long an admitted request waited."""
+        self._wait_sum_s += seconds
+        self._waits[bisect_left(WAIT_BUCKETS_S, seconds)] += 1
+
+    def page(self, values: Mapping[str, tuple[str, float]], labels: Mapping[str, str], open_metrics: bool) -> bytes:
+        """All series as Prometheus text. `values` are gauges, or counters where the name ends in `_total`."""
+        from prometheus_client import CollectorRegistry, exposition
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+        from prometheus_client.openmetrics.exposition import generate_latest as generate_open_metrics
+
+        names, own = list(labels), list(labels.values())
+
+        def counter(name: str, about: str, value: float) -> Metric:
+            family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=names)
+            family.add_metric(own, value)
+            return family
+
+        def counters(name: str, about: str, label: str, keys: tuple[str, ...], counts: Counter[str]) -> Metric:
+            family = CounterMetricFamily(f"legroom_guard_{name}", about, labels=[*names, label])
+            for key in keys:
+                family.add_metric([*own, key], counts[key])
+            return family
+
+        def collect() -> Iterator[Metric]:
+            yield counter("admitted", "Requests admitted.", self.admitted)
+            about = "Requests on paths that are not guarded, or without the key that vLLM asks for."
+            yield counter("passed", about, self.passed)
+            yield counters("rejected", "Requests refused, by reason.", "reason", REASONS, self.rejected)
+            about = "Values written into requests, by what was capped."
+            yield counters("capped", about, "what", CAPPED, self.capped)
+            yield counter("left_queue", "Clients that went away while they waited.", self.left_queue)
+            for name, (about, value) in values.items():
+                if name.endswith("_total"):
+                    yield counter(name, about, value)
+                    continue
+                gauge = GaugeMetricFamily(f"legroom_guard_{name}", about, labels=names)
+                gauge.add_metric(own, value)
+                yield gauge
+            about = "Time that admitted requests waited."
+            waits = HistogramMetricFamily("legroom_guard_wait_seconds", about, labels=names)
+            edges = (*map(str, WAIT_BUCKETS_S), "+Inf")
+            buckets = list(zip(edges, itertools.accumulate(self._waits), strict=True))
+            waits.add_metric(own, buckets, self._wait_sum_s)
+            yield waits
+
+        registry = CollectorRegistry()
+        registry.collect = collect  # type: ignore[method-assign]
+        generate = generate_open_metrics if open_metrics else exposition.generate_latest
+        page: bytes = generate(registry)
+        return page.removesuffix(_OPEN_METRICS_END + b"\n")
+
+
+def append_page(server_page: bytes, own_page: bytes) -> bytes:
+    """A server's metrics page with the guard's series at its end, before the end mark of OpenMetrics.
+
+    Behind another guard, the inner one's series are removed, because no series may occur twice.
+    """
+    if b"legroom_guard_" in server_page:
+        server_page = _OWN_LINE.sub(b"", server_page)
+    stripped = server_page.rstrip()
+    if stripped.endswith(_OPEN_METRICS_END):
+        return stripped.removesuffix(_OPEN_METRICS_END) + own_page + _OPEN_METRICS_END + b"\n"
+    return server_page + (b"" if not server_page or server_page.endswith(b"\n") else b"\n") + own_page

@@ -1,0 +1,235 @@
+"""Admission as an ASGI application in front of another one: the part that the vLLM middleware and the proxy share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from legroom.guard.pool.admission import Admission
+from legroom.guard.request import refusals
+from legroom.guard.request.endpoints import DRAIN, METRICS, STATUS, Kind, client_of, kind_of, plain_path
+from legroom.guard.request.refusals import Refusal
+from legroom.guard.serving import control
+from legroom.guard.weight.guarded_request import GuardedRequest
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Pending = asyncio.Future[Message] | None
+
+
+class AdmissionApp:
+    """Admits requests on guarded paths, answers `/-/legroom/*` and `/metrics`, and passes everything else on."""
+
+    def __init__(self, app: App, admission: Admission, token: str | None) -> None:
+        self.app = app
+        self.admission = admission
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await (self.run_lifespan if scope["type"] == "lifespan" else self.app)(scope, receive, send)
+            return
+        path, root = scope["path"], scope.get("root_path", "")
+        kind = kind_of(scope["method"], path, root)
+        if kind is not None and not self.is_unauthorized(scope):
+            await self._admit(kind, scope, receive, send)
+        elif path == METRICS or (path.startswith(METRICS) and plain_path(path, root) == METRICS):
+            await self.send_metrics(scope, receive, send)
+        elif path in (DRAIN, STATUS):
+            await self._control(scope, receive, send)
+        else:
+            self.admission.metrics.passed += 1
+            await self.app(scope, receive, send)
+
+    async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+    def is_unauthorized(self, scope: Scope) -> bool:
+        """Whether the server will refuse this request for a missing API key, so that it needs no admission."""
+        return False
+
+    async def learn_limits(self, scope: Scope) -> None:
+        """Learn the size of the KV cache before a request is weighed."""
+
+    async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the server's metrics page with the guard's series appended."""
+        raise NotImplementedError
+
+    async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
+        """Apply a drain to the other API servers of this vLLM, and merge their status into `status`."""
+        return status
+
+    async def _admit(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = self.admission
+        admission.reload()
+        await self.learn_limits(scope)
+        body = await read_whole_body(scope, receive, admission)
+        if body is None:
+            return
+        if isinstance(body, Refusal):
+            await send_refusal(body, send)
+            return
+        address = (scope.get("client") or ("",))[0]
+        request = admission.read(kind, body, client_of(scope["headers"], str(address), admission.policy.clients))
+        del body  # a stream may last for minutes
+        refusal = request if isinstance(request, Refusal) else None
+        if isinstance(request, GuardedRequest):
+            if admission.weigh(request):
+                refusal = await admission.count(request)
+            refusal = refusal or admission.admit(request)
+        if isinstance(request, Refusal) or refusal is not None:
+            await send_refusal(refusal or request, send)  # type: ignore[arg-type]
+            return
+        pending: Pending = None
+        if admission.is_waiting(request):
+            pending = asyncio.ensure_future(receive())
+            try:
+                refusal = await admission.wait(request, pending)
+            except asyncio.CancelledError:
+                pending.cancel()
+                raise
+            if refusal is not None or pending.done():
+                pending.cancel()
+                if refusal is not None:
+                    await send_refusal(refusal, send)
+                return
+        await self._serve(request, scope, receive, pending, send)
+
+    async def _serve(
+        self, request: GuardedRequest, scope: Scope, receive: Receive, pending: Pending, send: Send
+    ) -> None:
+        """Run an admitted request in the server, and release its blocks when the response ends or fails."""
+        admission, status, is_complete = self.admission, 0, False
+
+        async def observe_and_send(message: Message) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.body":
+                if status == 200 and (chunk := message.get("body")):
+                    admission.on_chunk(request, chunk)
+                is_complete = not message.get("more_body", False)
+            elif message["type"] == "http.response.start":
+                status = message["status"]
+                if status in (429, 503):
+                    message = _with_retry_after(message, admission)
+            await send(message)
+
+        if request.changed:
+            scope = _with_content_length(scope, len(request.body))
+        replay = ReplayedBody(request.body, receive, pending)
+        request.body = b""
+        try:
+            await self.app(scope, replay, observe_and_send)
+        finally:
+            # After 504 the server may still run the request until it sees that the connection was closed.
+            admission.release(request, finished=is_complete and status != 504)
+            if pending is not None:
+                pending.cancel()
+
+    async def _control(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.learn_limits(scope)
+        method, authorization = scope["method"], dict(scope["headers"]).get(b"authorization", b"")
+        body: bytes | Refusal | None = b""
+        if method == "POST" and control.denied(self.token, authorization) is None:
+            body = await read_whole_body(scope, receive, self.admission)
+        if body is None:
+            return
+        if isinstance(body, Refusal):
+            await send_refusal(body, send)
+            return
+        status, document = control.answer(self.admission, self.token, method, scope["path"], authorization, body)
+        if status == 200:
+            document = await self.control_peers(document, self.admission.draining if method == "POST" else None)
+        await send_response(status, b"application/json", json.dumps(document).encode(), send)
+
+
+async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) -> bytes | Refusal | None:
+    """The request body, or the refusal if it is too large or too slow; None if the client disconnected."""
+    policy = admission.policy
+    most_bytes, chunks, size = policy.requests.body_bytes, [], 0
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > most_bytes:
+            return admission.refuse(refusals.too_large(most_bytes))
+    try:
+        async with asyncio.timeout(policy.queue.body_timeout_s):
+            while (message := await receive())["type"] == "http.request":
+                chunk = message.get("body", b"")
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > most_bytes:
+                    return admission.refuse(refusals.too_large(most_bytes))
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except TimeoutError:
+        return admission.refuse(refusals.body_timeout(policy.queue.body_timeout_s))
+    return None
+
+
+class ReplayedBody:
+    """An ASGI `receive` that returns a body already read, then the client's further messages (its disconnect)."""
+
+    __slots__ = ("_body", "_pending", "_receive")
+
+    def __init__(self, body: bytes, receive: Receive, pending: Pending) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+        self._pending = pending
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._pending is not None:
+            # Shielded: a reader that stops waiting must not cancel the receive that sees the disconnect.
+            message = await asyncio.shield(self._pending)
+            self._pending = None
+            return message
+        return await self._receive()
+
+
+async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:
+    """Status, headers and whole body of an application's response."""
+    status, headers, chunks = 0, [], []
+
+    async def collect(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            chunks.append(message.get("body", b""))
+
+    await app(scope, receive, collect)
+    return status, headers, b"".join(chunks)
+
+
+async def send_refusal(refusal: Refusal, send: Send) -> None:
+    body = refusal.body()
+    await send({"type": "http.response.start", "status": refusal.status, "headers": refusal.headers(body)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_response(status: int, content_type: bytes, body: bytes, send: Send) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_content_length(scope: Scope, length: int) -> Scope:
+    headers = [header for header in scope["headers"] if header[0] not in (b"content-length", b"transfer-encoding")]
+    scope["headers"] = [*headers, (b"content-length", b"%d" % length)]
+    return scope
+
+
+def _with_retry_after(message: Message, admission: Admission) -> Message:
+    """Add Retry-After to a refusal of the server's own, which has none."""
+    headers = list(message.get("headers", ()))
+    if not any(name.lower() == b"retry-after" for name, _ in headers):
+        seconds = admission.policy.queue.drain_retry_s if admission.draining else 1
+        headers.append((b"retry-after", b"%d" % seconds))
+    message["headers"] = headers
+    return message

@@ -1,0 +1,255 @@
+"""A client's connection to the proxy: uvicorn's HTTP/1.1 protocol with bounds on size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from legroom.guard.log import log_bug
+from legroom.guard.pool.admission import Admission
+from legroom.guard.request import refusals
+from legroom.guard.request.refusals import INVALID, SERVER, Refusal
+
+HEADER_TIMEOUT_S = 10.0
+"""From the first byte of a request to the end of its headers, as in nginx's order of magnitude (60 s) but shorter."""
+LINGER_S = 3.0
+"""Bytes still in flight after a refusal are read this long: closing at once would reset the connection."""
+STALLED_S = 60.0
+"""A client that reads nothing of its response for this long is disconnected, because it holds KV blocks."""
+MOST_HEADER_BYTES = 64 << 10
+SCOPE_KEY = "legroom.connection"
+
+
+class ProxyState(Protocol):
+    """What all connections share."""
+
+    admission: Admission
+    config: Config
+    server_state: ServerState
+    now_s: float
+    buffered_bytes: int
+    most_buffered_bytes: int
+
+
+class Stop(Exception):
+    """Ends the parsing of a connection that was refused."""
+
+
+class ClientConnection(HttpToolsProtocol):
+    def __init__(self, proxy: ProxyState) -> None:
+        super().__init__(proxy.config, proxy.server_state, {})
+        self._proxy = proxy
+        self._head_bytes = self._body_bytes = self._buffered_bytes = 0
+        self._is_reading = self._has_cycle = self._is_discarding = False
+        self.deadline_s = 0.0
+        self.stalled_since_s = 0.0
+        self._unsent_bytes = 0
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the client disconnects during a response."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.deadline_s = self._proxy.now_s + HEADER_TIMEOUT_S
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.release_body()
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_discarding:
+            return
+        if not self._is_reading:
+            self.deadline_s = self._proxy.now_s + HEADER_TIMEOUT_S
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._feed(data)
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, Stop):
+                log_bug(error)
+                self.abort()
+        except httptools.HttpParserError as error:
+            self.refuse_unread(Refusal(400, "bad_request", f"The request is not HTTP: {error}.", INVALID))
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse data; returns what must be parsed again after an offer to upgrade the protocol (h2c) was ignored."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            kept = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+            line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self.parser = httptools.HttpRequestParser(self)
+            return line + kept + b"\r\n" + data[offer.args[0] :]
+        return b""
+
+    # The parser's callbacks.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[SCOPE_KEY] = self  # type: ignore[literal-required]
+        self._head_bytes = self._body_bytes = 0
+        self._is_reading, self._has_cycle = True, False
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        if not self._has_cycle:  # after the head these are trailers, which must not become headers
+            super().on_header(name, value)
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MOST_HEADER_BYTES:
+            text = f"The head of the request is larger than {MOST_HEADER_BYTES:,} bytes."
+            self._refuse(Refusal(431, "bad_request", text, INVALID))
+
+    def on_headers_complete(self) -> None:
+        self.url = origin_form(self.url)
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT" or b"websocket" in (self._get_upgrade() or b""):
+                text = "The guard passes no upgraded connections (WebSocket); connect to the server itself."
+                self._refuse(Refusal(501, "bad_request", text, INVALID))
+            return
+        most_bytes = self._proxy.admission.policy.requests.body_bytes
+        for name, value in self.headers:
+            if name == b"content-length" and int(value) > most_bytes:
+                self._refuse(refusals.too_large(most_bytes))
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False
+        self.deadline_s = self._proxy.now_s + self._proxy.admission.policy.queue.body_timeout_s
+        super().on_headers_complete()
+        self._has_cycle = True
+
+    def on_body(self, body: bytes) -> None:
+        proxy, most_bytes = self._proxy, self._proxy.admission.policy.requests.body_bytes
+        self._body_bytes += len(body)
+        self._buffered_bytes += len(body)
+        proxy.buffered_bytes += len(body)
+        if self._body_bytes > most_bytes:
+            self._refuse(refusals.too_large(most_bytes))
+        if proxy.buffered_bytes > proxy.most_buffered_bytes:
+            text = "The guard holds as many request bodies as it may; retry soon."
+            self._refuse(Refusal(503, "queue_full", text, SERVER, None, 1))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            self._is_reading = False
+            self.deadline_s = 0.0
+            super().on_message_complete()
+
+    # Responding.
+
+    def on_response_complete(self) -> None:
+        self.release_body()
+        self.on_lost = None
+        super().on_response_complete()
+
+    def release_body(self) -> None:
+        """The request body is no longer in memory."""
+        self._proxy.buffered_bytes -= self._buffered_bytes
+        self._buffered_bytes = 0
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.refuse_unread(refusal)
+        raise Stop
+
+    def refuse_unread(self, refusal: Refusal) -> None:
+        """Refuse a request that was not read to its end, and close the connection."""
+        if self._is_behind_response():
+            self.abort()
+            return
+        if self._has_cycle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_discarding = True
+        self.release_body()
+        body = self._proxy.admission.refuse(refusal).body()
+        headers = {**dict(refusal.headers(body)), b"connection": b"close"}
+        head = b"".join(b"%b: %b\r\n" % header for header in headers.items())
+        is_head = self.parser.get_method() == b"HEAD"
+        self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[refusal.status], head, b"" if is_head else body))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self.deadline_s = self._proxy.now_s + LINGER_S
+        else:
+            self.transport.close()
+
+    def _is_behind_response(self) -> bool:
+        """Whether the request being read waits behind a response, or is already being answered."""
+        if self._has_cycle:
+            return bool(self.pipeline) or self.cycle.response_started
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def abort(self) -> None:
+        """Close the connection at once, so that the client sees an incomplete response."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.abort()
+
+    # Deadlines.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stalled_since_s = self._proxy.now_s
+        self._unsent_bytes = unsent_bytes(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.stalled_since_s = 0.0
+
+    def sweep(self, now_s: float) -> None:
+        """Disconnect a client that is too slow; call it once a second."""
+        if self.stalled_since_s:
+            before_bytes, self._unsent_bytes = self._unsent_bytes, unsent_bytes(self.transport)
+            if self._unsent_bytes < before_bytes:
+                self.stalled_since_s = now_s
+            elif now_s - self.stalled_since_s > STALLED_S:
+                self.abort()
+        elif self.deadline_s and now_s > self.deadline_s and not self._is_behind_response():
+            if self._is_reading and not self._is_discarding:
+                self.refuse_unread(refusals.body_timeout(self._proxy.admission.policy.queue.body_timeout_s))
+            else:
+                self.transport.close()
+
+    def shutdown(self) -> None:
+        """The proxy drains: close an idle connection, and refuse a request that was not read to its end."""
+        if self._is_discarding or self.transport.is_closing():
+            return
+        if self._is_reading:
+            self.refuse_unread(refusals.draining(self._proxy.admission.policy.queue.drain_retry_s))
+        else:
+            super().shutdown()
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not acknowledged: in the transport's buffer and in the socket's."""
+    queued = bytes(4)
+    with contextlib.suppress(OSError, ValueError):
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+    return transport.get_write_buffer_size() + int(struct.unpack("i", queued)[0])
+
+
+def origin_form(target: bytes) -> bytes:
+    """A request target without scheme, host and fragment, so that the path admitted is the path forwarded."""
+    target = target.partition(b"#")[0]
+    if target.startswith(b"/") or target == b"*":
+        return target
+    after = target.partition(b"://")[2]
+    starts = [at for at in (after.find(b"/"), after.find(b"?")) if at >= 0]
+    rest = after[min(starts) :] if starts else b""
+    return rest if rest.startswith(b"/") else b"/" + rest

@@ -1,0 +1,343 @@
+"""`legroom guard --upstream URL`: admission in front of a forwarder, on uvicorn's HTTP protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from legroom.errors import UNREACHABLE, LegroomError
+from legroom.guard.log import LOG, log_bug
+from legroom.guard.pool.admission import Admission
+from legroom.guard.pool.block_pool import PoolLimits
+from legroom.guard.pool.engine_usage import steps_of_page
+from legroom.guard.pool.guard_metrics import append_page
+from legroom.guard.request.endpoints import METRICS
+from legroom.guard.serving.admission_app import AdmissionApp, Receive, Scope, Send, send_refusal, send_response
+from legroom.guard.serving.client_connection import SCOPE_KEY, ClientConnection
+from legroom.guard.serving.upstream import Upstream, UpstreamError, UpstreamPool, connection_headers, down, request_head
+from legroom.guard.weight.engine_limits import EngineLimits, limits_of_metrics
+from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWN_REQUEST_TIMEOUT_S = 5.0
+SWEEP_INTERVAL_S = 1.0
+"""Deadlines and the policy file are checked this often."""
+IDLE_TIMEOUT_S = 75
+RELEARN_INTERVAL_S, RETRY_INTERVAL_S = 30.0, 2.0
+"""The server may be restarted with another pool; while its pool is unknown, it is asked more often."""
+USAGE_INTERVALS_S = (0.05, 0.25)
+"""First and longest interval between scrapes of the engine's usage while requests wait; each is twice the last."""
+SCRAPE_SHARE = 0.02
+"""Most of the server's time that these scrapes take."""
+REPEATED_SIGNAL_S = 1.0
+"""Supervisors may pass the same signal on twice within this time."""
+
+Ready = Callable[[int], None]
+"""Called with the port that the proxy listens on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOptions:
+    upstream: Upstream
+    policy: Path | None = None
+    plan: EngineLimits | None = None
+    host: str = "127.0.0.1"
+    port: int = 8100
+    token: str | None = None
+    api_key: str | None = None
+    """Sent with the guard's own requests; clients send their own."""
+    answer_timeout_s: float = 600.0
+    """The server must begin its response within this; 0: no limit."""
+    drain_timeout_s: float = 30.0
+    most_buffered_bytes: int = 400 << 20
+
+
+class Forwarder:
+    """An ASGI application that forwards each request to the server."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self.admission: Admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _read_body(receive)
+        client: ClientConnection = scope[SCOPE_KEY]
+        if body is None or client.transport.is_closing():
+            return
+        method, target = scope["method"], scope["raw_path"]
+        if scope["query_string"]:
+            target = b"%b?%b" % (target, scope["query_string"])
+        length = len(body) if body or method in ("POST", "PUT", "PATCH") else None
+        peer = (scope["client"] or ("",))[0]
+        head = request_head(method, target, scope["headers"], self._pool.upstream, length, peer)
+        left = down("the client left")
+        try:
+            server = await self._pool.exchange(
+                method, head, body, lambda connection: setattr(client, "on_lost", partial(connection.fail, left))
+            )
+        except UpstreamError as error:
+            if not client.transport.is_closing():
+                await send_refusal(self.admission.refuse(error.refusal), send)
+            return
+        del body
+        if not server.unsent:
+            client.release_body()
+        try:
+            dropped = connection_headers(server.headers)
+            headers = [header for header in server.headers if header[0] not in dropped]
+            await send({"type": "http.response.start", "status": server.status, "headers": headers})
+            while True:
+                if server.chunks or server.is_complete:
+                    is_complete = server.is_complete
+                    chunk = server.take_chunks()
+                    await send({"type": "http.response.body", "body": chunk, "more_body": not is_complete})
+                    if is_complete:
+                        return
+                elif server.failure is not None:
+                    client.abort()
+                    return
+                else:
+                    await server.changed()
+        finally:
+            server.finish()
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body, which the client's connection has bounded; None if the client disconnected."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return bytes(message["body"])
+    body = bytearray()
+    while message["type"] == "http.request":
+        body += message["body"]
+        if not message.get("more_body", False):
+            return bytes(body)
+        message = await receive()
+    return None
+
+
+class Proxy(AdmissionApp):
+    def __init__(self, options: ProxyOptions) -> None:
+        self.options = options
+        admission = Admission(options.policy, options.plan, self._tokenize)
+        self.upstreams = UpstreamPool(options.upstream, admission.clock)
+        forwarder = Forwarder(self.upstreams)
+        forwarder.admission = admission
+        super().__init__(forwarder, admission, options.token)
+        self.config = Config(
+            self, ws="none", lifespan="off", log_config=None, proxy_headers=False, timeout_keep_alive=IDLE_TIMEOUT_S
+        )
+        self.server_state = ServerState()
+        self.buffered_bytes, self.most_buffered_bytes = 0, options.most_buffered_bytes
+        self.now_s = admission.clock()
+        """The time of the last sweep, which is precise enough for deadlines."""
+        secret, key = options.upstream.authorization, options.api_key
+        self._authorization = secret or (f"Bearer {key}".encode() if key else b"")
+        self.is_draining = False
+        self._drain_until_s = math.inf
+        self._learnt = EngineLimits()
+        self._version = ""
+        self._logged: tuple[PoolLimits, bool] | None = None
+
+    @property
+    def clients(self) -> set[ClientConnection]:
+        """Open connections."""
+        return self.server_state.connections  # type: ignore[return-value]
+
+    async def start(self) -> asyncio.Server:
+        options = self.options
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(self), options.host, options.port, backlog=2048
+            )
+        except OSError as error:
+            where = f"{options.host}:{options.port}"
+            raise LegroomError(
+                f"cannot listen on {where}: {error.strerror}", "choose another --host or --port", UNREACHABLE
+            ) from error
+
+    async def run(self, stop: asyncio.Event, ready: Ready | None = None) -> None:
+        """Serve until `stop` is set, then drain."""
+        server = await self.start()
+        if ready is not None:
+            ready(server.sockets[0].getsockname()[1])
+        tasks = [asyncio.create_task(task) for task in (self._sweep(), self._learn(), self._watch_engine())]
+        try:
+            await stop.wait()
+            await self._drain(server)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for client in list(self.clients):
+                client.abort()
+            self.upstreams.close()
+
+    async def _drain(self, server: asyncio.Server) -> None:
+        server.close()
+        self.is_draining = self.admission.draining = True
+        LOG.info("stopping: %d requests run, %d wait", self.admission.pool.running, self.admission.pool.waiting)
+        begun_s = self.admission.clock()
+        self._drain_until_s = begun_s + self.options.drain_timeout_s
+        while self.admission.clock() < self._drain_until_s:
+            for client in list(self.clients):
+                client.shutdown()
+            if not self.clients:
+                return
+            await asyncio.sleep(0.05)
+        LOG.warning(
+            "stopped with %d connections open after %.0f s", len(self.clients), self.admission.clock() - begun_s
+        )
+
+    def on_signal(self, stop: asyncio.Event) -> None:
+        """Drain; a later second signal ends the drain."""
+        now_s = self.admission.clock()
+        if self.is_draining and now_s > self._drain_until_s - self.options.drain_timeout_s + REPEATED_SIGNAL_S:
+            self._drain_until_s = now_s
+        stop.set()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            try:
+                self.sweep(self.admission.clock())
+            except Exception as error:
+                log_bug(error)
+
+    def sweep(self, now_s: float) -> None:
+        """Check the policy file and every deadline."""
+        self.now_s = now_s
+        self.admission.reload()
+        queue = self.admission.policy.queue
+        self.upstreams.sweep(now_s, self.options.answer_timeout_s, queue.body_timeout_s, queue.drain_retry_s)
+        for client in list(self.clients):
+            client.sweep(now_s)
+
+    async def _watch_engine(self) -> None:
+        """Scrape the engine's usage while requests wait for it."""
+        admission, (delay_s, longest_s) = self.admission, USAGE_INTERVALS_S
+        while True:
+            await asyncio.sleep(delay_s)
+            if not admission.pool.waiting:
+                delay_s = USAGE_INTERVALS_S[0]
+                continue
+            begun_s = admission.clock()
+            page = await self._get(METRICS)
+            delay_s = max(min(longest_s, 2 * delay_s), (admission.clock() - begun_s) / SCRAPE_SHARE)
+            steps = steps_of_page(page.decode("utf-8", "replace")) if page is not None else None
+            if steps is not None:
+                admission.pool.learn_steps(steps, admission.clock())
+
+    async def _learn(self) -> None:
+        while True:
+            is_known = False
+            try:
+                is_known = await self.learn_once()
+            except Exception as error:
+                log_bug(error)
+            await asyncio.sleep(RELEARN_INTERVAL_S if is_known else RETRY_INTERVAL_S)
+
+    async def learn_once(self) -> bool:
+        """Ask the server for its limits and keep what it does not say; returns whether it said its pool size."""
+        limits = await self._read_limits()
+        self._learnt = limits.over(self._learnt)
+        self.admission.learn_engine(self._learnt)
+        reached = (self.admission.pool.limits, self.admission.limits.known)
+        if reached != self._logged:
+            self._logged = reached
+            LOG.info("%s", self.admission.summary())
+            if limits.known and (hint := self.admission.native_flags_hint(self._version)):
+                LOG.info("%s", hint)
+        return limits.known
+
+    async def _read_limits(self) -> EngineLimits:
+        page = await self._get(METRICS)
+        limits = (
+            limits_of_metrics(page.decode("utf-8", "replace"))
+            if page is not None
+            else EngineLimits(source=f"{self.options.upstream.shown}{METRICS} does not answer")
+        )
+        invalid = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+        with contextlib.suppress(*invalid):
+            models = json.loads(await self._get("/v1/models") or b"{}")["data"]
+            lengths = [model.get("max_model_len") for model in models]
+            limits = replace(limits, max_model_len=max(int(length) for length in lengths if length))
+        self._version = ""
+        with contextlib.suppress(*invalid):
+            self._version = str(json.loads(await self._get("/version") or b"{}")["version"])
+        return limits
+
+    async def _get(self, path: str) -> bytes | None:
+        """The body of a page of the server; None where it does not answer 200."""
+        return await self._request("GET", path)
+
+    async def _request(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        try:
+            async with asyncio.timeout(OWN_REQUEST_TIMEOUT_S):
+                status, answer = await self.upstreams.request(method, path, self._authorization, body)
+        except (UpstreamError, TimeoutError):
+            return None
+        return answer if status == 200 else None
+
+    async def _tokenize(self, body: bytes) -> int | None:
+        try:
+            return int(json.loads(await self._request("POST", "/tokenize", body) or b"{}")["count"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":
+            await self.app(scope, receive, send)
+            return
+        server_page = await self._get(METRICS)
+        page = append_page(server_page or b"", self.admission.page(upstream_up=server_page is not None))
+        is_refused = server_page is None and self.admission.policy.proxy.metrics_when_down == "503"
+        await send_response(503 if is_refused else 200, b"text/plain; version=0.0.4; charset=utf-8", page, send)
+
+
+def serve(options: ProxyOptions, ready: Ready | None = None) -> int:
+    """Run the proxy until SIGTERM or SIGINT."""
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(options, ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(options: ProxyOptions, ready: Ready | None) -> int:
+    proxy, stop = Proxy(options), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, proxy.on_signal, stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: proxy.admission.reload(force=True))
+    await proxy.run(stop, ready)
+    return 0
+
+
+def _raise_file_limit() -> None:
+    """Raise the limit on open files: each stream has two connections."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
