@@ -160,7 +160,7 @@ def test_the_page_looks_at_a_real_endpoint():
         async with page.run_test(size=(120, 40)) as pilot:
             for _ in range(100):
                 await pilot.pause(0.05)
-                if session.looks >= 3:
+                if session.scrapes >= 3:
                     break
             page.redraw()
             assert "serving 8 requests" in shown(page, "#detail")
