@@ -82,8 +82,6 @@ def test_a_stopped_process_of_a_server_is_counted_with_a_driver_and_without():
 def test_a_server_whose_processes_all_run_keeps_what_its_guard_says():
     servers = Machine(cards=()).servers()
     assert servers.with_process_figures(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
-        Machine(cards=()).servers().with_process_figures(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
-    )
 
 
 def test_a_server_without_a_plugin_gets_the_host_memory_of_what_is_below_its_api_server():
