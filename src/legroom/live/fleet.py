@@ -12,11 +12,6 @@ from legroom.planning.autoscaling_policy import scaling_policy
 from legroom.records import dataclass
 
 UNKNOWN = "unknown"
-_START_S = 300.0
-"""Assumed start time without a plan; load may grow meanwhile."""
-_LOW_RATIO = 0.5
-_LASTING_QUEUE = 1.0
-"""Mean waiting requests over the window; bursts are averaged out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,7 @@ def fleet_view(
     peak_demand: Mapping[GroupKey, float],
     window_s: float,
     gpus_per_server: int = 1,
-    start_s: float = _START_S,
+    start_s: float = 300.0,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
     """Groups by servers to spare. Without a known group peak the sum of the servers' own peaks is used."""
@@ -138,7 +133,7 @@ def fleet_view(
 def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: float, levels: Thresholds) -> FleetGroup:
     queued = any(
         (use.peak_waiting >= levels.queue_least and use.peak_kv_use >= levels.pool_full_ratio)
-        or use.mean_waiting >= _LASTING_QUEUE
+        or use.mean_waiting >= 1.0
         for use in members
     )
     # Queued requests are demand beyond KV use, so all servers are needed.
@@ -168,7 +163,7 @@ def _advice(members: Sequence[ServerUse], levels: Thresholds) -> list[FleetAdvic
         if use.preemptions_per_s >= levels.alert_preemptions_per_s:
             why = f"{use.preemptions_per_s:.2f} preemptions a second: more run at once than its pool holds"
             advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"below {use.peak_running:.0f}"}))
-        elif use.peak_waiting >= levels.queue_least and use.peak_kv_use < _LOW_RATIO:
+        elif use.peak_waiting >= levels.queue_least and use.peak_kv_use < 0.5:
             why = f"{use.peak_waiting:.0f} waited while at most {use.peak_kv_use:.0%} of the pool was in use"
             advice.append(FleetAdvice(use.server, why, {"--max-num-seqs": f"above {use.peak_running:.0f}"}))
     return advice

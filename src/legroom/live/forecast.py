@@ -12,8 +12,6 @@ from legroom.records import dataclass
 
 _MAX_POINTS = 120
 """7,140 pairs, which take milliseconds."""
-_Z = 1.96
-"""Normal quantile of a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,8 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _band(slopes: list[float], points: int) -> tuple[float, float]:
     """Sen's confidence interval, by the variance of Kendall's statistic."""
-    spread = _Z * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
+    # 1.96: two-sided 95 %.
+    spread = 1.96 * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
     low = max(int((len(slopes) - spread) / 2), 0)
     high = min(int((len(slopes) + spread) / 2) + 1, len(slopes) - 1)
     return slopes[low], slopes[high]

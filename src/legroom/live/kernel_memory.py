@@ -17,7 +17,6 @@ from legroom.records import dataclass
 
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2^63."""
-_KMSG_RECORD = 8192
 _KILLED = re.compile(
     r"(?P<scope>Memory cgroup out of memory|Out of memory)[^:]*: Killed process (?P<pid>\d+) "
     r"\((?P<name>[^)]*)\).*?anon-rss:(?P<anon>\d+)kB"
@@ -106,7 +105,6 @@ class KernelAccount:
 
 _KERNEL_CLOCK = getattr(time, "CLOCK_MONOTONIC", 1)
 """What the kernel stamps its log with, but for a drift of seconds a day."""
-_CLOCK_DRIFT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -126,10 +124,6 @@ class KernelKill:
     """The kernel's own line."""
 
 
-_AT_LIMIT = 0.9
-"""A cgroup whose peak came this near to its limit was full; the kernel gives back pages of files first."""
-
-
 def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = Path("/dev/kmsg")) -> KernelKill | None:
     """What the kernel killed of a server since then; None where its counters show nothing.
 
@@ -140,11 +134,13 @@ def kernel_kill(before: KernelAccount, proc: Path = Path("/proc"), kmsg: Path = 
     then = before.kills if cgroup is not None else before.machine_kills
     if now is None or then is None or now <= then:
         return None
-    line = _killed_line(before.time_s - _CLOCK_DRIFT_S, kmsg)
+    # The kernel's log clock drifts by seconds a day.
+    line = _killed_line(before.time_s - 5.0, kmsg)
     killed = _KILLED.search(line)
     limit = cgroup.limit if cgroup is not None else None
     peak = cgroup.peak_bytes(limit[1]) if cgroup is not None and limit is not None else None
-    in_cgroup = "cgroup" in killed["scope"] if killed else peak is None or (limit and peak >= _AT_LIMIT * limit[0])
+    # A cgroup at 90 % of its limit was full: the kernel reclaims file pages first.
+    in_cgroup = "cgroup" in killed["scope"] if killed else peak is None or (limit and peak >= 0.9 * limit[0])
     if cgroup is None or limit is None or not in_cgroup:
         limit = peak = None
     return KernelKill(
@@ -186,7 +182,7 @@ def _kernel_log(kmsg: Path) -> Iterator[tuple[float, str]]:
     try:
         while True:
             try:
-                record = os.read(device, _KMSG_RECORD)
+                record = os.read(device, 8192)
             except BrokenPipeError:
                 continue  # records were overwritten while they were read
             if not record:

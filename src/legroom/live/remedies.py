@@ -24,12 +24,10 @@ MAKE_A_PLAN = (
     "legroom plan MODEL --gpu NAME [the server's flags] --json > plan.json, then give it with --plan plan.json"
 )
 _TRAFFIC_OVER_S = 600.0
-_WEEK_H = 7 * 24.0
 _BURST_ROOM_BYTES = 2 * GIB
 """Log-probabilities or top-p of a large batch allocate 1 to 2.3 GiB at once on an H200."""
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
-_MAX_REMEDIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def remedies_for(
             else ("flags are computed from a plan, and none is known for this server")
         )
         proposed.append(ProposedRemedy(why, steps=(MAKE_A_PLAN,)))
-    return tuple(proposed[:_MAX_REMEDIES]) or (ProposedRemedy("nothing needs to be changed"),)
+    return tuple(proposed[:4]) or (ProposedRemedy("nothing needs to be changed"),)
 
 
 def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
@@ -243,7 +241,7 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
         )
     if planned is None or per_h <= 0:
         return
-    needed = per_h * _WEEK_H
+    needed = per_h * 7 * 24.0
     room = planned.layout.headroom_bytes
     if room >= needed:
         yield ProposedRemedy(f"{human_bytes(room)} of headroom last {room / per_h:.0f} h: restart once a week")

@@ -328,7 +328,6 @@ class Actor:
 
 REFUSED_AGAIN_S = 30.0
 """Delay before a refused or failed action is considered again."""
-_LONGEST_PAUSE_S = 60.0
 
 
 class Drains:
@@ -385,7 +384,7 @@ class Drains:
             else:
                 return
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, 60.0)
 
     async def _end(self, drain: Action) -> None:
         server = self._servers.get(str(drain.detail.get("server")))

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 Format = Literal["json", "alertmanager", "slack"]
 FORMATS: tuple[Format, ...] = ("json", "alertmanager", "slack")
-_TIMEOUT_S = 10.0
 _TRIES = 4
-_FIRST_PAUSE_S = 1.0
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -103,7 +101,7 @@ def _alert(sent: Notification) -> dict[str, Any]:
     return alert
 
 
-async def post(hook: Webhook, notification: Notification, first_pause_s: float = _FIRST_PAUSE_S) -> None:
+async def post(hook: Webhook, notification: Notification, first_pause_s: float = 1.0) -> None:
     """Posts with retries. Raises `ActionFailed` after the last."""
     import aiohttp
 
@@ -111,7 +109,7 @@ async def post(hook: Webhook, notification: Notification, first_pause_s: float =
     if hook.format == "alertmanager" and "/api/" not in url:
         url = url.rstrip("/") + "/api/v2/alerts"
     problem = ""
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=10.0)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
         for number in range(_TRIES):
             if number:
@@ -135,8 +133,6 @@ def _iso(time_s: float) -> str:
     )
 
 
-_MAX_QUEUED = 200
-_AGAIN_S = 60.0  # below Alertmanager's resolve_timeout of five minutes
 _NUMBER_CHECKS, _NUMBER_PAUSE_S = 20, 0.05
 _Queue = asyncio.Queue[tuple["OpenIncident", Notification]]
 
@@ -174,7 +170,7 @@ class Notifier:
 
     def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, log: Callable[[str], None]) -> None:
         self._hooks, self._metrics, self._log = hooks, metrics, log
-        self._queues: list[_Queue] = [asyncio.Queue(_MAX_QUEUED) for _ in hooks]
+        self._queues: list[_Queue] = [asyncio.Queue(200) for _ in hooks]
 
     def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
         """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
@@ -194,7 +190,8 @@ class Notifier:
             for hook, queue in zip(self._hooks, self._queues, strict=True):
                 group.create_task(self._send(hook, queue))
             while True:
-                await asyncio.sleep(_AGAIN_S)
+                # Below Alertmanager's resolve_timeout of five minutes.
+                await asyncio.sleep(60.0)
                 self.repeat(lasting())
 
     async def _send(self, hook: Webhook, queue: _Queue) -> None:

@@ -14,7 +14,6 @@ from legroom.records import dataclass as record
 
 BY = "sidecar"
 OVER, UNWATCHED, ELSEWHERE = "over", "no longer watched", "goes on as another incident"
-_ADOPTED_SCRAPES = 12  # a minute at the default interval: a finding needs several scrapes
 
 
 @dataclass
@@ -145,7 +144,8 @@ class IncidentKeeper:
 
 
 def _is_over(adopted: OpenIncident) -> bool:
-    return adopted.scrapes_without >= _ADOPTED_SCRAPES and time.monotonic() >= adopted.lasts_until_s
+    # A minute at the default interval.
+    return adopted.scrapes_without >= 12 and time.monotonic() >= adopted.lasts_until_s
 
 
 def _reason(incident: Incident) -> str:

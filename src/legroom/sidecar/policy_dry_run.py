@@ -24,9 +24,6 @@ from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.watch_config import SidecarConfig
 
-_BUSY_S = 60.0  # assumed duration of an action
-_FOREVER_S = 1e11
-
 
 @dataclass(frozen=True)
 class DryRunEvent:
@@ -141,7 +138,8 @@ class _Player:
             if server in self.watchers
         )
         ages_s = [now_s - begun_s for begun_s in self.begun_s.get(name, []) if now_s - begun_s < DAY_S]
-        busy = "an action would be under way" if any(age_s < _BUSY_S for age_s in ages_s) else None
+        # An action is assumed to take a minute.
+        busy = "an action would be under way" if any(age_s < 60.0 for age_s in ages_s) else None
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
     def _add(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
@@ -166,7 +164,7 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _line(journal: Journal, server: str) -> Iterator[Sample]:
-    for point in journal.samples(server, 0.0, _FOREVER_S, max_points=10**12):
+    for point in journal.samples(server, 0.0, 1e11, max_points=10**12):
         yield _sample(server, point)
 
 

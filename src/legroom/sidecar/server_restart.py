@@ -35,9 +35,6 @@ from legroom.sidecar.open_incidents import BY
 from legroom.sidecar.watch_config import ServerConfig
 
 _Answer = TypeVar("_Answer")
-_END_DRAIN_TRIES_S = 30.0
-_UNDO_S = 20.0
-_QUIET_PAUSE_S = 1.0
 
 
 class JournalCall(Protocol):
@@ -134,7 +131,7 @@ class ServerRestart:
             # A restart that reached the server stays unfinished in the journal, for the next process.
             if not self._launched:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(asyncio.shield(self._undone("legroom was stopped")), _UNDO_S)
+                    await asyncio.wait_for(asyncio.shield(self._undone("legroom was stopped")), 20.0)
             raise
         return await self._done(f"{order.server.name} was restarted by {self._platform.name}")
 
@@ -253,13 +250,13 @@ class ServerRestart:
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
         """Ends the drain; `patient` retries for 30 s."""
-        end_s = time.monotonic() + (_END_DRAIN_TRIES_S if patient else 0.0)
+        end_s = time.monotonic() + (30.0 if patient else 0.0)
         while True:
             try:
                 await self._drain_method.end()
             except ActionFailed as error:
                 if time.monotonic() < end_s:
-                    await asyncio.sleep(_QUIET_PAUSE_S)
+                    await asyncio.sleep(1.0)
                     continue
                 return f"{text}; {self._drain_method.name} may still turn requests away: {error.message}"
             return text

@@ -34,8 +34,6 @@ from legroom.sidecar.sidecar_http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.sources import Source, source_of
 from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
-_MAINTAIN_S = 600.0
-_LAST_NOTIFICATIONS_S = 1.0
 _MIN_FLUSH_INTERVAL_S = 1.0
 _FORECAST_S = 30.0  # a forecast costs more than all detectors, and a trend of minutes changes slowly
 
@@ -102,7 +100,7 @@ class Sidecar:
     async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
         self._stopping.set()
         await self._actor.stop()
-        await self._notifier.drain(_LAST_NOTIFICATIONS_S)
+        await self._notifier.drain(1.0)
         under_way = (*tasks, *self._remedies.tasks)
         for task in under_way:
             task.cancel()
@@ -273,7 +271,7 @@ class Sidecar:
                 await self._journal.maintain()
             except Exception as error:  # watching goes on
                 self._log(f"the journal could not be tidied: {error!r}")
-            await asyncio.sleep(_MAINTAIN_S)
+            await asyncio.sleep(600.0)
 
     # HTTP
 

@@ -83,7 +83,6 @@ class SidecarMetrics:
 
 _MAX_BODY_BYTES = 64 * 1024
 """Of a POST: a JSON object of three fields."""
-_MAX_INCIDENTS = 1000
 
 
 class SidecarApi(Protocol):
@@ -115,7 +114,7 @@ def make_app(served: SidecarApi) -> web.Application:
 
     async def incidents(request: web.Request) -> web.Response:
         since_s = _number(request.query.get("since_s"), "since_s")
-        limit = min(int(_number(request.query.get("limit"), "limit") or 100), _MAX_INCIDENTS)
+        limit = min(int(_number(request.query.get("limit"), "limit") or 100), 1000)
         return web.json_response({"incidents": await served.incidents_json(since_s, limit)})
 
     async def ack(request: web.Request) -> web.Response:

@@ -42,12 +42,6 @@ _IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backl
 """Detectors whose condition is meaningful in a single scrape."""
 _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 """Past evaluation times that yield a second scrape at Prometheus' usual intervals of 15 to 60 s."""
-_SECOND_SCRAPE_S = 65.0
-"""Prometheus' default scrape interval and 5 s."""
-_SAMPLES_EVERY_S = 10.0
-_NOW_S = 60.0
-"""Older scrapes are from a recording."""
-_DISCOVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +240,7 @@ class WatchSession:
                 self._stop_journaling(error)
 
     def _write_samples(self, now_s: float) -> None:
-        if now_s - self._written_s >= _SAMPLES_EVERY_S:
+        if now_s - self._written_s >= 10.0:
             self._written_s = now_s
             self._flush()
 
@@ -282,7 +276,8 @@ def _has_live_owner(incident: Incident) -> bool:
 
 def _under_way(result: ScrapeFailure) -> str | None:
     """What a `legroom run` is doing to the server; None for a recording."""
-    return run_under_way(result.server) if abs(time.time() - result.time_s) < _NOW_S else None
+    # An older scrape is from a recording.
+    return run_under_way(result.server) if abs(time.time() - result.time_s) < 60.0 else None
 
 
 def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
@@ -342,7 +337,8 @@ async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 
-    source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
+    # Prometheus' default scrape interval and 5 s.
+    source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + 65.0
     async with open_session() as connections:
         for ago_s in _SCRAPES_AGO_S:
             for result in await source.poll(connections, now_s - ago_s, is_past=True):
@@ -363,7 +359,7 @@ async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s:
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
-    until = time.monotonic() + _DISCOVERY_S
+    until = time.monotonic() + 15.0
     while not (session.views or problems or watching.done()) and time.monotonic() < until:
         await asyncio.sleep(0.05)
     if session.views:

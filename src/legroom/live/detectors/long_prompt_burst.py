@@ -5,9 +5,6 @@ from __future__ import annotations
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window, WindowStep
 
-_MIN_PROMPTS_BEFORE = 5.0
-"""With fewer earlier requests their mean length is noise."""
-
 
 class LongPromptBurst(Detector):
     """Mean prompt length: prompt tokens divided by first tokens, both counted at the end of prefill."""
@@ -34,7 +31,8 @@ class LongPromptBurst(Detector):
         if prompts < levels.long_prompt_least or not is_long:
             return GOOD
         old_tokens, old_prompts = _prompts([step for step in window.steps if step.time_s < recent[0].time_s])
-        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= _MIN_PROMPTS_BEFORE else None
+        # The mean of fewer requests is noise.
+        usual = (old_tokens or 0.0) / old_prompts if old_prompts >= 5.0 else None
         if usual is not None and mean < levels.long_prompt_times * usual:
             return GOOD
         of_one = " of an engine" if len(window.steps[-1].engines) > 1 else ""

@@ -5,9 +5,6 @@ from __future__ import annotations
 from legroom.live.detectors.base import GOOD, Condition, Detector
 from legroom.live.metrics.window import Window
 
-_MIN_TOKENS = 20_000
-"""Minimum of queried tokens where the pool's size is unknown: some ten long prompts."""
-
 
 class PrefixCacheWaste(Detector):
     """Hit rate from the query and hit counters (V0 had a gauge)."""
@@ -33,7 +30,8 @@ class PrefixCacheWaste(Detector):
         if asked is None or rate is None or use is None:
             return None
         pool = sum(engine.pool_tokens or 0 for engine in last.engines)
-        if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else _MIN_TOKENS):
+        # Without a known pool, some ten long prompts.
+        if asked < max(pool * levels.hit_rate_least_pools, 1.0 if pool else 20_000):
             return GOOD
         has_no_room = any(engine.has_no_room(levels.hit_rate_pool_ratio) for engine in last.engines)
         if rate >= levels.hit_rate_low_ratio or not has_no_room:

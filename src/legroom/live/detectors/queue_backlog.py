@@ -5,8 +5,6 @@ from __future__ import annotations
 from legroom.live.detectors.base import GOOD, Condition, Detector, counted
 from legroom.live.metrics.window import Window
 
-_RATE_OVER_S = 60.0
-
 
 class QueueBacklog(Detector):
     """Waiting requests against running ones and against the service rate."""
@@ -27,7 +25,7 @@ class QueueBacklog(Detector):
             return None
         waiting = sum(engine.queued for engine in last.engines)
         running = last.total("running") or 0.0
-        rate = window.rate("finished", _RATE_OVER_S)
+        rate = window.rate("finished")
         grows = max(waiting - sum(engine.queued_before for engine in last.engines), 0.0) / last.seconds
         wait_s = waiting / rate if rate else None
         # A growing queue counts with the length it will have in a few scrapes.

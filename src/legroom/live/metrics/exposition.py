@@ -55,8 +55,6 @@ SERVER_SERIES = {
 """Series of the worker plugin (summed over GPUs), of prometheus_client itself and of the guard -> field of Sample."""
 _PREFIXES = ("vllm:", "vllm_", "ray_vllm_", "ray_vllm:")
 """Ray and some collectors rewrite the colon."""
-_MAX_NOTES = 8
-"""More notes than fit a terminal say nothing new."""
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """Control characters, which would move a terminal's cursor."""
 
@@ -188,7 +186,7 @@ class _Page:
         self.series = 0
 
     def note(self, text: str) -> None:
-        if len(self.notes) < _MAX_NOTES and text not in self.notes:
+        if len(self.notes) < 8 and text not in self.notes:
             self.notes.append(text)
 
     def engine(self, key: tuple[str, str]) -> dict[str, Any]:

@@ -36,8 +36,6 @@ _FORGET_AFTER_POLLS = 120
 """Ten minutes at the default interval: a restarted Prometheus knows no server for a while."""
 _USUAL_SCRAPE_S = 60.0
 """Prometheus' default scrape_interval, used until two scrapes of a server were seen."""
-_JITTER = 0.9
-"""Tolerates scrapes that come a tenth of the interval early."""
 _LARGE_FLEET, _LARGE_FLEET_APART_S = 500, 0.9 * 15.0
 """Above this many servers one sample in fifteen seconds is taken: ten minutes of thousands of servers at five seconds
 would be half a gigabyte."""
@@ -45,8 +43,6 @@ _TURNS = 3
 """A large fleet is polled in three parts, one per five-second poll, so that polls take equally long."""
 _SERVERS_A_QUERY = 250
 """Prometheus scrapes a list of label values up in its index, in some releases only one of up to 256 values."""
-_QUERIES_AT_ONCE = 4
-"""Prometheus runs 20 queries at once by default (--query.max-concurrency)."""
 _META = re.compile(r"([\\.+*?()|\[\]{}^$])")
 """Characters to escape for Go's regexp. With more escaped, as re.escape does, Prometheus skips its index."""
 _MATCHERS = re.compile(r'(?:[a-zA-Z_][a-zA-Z0-9_]*(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"(?:,|$))*')
@@ -182,7 +178,8 @@ class PrometheusSource:
         timeout_s: float,
     ) -> _SeriesByServer:
         """The series of these servers, matched by the labels of `rows`."""
-        gate = asyncio.Semaphore(_QUERIES_AT_ONCE)
+        # Prometheus runs 20 queries at once by default (--query.max-concurrency).
+        gate = asyncio.Semaphore(4)
 
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
@@ -255,7 +252,8 @@ class PrometheusSource:
                 continue
             if server in self._targets and server not in is_up:
                 continue
-            if time_s - self._failed_s.get(server, -math.inf) < _JITTER * self._scrape_s.get(server, usual_s):
+            # Scrapes may come a tenth of the interval early.
+            if time_s - self._failed_s.get(server, -math.inf) < 0.9 * self._scrape_s.get(server, usual_s):
                 continue
             self._failed_s[server] = time_s
             is_down = not is_up.get(server, True)

@@ -37,7 +37,6 @@ MAX_BYTES = 16 * 1024 * 1024
 """A vLLM engine answers with 60 kB, so this is hundreds of engines."""
 MAX_QUERY_BYTES = 512 * 1024 * 1024
 """Of a Prometheus query: a thousand servers with all latency buckets take a tenth of it."""
-MAX_CONCURRENT_SCRAPES = 64
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 
 
@@ -190,7 +189,7 @@ async def scrape_fleet(
     *,
     rounds: int | None = None,
     timeout_s: float = TIMEOUT_S,
-    max_concurrent: int = MAX_CONCURRENT_SCRAPES,
+    max_concurrent: int = 64,
 ) -> None:
     """Look at every server once an interval, for ever or `rounds` times, and hand each scrape to `take`.
 

@@ -101,12 +101,6 @@ def _histogram(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str
 
 
 _HEADER = {"legroom": "recording", "version": 1}
-_FULL_EVERY = 200
-"""Scrapes of a server per full line."""
-_FLUSH_EVERY = 24
-"""Scrapes per flush: a kill loses two minutes of one server."""
-_LATEST_S = 1e11
-"""The year 5138: a later time is damage."""
 
 
 class Recorder:
@@ -140,7 +134,8 @@ class Recorder:
             line |= self._changes(result)
         self._write(line)
         self._scrapes += 1
-        if self._scrapes % _FLUSH_EVERY == 0:
+        # A kill loses two minutes of one server.
+        if self._scrapes % 24 == 0:
             with self._write_errors():
                 self._file.flush()
 
@@ -155,7 +150,8 @@ class Recorder:
             values[number] = value
         count = self._written.get(sample.server, 0)
         self._written[sample.server] = count + 1
-        full = count % _FULL_EVERY == 0
+        # A full line every 200 scrapes of a server.
+        full = count % 200 == 0
         last = {} if full else self._last.get(sample.server, {})
         self._last[sample.server] = values
         line: dict[str, Any] = {"new": new} if new else {}
@@ -213,7 +209,8 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 def _scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
     time_s, server = float(entry["t"]), str(entry["s"])
-    if not abs(time_s) < _LATEST_S:
+    # A time after the year 5138 is damage.
+    if not abs(time_s) < 1e11:
         raise ValueError(time_s)
     if "fail" in entry:
         kind, message = entry["fail"]

@@ -34,15 +34,8 @@ _MIN_STEPS = 16
 SHORTEST_STEP_S = 1e-3
 """Closer samples are repeats of one sample, or a corrected clock."""
 _GAP_S = 60.0
-_GAP_INTERVALS = 6.0
-"""A longer pause makes no step: its mean rate would hide what happened."""
 _FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S
 """A Prometheus may scrape every few minutes."""
-_CLOCK_SKEW_S = 60.0
-"""Tolerated difference between the server's clock and ours."""
-_THIN_S = 300.0
-_MAX_MEMORY_POINTS = 2048
-"""A week of one point in five minutes."""
 _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefix_queries")
 """Counters with a single series each: a fall means a restart."""
 
@@ -208,7 +201,8 @@ class Window:
         """Times of detected restarts."""
         self.switches: deque[float] = deque(maxlen=64)
         """Times at which another running server answered."""
-        self.points: deque[MemoryPoint] = deque(maxlen=_MAX_MEMORY_POINTS)
+        # A week of one point in five minutes.
+        self.points: deque[MemoryPoint] = deque(maxlen=2048)
         self.last_scrape_s: float | None = None
         self.jumps = 0
         """Count of backward clock jumps."""
@@ -292,7 +286,7 @@ class Window:
         usual = self.interval_s
         if usual is None:
             return _GAP_S if self.failures else _FIRST_GAP_S
-        return max(_GAP_S, _GAP_INTERVALS * usual)
+        return max(_GAP_S, 6.0 * usual)
 
     def _is_other_replica(self, sample: Sample) -> bool:
         """Whether another process answered that started long ago: several servers behind one address."""
@@ -300,7 +294,8 @@ class Window:
         if before is None or not sample.process_start_s or not before.process_start_s:
             return False
         differs = abs(sample.process_start_s - before.process_start_s) > 1
-        return differs and sample.process_start_s < before.time_s - _CLOCK_SKEW_S
+        # Clocks may differ by a minute.
+        return differs and sample.process_start_s < before.time_s - 60.0
 
     def _has_restarted(self, sample: Sample, step: WindowStep | None) -> bool:
         before = self.latest
@@ -326,7 +321,7 @@ class Window:
         )
         if all(size is None for size in sizes):
             return
-        if not self.points or sample.time_s - self.points[-1].time_s >= _THIN_S:
+        if not self.points or sample.time_s - self.points[-1].time_s >= 300.0:
             self.points.append(MemoryPoint(sample.time_s, *sizes))
 
     @property
