@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from legroom.drawing.terminal import style_of
-    from legroom.render.incident_text import incident_json, incidents_text
+    from legroom.render.incident_text import incidents_text
 
     now_s = time.time()
     since_s = now_s - seconds_ago(args.since) if args.since else None
@@ -55,15 +55,7 @@ def run(args: argparse.Namespace) -> int:
     journal = open_journal(args.journal)
     incidents = _incidents(journal, args, since_s) if journal else []
     if args.json:
-        keep = ("id", "server", "kind", "title", "opened_s", "closed_s", "outcome", "detail")
-        print_json(
-            {
-                "incidents": [
-                    {name: value for name, value in incident_json(incident).items() if name in keep}
-                    for incident in incidents
-                ]
-            }
-        )
+        print_json({"incidents": [incident.to_json() for incident in incidents]})
     else:
         sys.stdout.write(incidents_text(incidents, now_s, style_of(sys.stdout)))
     return OK
@@ -77,7 +69,7 @@ def _incidents(journal: Journal, args: argparse.Namespace, since_s: float | None
 
 
 def _names(server: str | None) -> list[str | None]:
-    """What a server may be called: as it is written here (Prometheus and Kubernetes name them so), or as an address."""
+    """The names a server may have in the journal: as given, or as an address."""
     if server is None:
         return [None]
     from legroom.live.metrics.endpoint import endpoint
@@ -97,7 +89,7 @@ def seconds_ago(text: str) -> float:
 
 
 def open_journal(named: str | None) -> Journal | None:
-    """The journal named, or the user's own; None where there is no own one yet."""
+    """The named journal, or the user's; None where the user has none yet."""
     from legroom.live.journal.journal import Journal, JournalUnavailable, journal_path
 
     path = Path(named) if named else journal_path()
@@ -116,7 +108,7 @@ def open_journal(named: str | None) -> Journal | None:
 
 
 def _check_is_journal(path: Path) -> None:
-    """A name may be of anything: a folder, a text, a file that only the kernel makes up (/proc)."""
+    """Raises LegroomError for a folder, or a file that is not SQLite."""
     from legroom.live.journal.journal_records import SQLITE_HEAD
 
     reason = ""
@@ -126,17 +118,16 @@ def _check_is_journal(path: Path) -> None:
                 if file.read(len(SQLITE_HEAD)) in (b"", SQLITE_HEAD):
                     return
         except PermissionError:
-            return  # opening it says what may not be done
+            return  # opening it reports the error
         except OSError as error:
             reason = f": it cannot be read ({error.strerror})"
     raise LegroomError(f"{path} is not a journal{reason}", "name the file that legroom watch or legroom run wrote")
 
 
 def _read_only(path: Path) -> Journal | None:
-    """The journal where nothing can be written: a full disk, a copy on a read-only one. None where it cannot be read.
+    """The journal on a full or read-only disk; None where it cannot be read.
 
-    SQLite needs to write a file beside a journal even to read it. Where it cannot, the file is read as it stands,
-    without what a writer that was killed left beside it.
+    SQLite writes a -shm file even to read. Where it cannot, the file is read without its write-ahead log.
     """
     import sqlite3
 
@@ -154,6 +145,6 @@ def _read_only(path: Path) -> Journal | None:
         except sqlite3.Error as error:
             if "locked" in str(error):
                 db.close()
-                return None  # somebody writes: as it stands it may be half written
+                return None  # a writer is active: the file may be inconsistent
         db.close()
     return None

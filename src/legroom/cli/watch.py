@@ -1,4 +1,4 @@
-"""`legroom watch`: servers as they serve, on a page, once, as a stream, or by a sidecar that stays."""
+"""`legroom watch`: a live page, one check, a JSON stream, or the sidecar."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_terminal() -> bool:
-    """Textual reads keys from stdin and draws on stderr. One that was closed is None."""
+    """Textual reads stdin and draws on stderr; a closed stream is None."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
@@ -143,7 +143,7 @@ def _show(views: Sequence[ServerView], as_json: bool) -> None:
 
 
 def _code(views: Sequence[ServerView]) -> int:
-    """An incident of a server that answers counts first; then that one does not answer."""
+    """The exit code: an incident goes before an unreachable server."""
     if any(view.has_incident and view.state != "unreachable" for view in views):
         return ANSWER_IS_NO
     return UNREACHABLE if any(view.state == "unreachable" for view in views) else OK
@@ -154,9 +154,8 @@ def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
 
     from legroom.sidecar.watch_session import stream
 
-    _end_as_after_ctrl_c()
+    _handle_sigterm_as_ctrl_c()
     session = _session(args, _journal(config), config)
-
     try:
         asyncio.run(stream(config, session, lambda view: print_json_line(view.to_json())))
     finally:
@@ -164,8 +163,8 @@ def _stream(args: argparse.Namespace, config: SidecarConfig) -> int:
     return OK
 
 
-def _end_as_after_ctrl_c() -> None:
-    """Told to end by whoever started it, or by a terminal that closes, it closes what it has open."""
+def _handle_sigterm_as_ctrl_c() -> None:
+    """Makes SIGTERM and SIGHUP end the process like Ctrl-C, so that files are closed."""
     import signal
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -182,7 +181,7 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
                 "the live page needs Textual", "pip install 'legroom[watch]', or use --once or --json"
             ) from None
         raise
-    _end_as_after_ctrl_c()
+    _handle_sigterm_as_ctrl_c()
     session = _session(args, _journal(config), config)
     page = WatchPage(session, config)
     try:
@@ -195,7 +194,7 @@ def _page(args: argparse.Namespace, config: SidecarConfig) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    """A recording at full speed: every change as a line, then how it ended; or every scrape as JSON."""
+    """Replays a recording: a line per change, then the final state; or JSON lines."""
     from legroom.render.incident_text import when
     from legroom.sidecar.watch_session import replayed
 
@@ -222,14 +221,14 @@ def _rehearse(args: argparse.Namespace) -> int:
     from legroom.render.incident_text import when
     from legroom.sidecar.policy_dry_run import dry_run
 
-    rehearsal = dry_run(Path(args.rehearse), _config(args))
+    result = dry_run(Path(args.rehearse), _config(args))
     if args.json:
-        print_json(rehearsal.to_json())
+        print_json(result.to_json())
         return OK
-    for event in rehearsal.events:
+    for event in result.events:
         print(f"{when(event.time_s)}  {event.server}  {event.text}")
-    servers, actions = plural(rehearsal.servers, "server"), plural(len(rehearsal.actions), "action")
-    print(f"\n{rehearsal.looks:,} checks of {servers}; {actions} would have been taken")
+    servers, actions = plural(result.servers, "server"), plural(len(result.actions), "action")
+    print(f"\n{result.looks:,} checks of {servers}; {actions} would have been taken")
     return OK
 
 
@@ -259,7 +258,7 @@ def _journal(config: SidecarConfig) -> Journal | None:
 
 
 def _config(args: argparse.Namespace) -> SidecarConfig:
-    """Where to look, from watch.toml, addresses or both."""
+    """The configuration from watch.toml and the command line."""
     from legroom.live.metrics.endpoint import endpoint
     from legroom.planning.plan_document import read_plan
     from legroom.sidecar.watch_config import (
@@ -277,7 +276,7 @@ def _config(args: argparse.Namespace) -> SidecarConfig:
     known = {server.name for server in config.servers}
     given = [endpoint(url, token, verify_tls=not args.insecure, ca_file=args.ca_file) for url in args.urls]
     plan = read_plan(args.plan, needs=("kv",)) if args.plan else None
-    # A server may be given twice, with and without http:// or credentials: two lines of scrapes would break its rates.
+    # A server given twice, with and without http://, is scraped once.
     more = {place.server: ServerConfig(place, "default", plan=plan) for place in given if place.server not in known}
     config = replace(config, servers=(*config.servers, *more.values()))
     if args.prometheus:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from legroom.sidecar.watch_config import SidecarConfig
 
 _POOL_LABELS = ("node_pool", "nodepool", "cloud_google_com_gke_nodepool", "eks_amazonaws_com_nodegroup", "agentpool")
-"""Of a scraped target, where relabelling kept the label of its node; the first that is there."""
+"""Labels that may name the node pool, in order of preference."""
 _RELEASE_LABELS = ("vllm_version", "version", "app_kubernetes_io_version", "app_version", "image_tag")
 _SERVER_LABELS = ("cluster", "namespace", "pod", "instance", "job")
 _STEPS = 2000
-"""So many moments of the window, at least a minute apart, are compared for the common peak."""
+"""Maximum number of evaluations for the group's peak."""
 
 
 def run_fleet_view(args: argparse.Namespace, config: SidecarConfig) -> int:
@@ -56,7 +56,7 @@ def _window_s(text: str) -> float:
 
 
 def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
-    """What is asked, by what it tells. Eight questions, however many servers there are."""
+    """The eight PromQL queries by the figure they return."""
     from legroom.exports.prometheus.alert_levels import duration
     from legroom.exports.prometheus.measures import Measures, grouped
 
@@ -64,7 +64,7 @@ def fleet_queries(matchers: str, window_s: float) -> dict[str, str]:
 
     group = ("model_name", *_POOL_LABELS, *_RELEASE_LABELS)
     each = Measures(None, matchers, f"by ({', '.join((*group, *_SERVER_LABELS))})")
-    # The most of each server within a step, or a peak between two moments would be no peak.
+    # The maximum within each step, so that no peak between two evaluations is lost.
     use = grouped(each.peak("kv_use", step, "max"))
     config = Measures(None, matchers, f"by (num_gpu_blocks, block_size, {', '.join(_SERVER_LABELS)})")
     return {
@@ -125,7 +125,7 @@ def _key(labels: Mapping[str, str]) -> GroupKey:
 
 
 def _planned(args: argparse.Namespace) -> tuple[int, float | None]:
-    """Cards of a server and seconds of its start, where a plan was given."""
+    """GPUs per server and start time in seconds, from the plan."""
     if not args.plan:
         return 1, None
     from legroom.exports.deploy.exported_server import planned_server

@@ -1,4 +1,4 @@
-"""The live page of `legroom watch`: servers on top, the chosen one with its curves, incidents below."""
+"""The live page of `legroom watch`: a table of servers, the selected one with its curves, and incidents."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _REDRAWN_S = 0.5
 _NARROW = 90
 _OTHER_COLUMNS = 58
-"""What the columns beside the server and its sentence take, with the space between them."""
+"""Width of the other columns with their gaps."""
 _ORDER = ("critical", "unreachable", "warning", "healthy", "idle")
 _COLUMNS = ("state", "server", "KV", "running", "waiting", "tokens/s", "what")
 
 
 class WatchPage(App[None]):
-    """Redraws twice a second from the session that the scrapes feed."""
+    """Redraws the session's state twice a second."""
 
     TITLE = "legroom watch"
     ENABLE_COMMAND_PALETTE = False
@@ -62,7 +62,6 @@ class WatchPage(App[None]):
         self._redrawn_s = 0.0
 
     def compose(self) -> ComposeResult:
-        """The parts of the page."""
         yield Static(id="head")
         yield DataTable(id="servers", cursor_type="row", zebra_stripes=False)
         with VerticalScroll(id="one"):
@@ -71,7 +70,6 @@ class WatchPage(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin looking."""
         table = self.query_one("#servers", DataTable)
         for name in _COLUMNS:
             table.add_column(name, key=name)
@@ -88,15 +86,14 @@ class WatchPage(App[None]):
             self.exit()
 
     def _redraw_in_time(self) -> None:
-        """A fleet of a thousand takes a tenth of a second to draw: it is drawn less often."""
+        """Redraws large fleets less often: a thousand servers take a tenth of a second."""
         now_s = time.monotonic()
         if now_s - self._redrawn_s >= _REDRAWN_S * min(6.0, 1 + len(self.session.views) / 200) - 0.1:
             self._redrawn_s = now_s
             self.redraw()
 
     def redraw(self) -> None:
-        """Everything again from what is known."""
-        if self.paused or not self.query("#head"):  # the parts are gone before the last tick
+        if self.paused or not self.query("#head"):  # widgets are removed before the last tick
             return
         views = sorted(self.session.views.values(), key=lambda view: (_ORDER.index(view.state), view.server))
         if views and self.chosen not in self.session.views:
@@ -113,7 +110,7 @@ class WatchPage(App[None]):
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
 
     def _fill(self, views: Sequence[ServerView]) -> None:
-        """Only what changed: a fleet has a thousand rows."""
+        """Updates only changed cells: a fleet has a thousand rows."""
         table = self.query_one("#servers", DataTable)
         server_width = max((len(view.server) for view in views), default=0)
         room = max(20, self.size.width - server_width - _OTHER_COLUMNS)
@@ -134,9 +131,9 @@ class WatchPage(App[None]):
                 if word != old:
                     table.update_cell(view.server, name, Text.from_ansi(word), update_width=True)
         if moved:
-            self._gravest_first(table)
+            self._sort_by_severity(table)
 
-    def _gravest_first(self, table: DataTable[Text]) -> None:
+    def _sort_by_severity(self, table: DataTable[Text]) -> None:
         def rank(cells: tuple[Text, Text]) -> tuple[int, str]:
             return _ORDER.index(cells[0].plain.split()[-1]), cells[1].plain
 
@@ -151,22 +148,20 @@ class WatchPage(App[None]):
         return detail_panel(view, list(self.session.history.get(self.chosen, ())), width)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """The row under the cursor is the server that is shown."""
+        """Selects the server under the cursor."""
         if event.row_key.value:
             self.chosen = str(event.row_key.value)
             self.redraw()
 
     def action_pause(self) -> None:
-        """Keep the page as it is; looking goes on."""
+        """Freezes the page; scraping goes on."""
         self.paused = not self.paused
         self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
     def action_next(self) -> None:
-        """One server down."""
         self.query_one("#servers", DataTable).action_cursor_down()
 
     def action_previous(self) -> None:
-        """One server up."""
         self.query_one("#servers", DataTable).action_cursor_up()
 
 
@@ -181,12 +176,12 @@ def _words(view: ServerView, room: int) -> tuple[str, ...]:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text, or its beginning with dots."""
+    """The text, truncated with an ellipsis."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) -> str:
-    """One server: its sentence, its figures and its curves."""
+    """One server's sentence, figures and curves."""
     style = Style(width=width, colour=True)
     named = shortened(f"{view.server}  {', '.join(view.models)}", width - 16)
     lines = [f"{mark(view.state, style)}  {style.paint(named, 'bold')}"]
@@ -213,7 +208,7 @@ def detail_panel(view: ServerView, history: Sequence[HistoryPoint], width: int) 
 
 
 def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
-    """What began and ended while the page was open, the newest first."""
+    """Incidents that opened or closed while the page was open, newest first."""
     style = Style(width=width, colour=True)
     lines = [style.paint("incidents", "bold")]
     for change in changes[:8]:
@@ -226,6 +221,3 @@ def incidents_panel(changes: Sequence[IncidentChange], width: int) -> str:
         text = f"{clock}  {number}{change.incident.server.removeprefix('http://')}  {change.incident.title}: {reason}"
         lines.append(style.paint(shortened(text, width), colour))
     return "\n".join(lines if changes else [*lines, style.paint("none so far", "grey")])
-
-
-__all__ = ["WatchPage", "detail_panel", "incidents_panel"]

@@ -1,4 +1,4 @@
-"""Incidents for people: the list, and the story of one with its curves."""
+"""Incidents as text, JSON and SVG."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from legroom.vllm.command_line import setting_words
 
 _MAX_LINES = 8
 _MAX_SLOTS = 560
-"""Of a curve: as wide as the drawing, and wider than any terminal."""
+"""The width of the drawing in pixels."""
 
 
 def when(time_s: float) -> str:
-    """In the reader's own time zone."""
+    """Local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
@@ -38,7 +38,7 @@ def duration(seconds: float) -> str:
 
 
 def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) -> str:
-    """A line each, the newest first."""
+    """A table, one line per incident."""
     if not incidents:
         return "No incidents.\n"
     rows = [("", "began", "lasted", "server", "what")]
@@ -58,7 +58,7 @@ def incidents_text(incidents: Sequence[Incident], now_s: float, style: Style) ->
 
 
 def incident_text(incident: Incident, points: Sequence[JournalPoint], now_s: float, style: Style) -> str:
-    """What was seen, what was diagnosed, what was done, what is recommended."""
+    """The report of one incident: observations, diagnosis, actions, recommendations."""
     lines = [style.paint(headline(incident), "bold"), *_when(incident, now_s), ""]
     lines += list(_seen(incident, points, style))
     for title, paragraphs in (
@@ -109,7 +109,7 @@ def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> I
 
 
 def _last_lines(incident: Incident, style: Style) -> Iterator[str]:
-    """Of a server that ended: the proof in its log, or at least its last words."""
+    """Evidence or last log lines of a server that exited."""
     detail = incident.detail
     if "exit_code" in detail:
         yield f"  exit code {detail['exit_code']} after {duration(float(detail.get('lived_s') or 0.0))}"
@@ -128,8 +128,7 @@ def _axis(points: Sequence[JournalPoint], incident: Incident, width: int) -> str
 
 
 def curves(points: Sequence[JournalPoint]) -> list[Curve]:
-    """The curves: the worst of each moment, so that no peak is lost."""
-
+    """The maxima per time slot."""
     slots = _slots(points)
 
     def worst(name: str) -> list[float]:
@@ -145,8 +144,7 @@ def curves(points: Sequence[JournalPoint]) -> list[Curve]:
 
 
 def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
-    """The points on an even line of time. A slot is empty where nobody looked, or the server did not answer; one lost
-    look is passed over."""
+    """The points in even time slots. A slot is empty where scrapes failed; a single lost scrape is bridged."""
     first_s, last_s = points[0].time_s, points[-1].time_s
     usual_s = statistics.median(after.time_s - before.time_s for before, after in pairwise(points))
     width_s = max(usual_s, (last_s - first_s) / _MAX_SLOTS, 1e-3)
@@ -172,15 +170,15 @@ def _diagnosed(incident: Incident) -> Iterator[str]:
     finding = _finding(incident)
     details = [finding, incident.detail, *(note.detail for note in incident.notes)]
     entry, cause = (next((detail[name] for detail in details if detail.get(name)), None) for name in ("entry", "cause"))
-    is_told = False
+    has_text = False
     for note in incident.notes:
         if note.text and note.text != finding.get("reason") and "answers" not in note.detail:
-            is_told = True
+            has_text = True
             yield f"{when(note.time_s)}  {note.text}"
     if entry or cause:
-        is_told = True
+        has_text = True
         yield f"cause {cause or 'unknown'}" + (f"; the long story: legroom explain {entry}" if entry else "")
-    if not is_told:
+    if not has_text:
         yield "Nothing beyond what was seen."
 
 
@@ -217,12 +215,12 @@ def _recommended(incident: Incident) -> Iterator[str]:
 
 
 def _flag(name: str, value: Any) -> str:
-    """A setting as vLLM's flag, to be copied; as it stands where the newest release has no words for it."""
+    """A setting as vLLM's flag; `name=value` where the newest release has no such flag."""
     return shlex.join(setting_words(name, value, latest()) or [f"{name}={value}"])
 
 
 def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
-    """Every answer that was computed while it lasted, and every change that was made for it, without repetition."""
+    """All remedies that were computed and all changes that were made, without duplicates."""
     answers: list[Mapping[str, Any]] = []
     details = [incident.detail, *(note.detail for note in incident.notes)]
     details += [action.detail for action in incident.actions]
@@ -235,7 +233,7 @@ def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
         if changed and not any(answer.get("changed") == changed for answer in answers):
             line = detail.get("command")
             words = shlex.split(line) if isinstance(line, str) else line
-            # An incident's own command is the one that failed; an action's is the one that was started.
+            # An incident's own command is the failed one.
             command = words if detail is not incident.detail else None
             answers.append({"why": f"changed: {changed}", "changed": changed, "command": command})
     return answers
@@ -244,14 +242,7 @@ def recommendations(incident: Incident) -> list[Mapping[str, Any]]:
 def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> dict[str, Any]:
     """The document that `legroom incident --json` prints."""
     return {
-        "id": incident.id,
-        "server": incident.server,
-        "kind": incident.kind,
-        "title": incident.title,
-        "opened_s": incident.opened_s,
-        "closed_s": incident.closed_s,
-        "outcome": incident.outcome,
-        "detail": dict(incident.detail),
+        **incident.to_json(),
         "notes": [{"time_s": note.time_s, "text": note.text, "detail": dict(note.detail)} for note in incident.notes],
         "actions": [
             {
@@ -281,7 +272,7 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:
-    """The story as a drawing: the curves with marks where it began, ended and was acted on."""
+    """The report as a drawing, with marks at begin, end and actions."""
     svg = Svg(760, headline(incident))
     svg.text(24, 34, headline(incident), "ink sans", size=16, bold=True)
     y = 40.0

@@ -1,4 +1,4 @@
-"""Servers as they stand, for a terminal: a line each, and the page of one."""
+"""Server views as terminal text."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MARKS: dict[State, tuple[str, str]] = {
 
 
 def mark(state: State, style: Style) -> str:
-    """A sign and the word, in the state's colour."""
+    """A symbol and the state, coloured."""
     return style.paint(f"{style.pick(*_MARKS[state])} {state}", COLOURS[state])
 
 
 def servers_text(views: Sequence[ServerView], style: Style) -> str:
-    """One scrape: every server with its state, its sentence and its figures."""
+    """Every server with its state, sentence and figures."""
     lines: list[str] = []
     for view in views:
         lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}" + _models(view)]
@@ -41,14 +41,14 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
         for finding in view.findings:
             more = f"; the long story: legroom\u00a0explain\u00a0{finding.entry}" if finding.entry else ""
             named = wrap(f"{finding.title}{more}", style.width, "  ", "    ")
-            # The command stays on one line, to be copied.
+            # Non-breaking spaces keep the command on one line.
             lines += [style.paint(line.replace("\u00a0", " "), "grey") for line in named]
         lines.append("")
     return "\n".join(lines)
 
 
 def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
-    """Names and figures, half of them beside the other half."""
+    """Names and figures in two columns."""
     half = (len(shown) + 1) // 2
     rows = []
     for row in range(half):
@@ -62,7 +62,7 @@ def _models(view: ServerView) -> str:
 
 
 def figures(view: ServerView) -> list[tuple[str, str]]:
-    """What is known, with its name."""
+    """The known figures with their names."""
     every = [
         ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}" + _blocks(view)),
         ("running", _count(view.running)),

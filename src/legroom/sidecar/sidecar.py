@@ -30,7 +30,7 @@ from legroom.sidecar.incident_reporting import IncidentReporter, RemedySearch
 from legroom.sidecar.notifier import Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
 from legroom.sidecar.server_restart import ActionContext
-from legroom.sidecar.sidecar_http import SidecarMetrics, incident_json, make_app
+from legroom.sidecar.sidecar_http import SidecarMetrics, make_app
 from legroom.sidecar.sources import Source, source_of
 from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 
@@ -297,7 +297,7 @@ class Sidecar:
         except JournalUnavailable:
             lasting = self._keeper.all()
             return [{"server": incident.server, "title": incident.title, **incident.detail()} for incident in lasting]
-        return [incident_json(incident) for incident in listed]
+        return [incident.to_json() for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
         """Stops notifications about an incident."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError
-from legroom.live.journal.journal import Incident
 from legroom.live.journal.journal_buffer import JournalThread
 from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.sidecar.action_policy import ACTION_NAMES
@@ -152,20 +151,6 @@ def make_app(served: SidecarApi) -> web.Application:
     app.router.add_post("/ack", ack)
     app.router.add_post("/act", act)
     return app
-
-
-def incident_json(incident: Incident) -> dict[str, Any]:
-    """An incident as `/incidents` lists it."""
-    return {
-        "id": incident.id,
-        "server": incident.server,
-        "kind": incident.kind,
-        "title": incident.title,
-        "opened_s": incident.opened_s,
-        "closed_s": incident.closed_s,
-        "outcome": incident.outcome,
-        "detail": dict(incident.detail),
-    }
 
 
 def _unauthorised(request: web.Request, token: str | None) -> web.Response | None:

@@ -139,3 +139,16 @@ class Incident:
     actions: tuple[Action, ...] = ()
     key: str | None = None
     """An identifier that the writer chose."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of `legroom incidents --json` and of the sidecar's `/incidents`."""
+        return {
+            "id": self.id,
+            "server": self.server,
+            "kind": self.kind,
+            "title": self.title,
+            "opened_s": self.opened_s,
+            "closed_s": self.closed_s,
+            "outcome": self.outcome,
+            "detail": dict(self.detail),
+        }
