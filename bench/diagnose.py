@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.vllm_logs.log_scanner import every_mark
 from legroom.vllm_logs.log_sources import pieces_of_file
 

@@ -9,7 +9,7 @@ from diagnosis_logs import CAUSES
 
 from legroom.diagnosis import causes as package
 from legroom.diagnosis.causes import causes
-from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.render.diagnosis_text import diagnosis_text
 
 FILES = sorted(path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py"))

@@ -10,7 +10,7 @@ from diagnosis_logs import CAUSES, CORE, FULL_OF_WEIGHTS, READY, SIZED, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.diagnosis.diagnose import LogReading, read_log
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.errors import LegroomError
 from legroom.vllm_logs.lines import line_width, unwrapped
 from legroom.vllm_logs.log_scanner import MOST_PER_MARK, Scanner, every_mark

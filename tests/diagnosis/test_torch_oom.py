@@ -5,7 +5,7 @@ from diagnosis_logs import TORCH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.units import GIB, MIB
 from legroom.vllm_logs.evidence import TorchOom
 

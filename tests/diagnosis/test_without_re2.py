@@ -6,8 +6,8 @@ import pytest
 from diagnosis_logs import CAUSES
 
 from legroom import regex
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.regex import LiteralFinder
 from legroom.vllm_logs import evidence, startup_log
 from legroom.vllm_logs.log_masking import MASK, masked

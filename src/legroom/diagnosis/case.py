@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Literal
 
 from legroom.black_box import BlackBox
-from legroom.diagnosis.recorded_memory import torch_oom
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
@@ -121,7 +120,7 @@ class Case:
     @cached_property
     def oom(self) -> TorchOom | None:
         """The first sized out-of-memory error, the most complete text of it; exact where there is a record."""
-        if self.black_box is not None and (recorded := torch_oom(self.black_box, self.black_box_line)):
+        if self.black_box is not None and (recorded := recorded_oom(self.black_box, self.black_box_line)):
             return recorded
         parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_oom(evidence))]
         if not parsed:
@@ -225,6 +224,28 @@ class Case:
         if total is None or free is None:
             return None
         return total - free
+
+
+def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
+    """The failed request with exact bytes."""
+    request, card, allocator = record.request, record.card, record.allocator
+    if request is None or request.wanted_bytes is None or allocator is None:
+        return None
+    others = (card.others_bytes,) if card and card.others_bytes else ()
+    return TorchOom(
+        line,
+        request.wanted_bytes,
+        "HIP" if record.worker.platform == "rocm" else "CUDA",
+        None,
+        card.total_bytes if card else None,
+        card.free_bytes if card else None,
+        card.own_bytes if card else None,
+        others,
+        allocator.allocated_bytes,
+        allocator.private_pool_bytes or 0,
+        allocator.unallocated_bytes,
+        card.limit_bytes if card else None,
+    )
 
 
 def is_traceback_line(text: str) -> bool:

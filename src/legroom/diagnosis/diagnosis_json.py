@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.diagnose import LogReading, in_order
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.report import Diagnosis
+from legroom.diagnosis.log_diagnosis import LogReading, in_order
+from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
 from legroom.planning.plan_document import layout_json
 from legroom.vllm_logs.log_masking import masked, masked_all

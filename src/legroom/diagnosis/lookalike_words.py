@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts.diagnosis_texts import package_of
 from legroom.facts.release_support import (
     build_of,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.diagnose import in_order
+from legroom.diagnosis.log_diagnosis import in_order
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
@@ -21,9 +21,9 @@ from legroom.vllm_logs.log_masking import masked
 
 if TYPE_CHECKING:
     from legroom.diagnosis.case import Case
-    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.finding import Finding, Fix
-    from legroom.diagnosis.report import Diagnosis
+    from legroom.diagnosis.log_diagnosis import LogReading
+    from legroom.diagnosis.verdict import Diagnosis
     from legroom.explain.entry import Entry
     from legroom.memory.layout import Layout
     from legroom.vllm_logs.evidence import Evidence

@@ -14,9 +14,9 @@ from legroom.actions.server_log import last_lines
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.causes import cause_of
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.errors import LegroomError
 from legroom.explain.catalog_entries import entry
 from legroom.facts.flags import flag_name, flags_of

@@ -10,7 +10,7 @@ from typing import Literal
 
 from legroom.diagnosis.case import Case, Phase
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.records import dataclass
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.diagnosis.recorded_memory import in_pieces
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
+from legroom.diagnosis.fixes.hardware_fixes import larger_budget
 from legroom.diagnosis.recorded_memory import held_by_others
-from legroom.diagnosis.step_needs import missing_bytes
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
@@ -232,7 +231,7 @@ def _leave_room(planner: FixPlanner) -> Fix | None:
     record = planner.case.black_box
     if record is None or held_by_others(record, planner.case.black_box_line) is None:
         return None
-    need = missing_bytes(planner)
+    need = step_shortage_bytes(planner)
     why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
     return planner.lower_utilization(need, why, 0.6)
 

@@ -10,7 +10,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence

@@ -9,8 +9,8 @@ from typing import Any
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.flag_repair import larger_pool
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.flag_repair import larger_pool
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.beyond_flags import larger_budget, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.flag_repair import larger_pool, smaller_steps
-from legroom.diagnosis.log_accounting import LogAccounting
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.flag_repair import larger_pool, smaller_steps
+from legroom.diagnosis.fixes.hardware_fixes import larger_budget, other_hardware
+from legroom.diagnosis.fixes.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.lookalikes import assessed, help_for, is_chatter
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.lookalike_causes import assessed, help_for, is_chatter
 from legroom.explain.entry import Localized
 from legroom.vllm_logs.evidence import Evidence
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.beyond_flags import larger_budget
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.flag_repair import smaller_media, smaller_steps
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.flag_repair import smaller_media, smaller_steps
+from legroom.diagnosis.fixes.hardware_fixes import larger_budget
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 

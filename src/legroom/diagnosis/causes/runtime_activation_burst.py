@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.flag_repair import smaller_steps
+from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
+from legroom.diagnosis.fixes.flag_repair import smaller_steps
 from legroom.diagnosis.recorded_memory import burst
-from legroom.diagnosis.step_needs import missing_bytes
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
@@ -84,7 +83,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """More room outside the pool, or smaller steps."""
     case, args = planner.case, planner.known.args
     oom = case.oom
-    need = missing_bytes(planner)
+    need = step_shortage_bytes(planner)
     tokens = args.max_num_batched_tokens or 8192
     smaller = planner.change(
         "max_num_batched_tokens",

@@ -8,7 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import gib
 

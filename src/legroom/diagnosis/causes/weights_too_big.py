@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.beyond_flags import more_cards, other_hardware
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.hardware_fixes import more_cards, other_hardware
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 

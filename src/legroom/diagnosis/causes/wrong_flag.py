@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.lookalikes import assessed, help_for
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.lookalike_causes import assessed, help_for
 from legroom.explain.entry import Localized
 
 _REFUSED = (
@@ -85,7 +85,7 @@ def _why(id_: str, facts: dict[str, object]) -> str:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Name the right flag where the facts know it."""
-    from legroom.diagnosis.flag_repair import repairs  # only for a refused flag
+    from legroom.diagnosis.fixes.flag_repair import repairs  # only for a refused flag
 
     yield from help_for(planner, "wrong_flag")
     yield from repairs(planner)

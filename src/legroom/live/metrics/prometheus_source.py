@@ -20,33 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from legroom.facts import metrics
 from legroom.live.metrics.endpoint import Endpoint, endpoint
-from legroom.live.metrics.exposition import sample_of_series
-from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES, WORKER
+from legroom.live.metrics.exposition import LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
 from legroom.live.metrics.sample import ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
 if TYPE_CHECKING:
     import aiohttp
 
-_VALUES = (
-    "kv_use",
-    "running",
-    "waiting",
-    "waiting_by_reason",
-    "swapped",
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "prefix_hit_rate",
-    "prompt_tokens",
-    "generation_tokens",
-    "prompt_tokens_cached",
-    "prompt_tokens_recomputed",
-    "request_success",
-    "cache_config",
-    "sleep_state",
-    "admission_rejections",
-)
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
 _TIMED_BY = "running"
 """Every release has it, one series per engine: its scrape times are the server's."""
@@ -151,13 +131,13 @@ class PrometheusSource:
         )
 
     def _values_of(self, matchers: str) -> str:
-        names = [name for role in _VALUES for name in metrics.names_of(role)]
+        names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
-        names += [*WORKER, STOPPED_ENGINES]
+        names += [name for name in SERVER_SERIES if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        process = f"{_selector(API_SERVER_RSS, matchers)} and on (job, instance) {_selector(_timed(), matchers)}"
-        return f"{_selector('|'.join(names), matchers)} or {process}"
+        memory, of_vllm = (_selector(name, matchers) for name in ("process_resident_memory_bytes", _timed()))
+        return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(
         self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False

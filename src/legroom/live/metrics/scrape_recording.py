@@ -25,34 +25,8 @@ from typing import IO, Any, Literal, cast
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
-from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
-from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
-
-_PLAIN = {
-    "kv_use": "kv_use",
-    "running": "running",
-    "waiting": "waiting",
-    "swapped": "swapped",
-    "preemptions": "preemptions",
-    "prefix_queries": "prefix_queries",
-    "prefix_hits": "prefix_hits",
-    "prefix_hit_rate": "prefix_hit_rate",
-    "prompt_tokens": "prompt_tokens",
-    "generation_tokens": "generation_tokens",
-    "prompt_tokens_cached": "cached_tokens",
-    "prompt_tokens_recomputed": "recomputed_tokens",
-}
-_HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
-_SERVER = {
-    "allocated_bytes": "legroom_worker_allocated_bytes",
-    "reserved_bytes": "legroom_worker_reserved_bytes",
-    "host_rss_bytes": "legroom_worker_host_rss_bytes",
-    "others_bytes": "legroom_worker_others_bytes",
-    "alloc_retries": "legroom_worker_alloc_retries",
-    "api_server_rss_bytes": API_SERVER_RSS,
-    "stopped_engines": STOPPED_ENGINES,
-}
+from legroom.live.metrics.exposition import SERVER_SERIES, VALUE_ROLES, NotMetrics, parse_sample
+from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
@@ -67,11 +41,9 @@ def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
             yield _named("cache_config", _base(engine), **pool), 1.0
     if sample.rejections is not None:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
-    if sample.process_start_s is not None:
-        yield "process_start_time_seconds", sample.process_start_s
-    for field, name in _SERVER.items():
+    for name, field in SERVER_SERIES.items():
         value = getattr(sample, field)
-        if value is not None:
+        if value is not None and field != "memory_used_bytes":  # written as `m`: NVML may have measured it
             yield name, float(value)
 
 
@@ -90,7 +62,7 @@ def _base(engine: EngineSample) -> str:
 
 def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
     base = _base(engine)
-    for role, field in _PLAIN.items():
+    for role, field in VALUE_ROLES.items():
         value = getattr(engine, field)
         if value is not None:
             yield _named(role, base), value
@@ -104,7 +76,7 @@ def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
             yield _named("request_success", base, finished_reason=reason), value
     if engine.asleep:
         yield _named("sleep_state", base, sleep_state="discard_all"), 1.0
-    for field in _HISTOGRAMS:
+    for field in HISTOGRAMS:
         histogram = getattr(engine, field)
         if histogram is not None:
             yield from _histogram(metrics.names_of(field)[0], base, histogram)

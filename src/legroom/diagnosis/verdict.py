@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from legroom.diagnosis.beyond_flags import other_hardware
 from legroom.diagnosis.case import BOILERPLATE, FAILING, Case
 from legroom.diagnosis.causes import Cause, cause_of, causes
 from legroom.diagnosis.finding import Assessment, Finding, Fix, proof
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.hardware_fixes import other_hardware
 from legroom.errors import LegroomError
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.known_bugs import KnownBug, bugs_with

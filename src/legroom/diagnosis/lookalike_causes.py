@@ -8,7 +8,7 @@ from typing import cast
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Assessment, Fix, FixKind, proof
-from legroom.diagnosis.fix_planner import FixPlanner
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.facts.diagnosis_texts import Lookalike, LookalikeFix, lookalikes
 from legroom.vllm_logs.evidence import Evidence
 

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
-from legroom.diagnosis.deduced_total import deduced_total_bytes, pool_bytes
+from legroom.diagnosis.fixes.log_accounting import deduced_total_bytes, pool_bytes
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total

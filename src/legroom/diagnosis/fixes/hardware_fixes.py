@@ -12,7 +12,7 @@ from legroom.diagnosis.finding import Fix
 from legroom.units import GIB, gib
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.fix_planner import FixPlanner
+    from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
 _FEW_BITS = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"

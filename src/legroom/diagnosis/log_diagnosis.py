@@ -8,17 +8,17 @@ from pathlib import Path
 
 from legroom.black_box import BlackBox
 from legroom.diagnosis.case import Case, engine_of, platform_of
-from legroom.diagnosis.record_reading import (
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.recorded_memory import (
     as_log,
     first_pieces,
     named_records,
+    record_evidence,
     records_beside,
     whole_record,
     with_record,
 )
-from legroom.diagnosis.recorded_memory import record_evidence
-from legroom.diagnosis.report import Diagnosis, diagnose_run
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.verdict import Diagnosis, diagnose_run
 from legroom.records import dataclass, field
 from legroom.vllm_logs.evidence import Evidence, Passage, evidence_of
 from legroom.vllm_logs.lines import unwrapped

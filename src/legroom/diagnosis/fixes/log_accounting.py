@@ -1,16 +1,23 @@
 """vLLM's accounting of one start, with the numbers that its log prints.
 
-Where the model is not known, a change of flags is held against it.
+Where the model is not known, a change of flags is checked against it. Where the card is not known, its total follows
+from it: pool = share x total - weights - peak - non-torch - graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from legroom.diagnosis.case import Case
-from legroom.diagnosis.deduced_total import pool_bytes
+from legroom.facts.gpus import Gpu, all_gpus
+from legroom.facts.gpus import gpu as known_gpu
 from legroom.records import dataclass
+
+if TYPE_CHECKING:
+    from legroom.facts.releases import Release
+    from legroom.memory.deployment_memory import Measurements
+    from legroom.vllm.args import ServeArgs
 
 _OTHER_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
 """With one of these changed, a request takes another part of the pool."""
@@ -116,3 +123,54 @@ def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:
     if not concurrency or not tokens or pool is None or pool <= 0:
         return None, None
     return round(pool / concurrency), tokens
+
+
+_NEAR = 0.03
+"""How far the sum may lie from a card's known band: a peak that is wrong by 1 GiB moves a card of 24 GiB by 4 %."""
+_ROUNDS = 3
+"""Defaults follow the size of the card, and the peak follows them: the second look is nearly always the last."""
+
+
+def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
+    """The total of the known card that the log's own numbers lead to; None where they lead to none."""
+    from legroom.planning.plan import Target, plan  # costs a tenth of a second
+    from legroom.vllm_logs.printed_flags import load_logged_model
+
+    startup, pool = case.startup, pool_bytes(case)
+    if pool is None or not startup.args_known or not startup.weights_bytes or not args.model:
+        return None
+    share = args.gpu_memory_utilization or (0.92 if release.at_least("0.20.0") else 0.9)
+    model, total = load_logged_model(args.model), round((pool + startup.weights_bytes) / share)
+    card: Gpu | None = None
+    for _ in range(_ROUNDS):
+        layout = plan(Target(model, _sized(total), args.gpus_needed, release, seen), args).layout
+        counted = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + layout.cuda_graph.bytes
+        total = round((pool + counted) / share)
+        nearest = _nearest_card(total)
+        if nearest is None or nearest == card:
+            break
+        card, total = nearest, nearest.total_bytes
+    return nearest.total_bytes if nearest else None
+
+
+def pool_bytes(case: Case) -> int | None:
+    """What was left for the KV cache, where vLLM computed it from the share of the card."""
+    error = case.first("kv_bytes_short")
+    pool = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
+    return pool if isinstance(pool, int) and not case.startup.explicit_kv else None
+
+
+def _sized(total_bytes: int) -> Gpu:
+    return known_gpu(f"{max(total_bytes, 1 << 30) / (1 << 30):.2f}GiB")
+
+
+def _nearest_card(total_bytes: int) -> Gpu | None:
+    whole = [card for card in all_gpus() if " MIG " not in card.name and not card.unified]
+    near = [card for card in whole if _distance(card, total_bytes) <= _NEAR * total_bytes]
+    return min(near, key=lambda card: _distance(card, total_bytes), default=None)
+
+
+def _distance(card: Gpu, total_bytes: int) -> int:
+    """To the band of totals that such cards report."""
+    low, high = card.total_low_bytes or card.total_bytes, card.total_high_bytes or card.total_bytes
+    return max(low - total_bytes, total_bytes - high, 0)

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from legroom.diagnosis.finding import Fix, FixKind
-from legroom.diagnosis.fix_planner import FixPlanner
-from legroom.diagnosis.starting_plan import NOT_PLANNABLE
+from legroom.diagnosis.fixes.failed_run import NOT_PLANNABLE
+from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.errors import LegroomError
 from legroom.facts.flags import dest_name, flag_kind_ever, flags_of
 from legroom.facts.gpus import gpu as known_gpu
