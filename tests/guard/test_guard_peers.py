@@ -8,7 +8,7 @@ import uuid
 import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
-from legroom.guard.serving.control import Peers, together
+from legroom.guard.serving.control import Peers, merge_statuses
 from legroom.guard.serving.middleware import Guard
 
 AUTHORIZED = [(b"authorization", b"Bearer t")]
@@ -146,5 +146,5 @@ async def test_what_is_no_question_is_not_answered(family, line):
 
 def test_all_drain_only_where_each_does():
     own, other = {"draining": True, "running": 1, "rejected": {"a": 1}}, {"draining": False, "rejected": {"a": 2}}
-    both = together(own, [other])
+    both = merge_statuses(own, [other])
     assert (both["draining"], both["running"], both["rejected"]) == (False, 1, {"a": 3})
