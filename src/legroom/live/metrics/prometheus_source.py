@@ -217,7 +217,7 @@ class PrometheusSource:
         return {server: at_s for _, server, at_s in taken}
 
     def _samples_of(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
-        looks: list[ScrapeResult] = []
+        results: list[ScrapeResult] = []
         apart_s = _apart_s(servers)
         for server, at_s in turn.items():
             sample = sample_of_series(series.get(server, ()), at_s, server)
@@ -226,8 +226,8 @@ class PrometheusSource:
                 is_known = server in self._last_s
                 self._due_s[server] = at_s + (apart_s if is_known else apart_s * (1 + number) / _TURNS)
                 self._last_s[server] = at_s
-                looks.append(sample)
-        return looks
+                results.append(sample)
+        return results
 
     def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
@@ -249,8 +249,8 @@ class PrometheusSource:
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
-            looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
-            if looks > _FORGET_AFTER_POLLS:
+            polls = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
+            if polls > _FORGET_AFTER_POLLS:
                 self._forget(server)
                 continue
             if server in self._targets and server not in is_up:
