@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.log_diagnosis import read_log
 
 COLUMNS = 80
 LAST_LINES = 30

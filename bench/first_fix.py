@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Fix
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.facts.flags import env_history, env_names, flags_of
 from legroom.facts.releases import release
 from legroom.vllm.command_line import command, command_parts

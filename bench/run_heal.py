@@ -141,8 +141,8 @@ def heal(vllm: str, name: str, models: Path, port: int, patience_s: float) -> di
 
 def replay(log: Path, gpu: str) -> dict[str, Any]:
     """Diagnose a recorded failure as `legroom run` does; the first fix that it would apply must have a fitting plan."""
-    from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
+    from legroom.diagnosis.log_diagnosis import read_log
     from legroom.run.healing import computed_fixes
     from legroom.vllm_logs.log_sources import pieces_of_file
 

@@ -38,7 +38,8 @@ import psutil
 
 from legroom.facts.metrics import metrics_of, role_of
 from legroom.facts.releases import release
-from legroom.live.metrics.prometheus_source import _LARGE_FLEET, _LATENCIES, _VALUES, PrometheusSource
+from legroom.live.metrics.exposition import LABELLED_ROLES, VALUE_ROLES
+from legroom.live.metrics.prometheus_source import _LARGE_FLEET, _LATENCIES, PrometheusSource
 from legroom.live.metrics.scrape import ScrapeFailed, open_session
 from legroom.live.metrics.window import MAX_STEPS, WINDOW_S
 from legroom.sidecar.watch_session import WatchSession
@@ -55,7 +56,7 @@ def names() -> Iterator[tuple[str, tuple[str, ...]]]:
     """The series that are asked for, each with the labels that split it."""
     for metric in metrics_of(release(VERSION), "v1"):
         role = role_of(metric.series)
-        if role in _VALUES and not metric.hidden:
+        if role in {**VALUE_ROLES, **LABELLED_ROLES} and not metric.hidden:
             yield metric.series, tuple(label for label in metric.labels if label in LABELS)
         elif metric.type == "histogram" and role_of(metric.name) in _LATENCIES and not metric.hidden:
             yield f"{metric.name}_sum", ()

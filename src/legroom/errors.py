@@ -1,4 +1,4 @@
-"""The one exception that means "the user can do something about this"."""
+"""The exception for errors that the user can fix, and the exit codes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ UNREACHABLE = 3
 
 
 class LegroomError(Exception):
-    """A mistake in the input or a missing resource, told in a sentence, with what to do about it.
-
-    Surfaces print `message` and `hint` and leave with `exit_code`; anything else that escapes is a bug.
-    """
+    """An error in the input or a missing resource. Commands print `message` and `hint` and exit with `exit_code`; any
+    other exception is a bug."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = BAD_INPUT) -> None:
         super().__init__(message)

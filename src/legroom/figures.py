@@ -1,4 +1,4 @@
-"""A number that says how sure it is and how it came about."""
+"""A figure in bytes with its certainty, error band and terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANK: dict[Certainty, int] = {"exact": 0, "measured": 1, "estimated": 2}
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One line of the working behind a figure: `label` = `bytes`, because `how`."""
+    """One term of a figure: `label` = `bytes`, computed as `how`."""
 
     label: str
     bytes: int
@@ -22,7 +22,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Bytes with their certainty, error band and working."""
+    """Bytes with their certainty, error band and terms."""
 
     bytes: int
     kind: Certainty = "exact"
@@ -36,19 +36,19 @@ class Figure:
             object.__setattr__(self, "high", self.bytes)
 
     def __add__(self, other: Figure) -> Figure:
-        """The sum; bands add up, certainty is that of the less certain."""
+        """The sum: bands add up, and the certainty is the lower one."""
         kind = self.kind if _RANK[self.kind] >= _RANK[other.kind] else other.kind
         return Figure(
             self.bytes + other.bytes, kind, self.low + other.low, self.high + other.high, self.terms + other.terms
         )
 
     def named(self, label: str, how: str = "") -> Figure:
-        """The same figure with its working folded into one term."""
+        """The same figure with one term."""
         return replace(self, terms=(Term(label, self.bytes, how),))
 
 
 def exact(bytes_: int, label: str = "", how: str = "") -> Figure:
-    """A figure that is plain arithmetic on known facts."""
+    """A figure computed from known facts."""
     return Figure(bytes_, "exact", terms=(Term(label, bytes_, how),) if label else ())
 
 

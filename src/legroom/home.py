@@ -1,4 +1,4 @@
-"""Where legroom keeps what it learns and sees."""
+"""Paths of legroom's own files."""
 
 from __future__ import annotations
 
@@ -10,32 +10,29 @@ def home() -> Path:
     """`$LEGROOM_HOME`, else `$XDG_DATA_HOME/legroom`, else `~/.local/share/legroom`."""
     given = os.environ.get("LEGROOM_HOME")
     if given:
-        return Path(os.path.expanduser(given))  # noqa: PTH111 - a `~` of nobody stays as it is, and is no mistake
+        return Path(os.path.expanduser(given))  # noqa: PTH111 - pathlib's raises for an unknown user
     data = os.environ.get("XDG_DATA_HOME")
     return (Path(data) if data else user_folder() / ".local" / "share") / "legroom"
 
 
 def user_folder() -> Path:
-    """The user's own. One whom the system does not know (a number given to a container) has `/`, as Docker has it."""
+    """The user's home folder; `/` for a uid without a passwd entry, as in Docker."""
     try:
         return Path.home()
     except RuntimeError:
         return Path("/")
 
 
-_FILE = "calibration.json"
-
-
 def store_path() -> Path:
-    """In legroom's folder."""
-    return home() / _FILE
+    """The calibration file: figures of the user's own start-ups."""
+    return home() / "calibration.json"
 
 
 def cards_path() -> Path:
-    """What `legroom probe` measured of this user's cards."""
+    """The file of `legroom probe`'s measurements."""
     return home() / "cards.json"
 
 
 def runs_folder(folder: Path | None = None) -> Path:
-    """Where every `legroom run` tells other programs of itself: `<port>.json`."""
+    """The folder in which every `legroom run` writes its state, as `<port>.json`."""
     return (folder or home()) / "runs"

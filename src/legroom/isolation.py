@@ -1,4 +1,4 @@
-"""What a call may open: a command opens what its user names; a request from elsewhere opens nothing of this machine."""
+"""File and network access of a call: commands open what their user names, remote requests open nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from legroom.records import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class GivenModel:
-    """A model that a request brings along."""
+    """A model in a request."""
 
     config: Mapping[str, Any]
     """Its config.json."""
@@ -22,7 +22,7 @@ class GivenModel:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """In force: no file or address that a request names is opened."""
+    """No file or address that a request names is opened."""
 
     models: Mapping[str, GivenModel] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ _ISOLATION: ContextVar[Isolation | None] = ContextVar("isolation", default=None)
 
 @contextmanager
 def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
-    """Within it a model's name means one of `models` or a bundled one, and no file is read that a text names."""
+    """Within the context, a model name means one of `models` or a bundled one, and no named file is read."""
     token = _ISOLATION.set(Isolation(models or {}))
     try:
         yield
@@ -41,7 +41,7 @@ def isolated(models: Mapping[str, GivenModel] | None = None) -> Iterator[None]:
 
 
 def isolation() -> Isolation | None:
-    """What is in force; None where files and the Hub may be read."""
+    """The isolation of the current call; None where files and the Hub may be read."""
     return _ISOLATION.get()
 
 

@@ -1,7 +1,6 @@
-"""Secrets out of everything that legroom shows or keeps: which names are a secret's, and texts without their values.
+"""Masking of secrets in everything that legroom prints or stores.
 
-A command line's words are hidden by `vllm.command_line.without_secrets`, which knows its flags; what a log prints, by
-`diagnosis.masking`, in bounded time.
+`vllm.command_line.without_secrets` masks command lines by their flags; `diagnosis.masking` masks logs in linear time.
 """
 
 from __future__ import annotations
@@ -10,26 +9,26 @@ import re
 from typing import Any
 
 SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
-"""Flags whose value is a secret, and the variable that vLLM (or the Hub's client) reads instead."""
+"""Flags whose value is a secret, and the equivalent environment variable."""
 CREDENTIALS = re.compile(r"(\b[a-zA-Z][a-zA-Z0-9+.-]*://)[^\s/@]+@")
 """User and password in an address."""
 TOKENS = (
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|AKIA[0-9A-Z]{12,}|nvapi-[A-Za-z0-9_-]{8,}"
     r"|xox[a-z]-[A-Za-z0-9_-]{8,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_.-]{10,}|AIza[0-9A-Za-z_-]{20,})"
 )
-"""Keys that are known by how they begin."""
+"""Keys with a known prefix."""
 
 PLACEHOLDER, HIDDEN = "YOUR_SECRET", "***"
-"""What stands for a secret inside a flag's JSON, and for one in a text or an address."""
+"""The replacement of a secret inside a flag's JSON, and in a text or an address."""
 _SECRET_NAME = re.compile(
     r"(?i)(?:KEYS?|TOKEN|[_-]PASS)$|SECRET|PASSW|AUTHORIZATION|COOKIE|(?:^|[_-])(?:KEY|TOKEN)[_-](?!THRESHOLD)"
 )
-"""Not TOKENS, which are counted, nor a TOKENIZER."""
+"""Matches neither TOKENS nor TOKENIZER."""
 _INNER_NAME = re.compile(r"(?i)(?:api|access|auth|private|account)[_-]?(?:key|token)|secret|passw|authorization")
-"""A setting inside a flag's JSON. Stricter than a variable: there, a token is mostly a word of the model's language."""
+"""Keys inside a flag's JSON: stricter than variables, since a token there is mostly text."""
 _INNER = re.compile(r'("([^"\\]+)"\s*:\s*")(?:[^"\\]|\\.)+"')
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=.+", re.DOTALL)
-# Texts are masked far from a plan, which should not wait for these to be compiled: `re` keeps them.
+# Compiled on first use (`re` caches them), so that a plan does not wait for them.
 _IN_QUERY = r"([?&]([\w.-]+)=)[^&\s#]+"
 _SIGNATURES = ("sig", "signature", "x-amz-signature", "x-goog-signature")
 _AFTER_NAME = (
@@ -37,9 +36,9 @@ _AFTER_NAME = (
     r"(?:[\s\"']*[=:]\s*|\s+)[\"']?)[^\s\"',;]{3,}"
 )
 _FLAG = r"(?i)(--([a-z][\w-]*)(?:=|\s+)[\"']?)(?!-)[^\s\"',;]+"
-# `NAME=value` of a shell. In capitals only: `eos_token=</s>` of a log is none.
+# Shell assignments, in capitals only: `eos_token=</s>` in a log is no secret.
 _ASSIGNED = r"\b(([A-Z][A-Z0-9_]*)=[\"']?)[^\s\"']+"
-# Paths of a webhook that are themselves the secret.
+# Webhook URLs, whose path is the secret.
 _HOOK_PATH = r"(https?://hooks?\.[^\s/]+)/\S+|(https?://[^\s/]+/api/webhooks)/\S+"
 
 
@@ -70,23 +69,23 @@ def _masked_text(text: str) -> str:
 
 
 def _without_value(match: re.Match[str]) -> str:
-    """`NAME=value` without its value, where the name is a secret's."""
+    """A matched assignment with its value masked, where the name is a secret's."""
     hidden = is_secret(match[2]) or match[2].lower() in _SIGNATURES
     return f"{match[1]}{HIDDEN}" if hidden else match[0]
 
 
 def _holds_secret(key: Any, value: Any) -> bool:
-    """A key that names a secret. Counts of tokens are numbers, and no secret is."""
+    """Whether a JSON key holds a secret string."""
     return isinstance(value, str) and value != "" and is_secret(str(key))
 
 
 def hides_inside(name: str) -> bool:
-    """Whether a setting inside a flag's JSON is a secret's."""
+    """Whether a key inside a flag's JSON holds a secret."""
     return bool(_INNER_NAME.search(name))
 
 
 def shown_word(word: str) -> str:
-    """A word of a command line: the value of a secret's variable, credentials and keys inside JSON are hidden."""
+    """A word of a command line with secret variables, credentials and JSON values masked."""
     assignment = _ASSIGNMENT.fullmatch(word)
     if assignment and is_secret(assignment[1]):
         return f"{assignment[1]}=YOUR_{assignment[1]}"

@@ -1,4 +1,4 @@
-"""Results that are asked for over and over: a search puts the same few questions thousands of times."""
+"""A cache of results keyed by object identity and values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ _Result = TypeVar("_Result")
 
 
 class Memo(Generic[_Result]):
-    """Results by what they were computed from.
-
-    Large objects are `owners`: they count by identity, which is quicker than comparing them. They are kept with the
-    result, so that no other object can get their `id` while it is remembered.
-    """
+    """Cached results. Large objects are `owners`, which are compared by identity; they are referenced with the result,
+    so that their `id` is not reused."""
 
     _all: ClassVar[WeakSet[Memo[Any]]] = WeakSet()
 
@@ -24,7 +21,7 @@ class Memo(Generic[_Result]):
         self._known: dict[tuple[object, ...], tuple[tuple[object, ...], _Result]] = {}
 
     def get(self, owners: tuple[object, ...], key: tuple[object, ...], compute: Callable[[], _Result]) -> _Result:
-        """The result for these owners and this key, computed the first time. Full, it forgets everything."""
+        """The result for these owners and this key, computed the first time. A full cache is cleared."""
         whole = (*map(id, owners), *key)
         found = self._known.get(whole)
         if found is None:
@@ -35,6 +32,6 @@ class Memo(Generic[_Result]):
 
     @classmethod
     def forget_everything(cls) -> None:
-        """Empty every memo: for a process that stays, whose callers ask for ever other things."""
+        """Clear every cache, in long-running processes."""
         for memo in cls._all:
             memo._known.clear()

@@ -1,4 +1,4 @@
-"""One process at a time: a file that is held for as long as it lives."""
+"""A lock file that one process holds while it runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from legroom.errors import LegroomError
 def single_process(
     path: Path, say: Callable[[str], None], keeps_away: str, refusal: Callable[[str], LegroomError]
 ) -> Iterator[None]:
-    """Holds the file, or raises `refusal` of the pid that does. The kernel lets go however a process ends.
+    """Hold the lock file, or raise `refusal(pid)` of its holder. The kernel releases it when the process ends.
 
-    Where no file can be made or held, that is said, and the work goes on.
+    Where the file cannot be created or locked, `say` gets a message and the work continues.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

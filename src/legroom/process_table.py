@@ -1,7 +1,7 @@
-"""The kernel's table of processes: who is below whom, when it began, whether it runs, and what it calls itself.
+"""Processes from /proc: parents, start times, states and titles; and vLLM's processes by their titles.
 
-Only the standard library, and little of it: the keeper of a server lives as long as the server does, and the guard
-reads it inside of vLLM.
+Imports little of the standard library: `legroom run` keeps it loaded, and the guard uses it inside vLLM. Releases of
+vLLM without process titles have no recognizable processes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import re
 
 _PROC = "/proc"
 _PPID, _USER, _SYSTEM, _STARTED, _RESIDENT = 1, 11, 12, 19, 21
-"""Where the parent, both CPU times, the start time and the resident pages stand in /proc/PID/stat, counted after the
-name in brackets."""
+"""Fields of /proc/PID/stat after the name in brackets: parent, user and system CPU time, start time, resident pages."""
 
 
 ProcessTable = dict[int, tuple[int, int, bool]]
-"""Pid -> parent, start time, whether it lives: zombies hold nothing, but may still have children."""
+"""Pid -> parent, start time, whether it is alive: a zombie may still have children."""
 
 
 def process_table() -> ProcessTable:
-    """Every process at this moment."""
+    """Every process."""
     table: ProcessTable = {}
     for name in _pids():
         if (fields := _stat(name)) is not None:
@@ -29,10 +28,9 @@ def process_table() -> ProcessTable:
 
 
 def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of every living process below `ancestor`, by a table of now or of a moment ago.
+    """Pid -> start time of every living descendant of `ancestor`.
 
-    An orphan belongs to the nearest subreaper above it (`adopt_orphans`), so below one nobody gets lost for long: while
-    processes die, one look may miss what the next one sees.
+    An orphan is reparented to the nearest subreaper (`adopt_orphans`); while processes exit, one table may miss some.
     """
     parents = process_table() if table is None else table
     below: dict[int, tuple[int, bool]] = {}
@@ -44,31 +42,31 @@ def descendants(ancestor: int, table: ProcessTable | None = None) -> dict[int, i
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with its pid, who it is. None where it is gone."""
+    """The start time of a process in clock ticks since boot (with its pid, its identity); None where it is gone."""
     fields = _stat(str(pid))
     return int(fields[_STARTED]) if fields is not None and fields[0] != "Z" else None
 
 
 def cpu_ticks(pid: int) -> int | None:
-    """The CPU time that a process has used, in clock ticks; None where it is gone or a debugger holds it."""
+    """The CPU time of a process in clock ticks; None where it is gone or traced by a debugger."""
     fields = _stat(str(pid))
     return int(fields[_USER]) + int(fields[_SYSTEM]) if fields is not None and fields[0] not in "Zt" else None
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it (SIGSTOP); a debugger's hold is something else."""
+    """Whether a signal has stopped it (SIGSTOP), not a debugger."""
     fields = _stat(str(pid))
     return fields is not None and fields[0] == "T"
 
 
 def resident_bytes(pids: tuple[int, ...]) -> int | None:
-    """What these processes hold of the host's memory; None where none is left."""
+    """Resident host memory of these processes; None where none is left."""
     living = [fields for pid in pids if (fields := _stat(str(pid))) is not None and fields[0] not in "ZX"]
     return sum(int(fields[_RESIDENT]) for fields in living) * os.sysconf("SC_PAGE_SIZE") if living else None
 
 
 def title(pid: int) -> bytes:
-    """What a process calls itself; nothing where it is gone."""
+    """The process title (/proc/PID/cmdline); empty where it is gone."""
     try:
         with open(f"{_PROC}/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - pathlib is not loaded here
             return file.read(4096)
@@ -100,7 +98,7 @@ _SHARES_ENGINES = re.compile(rb"::APIServer_\d+[\s\0]*$")
 
 
 def is_engine(pid: int) -> bool:
-    """Whether it works behind the API servers: an engine core, a worker, or the coordinator of data parallelism."""
+    """Whether it is an engine core, a worker or the data-parallel coordinator."""
     return _ENGINE.search(title(pid)) is not None
 
 
@@ -109,20 +107,19 @@ def is_engine_core(pid: int) -> bool:
 
 
 def is_coordinator(pid: int) -> bool:
-    """Of data parallelism."""
     return _COORDINATOR.search(title(pid)) is not None
 
 
 def is_api_server(pid: int) -> bool:
-    """Whether it is one of several; a single one is the server itself, and has no title."""
+    """Whether it is one of several API servers; a single one is the server process and has no title."""
     return _API_SERVER.search(title(pid)) is not None
 
 
 def shares_engines(pid: int) -> bool:
-    """Whether it is one of several API servers before the same engines, which are then beside it and not below."""
+    """Whether several API servers share its engines, which are then its siblings and not its children."""
     return _SHARES_ENGINES.search(title(pid)) is not None
 
 
 def engines_below(server: int, table: ProcessTable | None = None) -> dict[int, int]:
-    """Pid -> start time of the engines of a server."""
+    """Pid -> start time of a server's engine processes."""
     return {pid: start for pid, start in descendants(server, table).items() if is_engine(pid)}

@@ -252,7 +252,7 @@ def test_a_replay_tells_what_began_and_what_ended(tmp_path, capsys):
     looks = [*calm(4, 0), *trouble(20, 4), *calm(30, 24)]
     assert main(["watch", "--replay", str(recording(tmp_path / "r.jsonl", looks))]) == 1
     out = capsys.readouterr().out
-    assert "54 looks" in out
+    assert "54 scrapes" in out
     assert ": over" in out
 
 
@@ -267,7 +267,7 @@ def test_a_record_of_a_look_can_be_replayed(tmp_path, capsys):
     with serving(Metrics()) as url:
         main(["watch", url, "--once", "--interval", "0.1", "--record", str(path)])
     assert main(["watch", "--replay", str(path)]) == 0
-    assert "3 looks" in capsys.readouterr().out
+    assert "3 scrapes" in capsys.readouterr().out
 
 
 def test_a_rehearsal_says_what_would_have_been_done(tmp_path, capsys):

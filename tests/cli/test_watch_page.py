@@ -131,7 +131,7 @@ def test_a_server_that_is_no_longer_listed_leaves_the_page(monkeypatch):
         page = page_of(session, monkeypatch)
         async with page.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            session.server_removed("http://gpu3:8000")
+            session.remove_server("http://gpu3:8000")
             page.redraw()
             table = page.query_one("#servers", DataTable)
             assert [str(table.get_row_at(row)[1]) for row in range(table.row_count)] == ["gpu1:8000", "gpu2:8000"]
@@ -160,7 +160,7 @@ def test_the_page_looks_at_a_real_endpoint():
         async with page.run_test(size=(120, 40)) as pilot:
             for _ in range(100):
                 await pilot.pause(0.05)
-                if session.looks >= 3:
+                if session.scrapes >= 3:
                     break
             page.redraw()
             assert "serving 8 requests" in shown(page, "#detail")

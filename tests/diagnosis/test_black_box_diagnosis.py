@@ -22,8 +22,8 @@ from legroom.black_box import (
     WorkerProcess,
 )
 from legroom.cli.main import main
-from legroom.diagnosis.diagnose import LogReading, read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.units import GIB, MIB
 from legroom.vllm_logs.log_sources import pieces_of_file
 

@@ -9,7 +9,7 @@ from diagnosis_logs import CAUSES
 
 from legroom.diagnosis import causes as package
 from legroom.diagnosis.causes import causes
-from legroom.diagnosis.diagnose import read_log
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.render.diagnosis_text import diagnosis_text
 
 FILES = sorted(path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py"))
@@ -42,7 +42,7 @@ def examine(case):
     return Assessment(0.99, proof(error), "because") if error else None
 
 def remedies(planner):
-    yield planner.change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
+    yield planner.plan_change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
 
 CAUSE = Cause(
     label="brand_new", entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from diagnosis_logs import CAUSES, TORCH
 
-from legroom.diagnosis.diagnose import LogReading, read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.drawing.terminal import Style
 from legroom.render.diagnosis_text import readings_text
 

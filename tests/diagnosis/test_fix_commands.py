@@ -6,9 +6,9 @@ from pathlib import Path
 
 from diagnosis_logs import CORE, TORCH, trace
 
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 
 SHORT = (
     "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed, "

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legroom.diagnosis.causes import causes
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.units import GIB
 
 V0_ACCOUNTS = (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from legroom.black_box import BlackBox, parse_record
-from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import EngineSample, Sample
 

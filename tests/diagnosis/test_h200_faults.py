@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from legroom.black_box import parse_record
-from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.fragments.fragment_report import fragment_report
 from legroom.fragments.fragment_sources import read_source
 from legroom.live.detectors import Watcher

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from legroom.diagnosis.diagnose import Diagnosis, read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import Diagnosis, read_log
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/h200_served.jsonl.gz"
 ROWS: dict[str, dict[str, Any]] = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -7,11 +8,12 @@ from diagnosis_logs import CAUSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
+from legroom.errors import LegroomError
 from legroom.render.diagnosis_text import readings_text
-from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.log_scanner import all_marks
 
 _LOGS = [log for _, log in CAUSES.values()]
 
@@ -27,14 +29,15 @@ def whole_path(data: bytes) -> None:
 @given(st.binary(max_size=3000))
 @settings(max_examples=60, deadline=None)
 def test_any_bytes_are_survived(data: bytes) -> None:
-    whole_path(data)
+    with contextlib.suppress(LegroomError):  # bytes that begin like a black box and are none
+        whole_path(data)
 
 
 @given(
     st.lists(
         st.sampled_from(
             [
-                *(mark.decode() for mark in every_mark()),
+                *(mark.decode() for mark in all_marks()),
                 "\n",
                 " ",
                 "(",

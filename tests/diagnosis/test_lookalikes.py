@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.diagnosis.diagnose import read_log
 from legroom.diagnosis.finding import Finding
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.facts.diagnosis_texts import lookalikes, package_of
 from legroom.facts.log_messages import message_patterns
 from legroom.facts.release_support import build_of, last_build_with

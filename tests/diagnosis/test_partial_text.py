@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from diagnosis_logs import CAUSES, CORE, FULL_OF_WEIGHTS, IN_A_STEP, LOADED, READY, trace
 
-from legroom.diagnosis.diagnose import LogReading, read_log
 from legroom.diagnosis.diagnosis_json import readings_json
-from legroom.diagnosis.report import Diagnosis
+from legroom.diagnosis.log_diagnosis import LogReading, read_log
+from legroom.diagnosis.verdict import Diagnosis
 from legroom.render.diagnosis_text import readings_text
 
 START_FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {procs}"

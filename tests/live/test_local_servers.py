@@ -38,7 +38,7 @@ class Machine:
 
 
 def test_a_server_of_this_machine_gets_the_memory_that_its_processes_hold():
-    look = Machine().servers().added(Sample(1.0, HERE, ()))
+    look = Machine().servers().with_process_figures(Sample(1.0, HERE, ()))
     assert isinstance(look, Sample)
     assert look.memory_used_bytes == 69 * GIB
 
@@ -50,7 +50,7 @@ def test_a_remote_server_a_failure_and_an_unknown_port_stay_as_they_are():
         ScrapeFailure(1.0, HERE, "timeout", "no"),
         Sample(1.0, "http://[::1]:9", ()),
     ):
-        assert servers.added(look) is look
+        assert servers.with_process_figures(look) is look
 
 
 def test_without_a_driver_it_is_asked_once():
@@ -58,7 +58,7 @@ def test_without_a_driver_it_is_asked_once():
     servers = machine.servers()
     for number in range(5):
         machine.now_s = 10.0 * number
-        assert servers.added(Sample(1.0, HERE, ())).memory_used_bytes is None
+        assert servers.with_process_figures(Sample(1.0, HERE, ())).memory_used_bytes is None
     assert machine.reads == 1
 
 
@@ -67,7 +67,7 @@ def test_one_reading_serves_a_round_and_processes_are_kept_for_a_minute():
     servers = machine.servers()
     for tenth in range(300):
         machine.now_s = tenth / 10
-        servers.added(Sample(1.0, HERE, ()))
+        servers.with_process_figures(Sample(1.0, HERE, ()))
     assert machine.reads <= 16
     assert machine.finds == 1
 
@@ -76,17 +76,18 @@ def test_a_stopped_process_of_a_server_is_counted_with_a_driver_and_without():
     for machine in (Machine(), Machine(cards=())):
         servers = machine.servers()
         machine.stopped |= {10, 11}
-        assert servers.added(Sample(1.0, HERE, ())).stopped_engines == 1
+        assert servers.with_process_figures(Sample(1.0, HERE, ())).stopped_engines == 1
 
 
 def test_a_server_whose_processes_all_run_keeps_what_its_guard_says():
-    assert Machine(cards=()).servers().added(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
+    servers = Machine(cards=()).servers()
+    assert servers.with_process_figures(Sample(1.0, HERE, (), stopped_engines=2)).stopped_engines == 2
 
 
 def test_a_server_without_a_plugin_gets_the_host_memory_of_what_is_below_its_api_server():
     servers = Machine(cards=()).servers()
-    assert servers.added(Sample(1.0, HERE, ())).host_rss_bytes == 10 * GIB
-    assert servers.added(Sample(1.0, HERE, (), host_rss_bytes=3 * GIB)).host_rss_bytes == 3 * GIB
+    assert servers.with_process_figures(Sample(1.0, HERE, ())).host_rss_bytes == 10 * GIB
+    assert servers.with_process_figures(Sample(1.0, HERE, (), host_rss_bytes=3 * GIB)).host_rss_bytes == 3 * GIB
 
 
 def test_the_host_memory_of_a_process_is_what_is_resident_and_an_ended_one_counts_nothing():
@@ -100,5 +101,5 @@ def test_after_a_failed_look_the_processes_are_looked_for_again():
     machine = Machine()
     servers = machine.servers()
     for look in (Sample(1.0, HERE, ()), ScrapeFailure(2.0, HERE, "refused", "no"), Sample(3.0, HERE, ())):
-        servers.added(look)
+        servers.with_process_figures(look)
     assert machine.finds == 2

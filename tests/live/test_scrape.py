@@ -14,7 +14,7 @@ from loopback import listening
 from legroom.errors import LegroomError
 from legroom.live.metrics.endpoint import endpoint, masked_url
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import Endpoint, ScrapeFailed, look, open_session, scrape, scrape_fleet
+from legroom.live.metrics.scrape import Endpoint, ScrapeFailed, open_session, scrape, scrape_fleet, scrape_result
 
 METRICS = 'vllm:num_requests_running{model_name="m",engine="0"} 3\n'
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -26,7 +26,7 @@ def ask(handler: Handler, timeout_s: float = 2.0, tls: ssl.SSLContext | None = N
     async def run() -> ScrapeResult:
         async with listening(web.get("/metrics", handler), tls=tls) as port, open_session() as session:
             address = f"{'https' if tls else 'http'}://user:secret@localhost:{port}"
-            return await look(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
+            return await scrape_result(session, endpoint(address, **options), timeout_s, 7.0)  # type: ignore[arg-type]
 
     return asyncio.run(run())
 

@@ -22,7 +22,7 @@ from client_loads import Client, Load, backlog, full_pool, low_hit_rate, steady,
 
 from legroom.live.detectors import Watcher
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import endpoint, look, open_session
+from legroom.live.metrics.scrape import endpoint, open_session, scrape_result
 from legroom.live.metrics.scrape_recording import Recorder
 
 INTERVAL_S = 5.0
@@ -140,7 +140,7 @@ async def watch(url: str, seconds: float, take: Callable[[int, ScrapeResult], bo
         start = time.monotonic()
         number = 0
         while number * INTERVAL_S < seconds:
-            seen = await look(session, target)
+            seen = await scrape_result(session, target)
             if recorder is not None:
                 recorder.add(seen)
             if take(number, seen):
@@ -218,7 +218,7 @@ async def until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> N
         for _ in range(200):
             if server.poll() is not None:
                 sys.exit(f"vLLM ended before it was ready:\n{log.read_text()[-2000:]}")
-            if not isinstance(await look(session, endpoint(url)), ScrapeFailure):
+            if not isinstance(await scrape_result(session, endpoint(url)), ScrapeFailure):
                 return
             await asyncio.sleep(1)
     sys.exit("vLLM was not ready within 200 s")
@@ -261,7 +261,7 @@ async def until_idle(url: str) -> None:
     """The load before has gone: nothing runs, nothing waits."""
     async with open_session() as session:
         for _ in range(60):
-            seen = await look(session, endpoint(url))
+            seen = await scrape_result(session, endpoint(url))
             if isinstance(seen, Sample) and not seen.running and not seen.waiting:
                 return
             await asyncio.sleep(1)

@@ -18,8 +18,8 @@ from tiny_models import SERVE_ENV, beside_vllm, serve_words, write_model
 
 from legroom.black_box import BlackBox, read_record
 from legroom.cli.main import main
-from legroom.diagnosis.diagnose import read_log
-from legroom.diagnosis.starting_plan import Hints
+from legroom.diagnosis.fixes.failed_run import Hints
+from legroom.diagnosis.log_diagnosis import read_log
 from legroom.live.metrics.exposition import parse_sample
 from legroom.vllm_logs.log_sources import pieces_of_file
 

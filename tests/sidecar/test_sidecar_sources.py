@@ -207,7 +207,7 @@ def test_kubernetes_no_longer_lists_a_pod(tmp_path, monkeypatch):
 
 def test_a_server_that_was_awaited_is_gone_when_no_source_has_it():
     server_removed = []
-    discovery = sources._DiscoverySources(2, server_removed.append, lambda: frozenset({"a", "b"}))
+    discovery = sources._Discovery(2, server_removed.append, lambda: frozenset({"a", "b"}))
     discovery.report_removed("kubernetes", frozenset({"a"}), frozenset())
     assert server_removed == []
     discovery.report_removed("prometheus", frozenset(), frozenset())

@@ -10,8 +10,8 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from legroom.diagnosis.diagnose import LogReading
     from legroom.diagnosis.finding import Finding
+    from legroom.diagnosis.log_diagnosis import LogReading
     from legroom.drawing.terminal import Style
     from legroom.facts.diagnosis_texts import Language
 
@@ -58,8 +58,8 @@ def diagnose(
     A string is a path where a file of that name exists, and a text where it holds a newline or a line that is known.
     The other arguments say what the log does not show.
     """
-    from legroom.diagnosis.diagnose import read_log
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
+    from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import names_a_file, pieces_of_file
 
     hints = Hints(command, model, gpu, gpus, vllm)

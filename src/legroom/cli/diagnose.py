@@ -11,8 +11,8 @@ from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.diagnose import LogReading
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
+    from legroom.diagnosis.log_diagnosis import LogReading
 
 __all__ = ["add_parser", "run"]
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_code(readings: list[LogReading]) -> int:
-    """1 where the last run of a log has a problem, 2 where nothing could be made of any."""
+    """1 where the last run of a log has a problem, 2 where no log was understood."""
     verdicts = [reading.runs[0].verdict if reading.runs else "not understood" for reading in readings]
     if any(verdict in ("cause found", "not a memory problem", "cause above") for verdict in verdicts):
         return ANSWER_IS_NO
@@ -87,7 +87,7 @@ def exit_code(readings: list[LogReading]) -> int:
 
 def _hints(args: argparse.Namespace) -> Hints:
     from legroom.cli.server_options import gpu_count
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
 
     return Hints(args.line, args.model, args.gpu, gpu_count(args.gpus, "--gpus"), args.vllm)
 
@@ -117,6 +117,6 @@ def _sources(args: argparse.Namespace) -> Iterator[tuple[str, Iterator[bytes]]]:
 
 
 def _read(name: str, pieces: Iterator[bytes], hints: Hints) -> LogReading:
-    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.log_diagnosis import read_log
 
     return read_log(pieces, name, hints)

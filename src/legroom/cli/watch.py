@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     where.add_argument("--kubernetes", metavar="SELECTOR", help="pods with these labels, such as app=vllm")
     where.add_argument("--namespace", metavar="NAME", help="of the pods (default: all)")
     where.add_argument("--replay", metavar="FILE", help="what --record wrote, fast-forward")
-    how = parser.add_argument_group("how to look")
+    how = parser.add_argument_group("how to watch")
     how.add_argument("--interval", type=float, metavar="S", help="seconds between checks (default: 5)")
     how.add_argument("--once", action="store_true", help="check once and end with an exit code")
     how.add_argument(
@@ -212,7 +212,7 @@ def _replay(args: argparse.Namespace) -> int:
                 state = "over" if change.is_over else finding.reason if finding else ""
                 print(f"{when(change.time_s)}  {change.incident.server}  {change.incident.title}: {state}")
     if not args.json:
-        print(f"\n{session.looks:,} looks, {opened} incident{'s' if opened != 1 else ''}\n")
+        print(f"\n{session.scrapes:,} scrapes, {opened} incident{'s' if opened != 1 else ''}\n")
         _show(list(session.views.values()), False)
     return ANSWER_IS_NO if opened else OK
 

@@ -109,7 +109,7 @@ class WatchPage(App[None]):
 
     def _head(self, views: Sequence[ServerView]) -> Text:
         counts = {state: sum(view.state == state for view in views) for state in COLOURS}
-        summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "looking ..."
+        summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "scraping ..."
         return Text.from_ansi(f"\x1b[1mlegroom watch\x1b[0m  {time.strftime('%H:%M:%S')}  {summary}")
 
     def _fill(self, views: Sequence[ServerView]) -> None:
@@ -147,7 +147,7 @@ class WatchPage(App[None]):
     def _detail(self, width: int) -> str:
         view = self.session.views.get(self.chosen)
         if view is None:
-            return "Waiting for the first look."
+            return "Waiting for the first scrape."
         return detail_panel(view, list(self.session.history.get(self.chosen, ())), width)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
@@ -159,7 +159,7 @@ class WatchPage(App[None]):
     def action_pause(self) -> None:
         """Keep the page as it is; looking goes on."""
         self.paused = not self.paused
-        self.notify("paused: looks go on, the page stands still" if self.paused else "going on")
+        self.notify("paused: scraping goes on, the page stands still" if self.paused else "going on")
 
     def action_next(self) -> None:
         """One server down."""

@@ -1,4 +1,4 @@
-"""What a family's layers hold besides attention and feed-forward: norms, positions. Data in `data/anatomy.json`."""
+"""Norms, positions and other modules of a model family that its config omits. Data in `data/anatomy.json`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from legroom.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """The parts of a family that its config does not spell out. The defaults are those of a Llama."""
+    """The structure of a family that its config does not describe. The defaults are those of Llama."""
 
     norm: str = "rms"
     """rms: a weight | layer: a weight and a bias | none: no parameters"""
@@ -22,7 +22,7 @@ class Anatomy:
     """Further norms of a layer with experts."""
     final_norm: bool = True
     embeddings_on: str = "first"
-    """Pipeline stages that hold the input embeddings: first | all. Some of vLLM's classes do not ask."""
+    """Pipeline stages that hold the input embeddings: first | all (classes without a pipeline check)."""
     lm_head_on: str = "last"
     final_norm_on: str = "last"
     embedding_norm: bool = False
@@ -32,7 +32,7 @@ class Anatomy:
     qk_norm_shape: str = "head"
     qk_norm_bias: bool = False
     positions: str = ""
-    """The config field that counts learned positions."""
+    """The config field with the number of learned positions."""
     positions_offset: int = 0
     tables_split: bool = False
     """Positions and token types are split over ranks like the vocabulary (BERT)."""
@@ -54,11 +54,11 @@ class Anatomy:
     rope_tables: int = 1
     """Tables of the same size with other parameters (an indexer's, a compressor's)."""
     rotary: float = 1.0
-    """The part of a head that is rotated, where the config does not say."""
+    """The rotated share of a head, where the config has none."""
     rope_layers: str = "all"
-    """Which layers have rotary embeddings of their own kind: all | by_type (local and global bases differ)."""
+    """all: one rotary table | by_type: local and global layers have different bases."""
     attention_path: str = "self_attn"
-    """What checkpoints call the attention module of a layer, its dense block, and its block of experts."""
+    """The checkpoint's names of a layer's attention module, dense block and experts."""
     mlp_path: str = "mlp"
     moe_path: str = "mlp"
     scalars_per_layer: int = 0
@@ -82,15 +82,15 @@ def _rows() -> dict[str, dict[str, Any]]:
 
 
 def adapts_embeddings_since(model_type: str) -> str | None:
-    """The release from which LoRA has buffers for this family's embeddings and logits; None: for its layers alone."""
+    """The first release with LoRA buffers for this family's embeddings and logits; None: for its layers only."""
     since: dict[str, str] = read_data("anatomy.json")["lora_embeddings"]["since"]
     return since.get(model_type.removesuffix("_text"))
 
 
 def anatomy(model_type: str, architecture: str, config: Mapping[str, Any] | None = None) -> Anatomy:
-    """The anatomy of a family, by its architecture or else by the type of its language model.
+    """The anatomy of a family, by its architecture or else by the model type of its language model.
 
-    A row may hold `when`: [field of the config, its value, what changes]. The last that holds wins.
+    `when` in a row: [config field, value, changes]; the last match wins.
     """
     rows = _rows()
     base = model_type.removesuffix("_text")

@@ -1,4 +1,4 @@
-"""The models that come with legroom: their facts by name, with no network and no file of the model's own.
+"""The bundled models: their configs by name, without network or model files.
 
 `data/models/*.json` holds one family a file. An entry has the Hub `ids` it covers, a `source`, the published
 `parameters` (`counted`: not published to the digit, so counted from the config) and the `config` facts that memory
@@ -44,7 +44,7 @@ class Bundled:
     entry: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """As `legroom models --json` lists it."""
+        """The entry of `legroom models --json`."""
         return {
             "name": self.name,
             "ids": list(self.ids),
@@ -60,14 +60,14 @@ def bundled_names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Bundled | None:
-    """The bundled model that a Hub id or a short name means, whatever its case; None where there is none."""
+    """The bundled model of a Hub id or short name, case-insensitive; None where there is none."""
     wanted = name.strip().lower()
     key = _written(wanted) or _index().get(wanted)
     return _bundled(key) if key else None
 
 
 def mirrored(name: str) -> Bundled | None:
-    """The bundled model that a re-uploader's id (`unsloth/Llama-3.2-3B-Instruct`) is a copy of."""
+    """The bundled model of a mirror's id (`unsloth/Llama-3.2-3B-Instruct`)."""
     owner, _, repo = name.strip().lower().partition("/")
     if owner not in _mirrors() or not repo:
         return None
@@ -76,11 +76,10 @@ def mirrored(name: str) -> Bundled | None:
 
 
 def variants(name: str) -> tuple[Bundled, ...]:
-    """The quantized checkpoints known of a bundled model, the model itself left out.
+    """The known quantized checkpoints of a bundled model.
 
-    One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); only those made from the named
-    model are listed. A Hub id names one checkpoint: a base model's variants are base, a chat model's are chat. A short
-    name such as `llama-3.1-8b` leaves that open.
+    One entry covers checkpoints of one size (Llama 3.1 and 3.3, Qwen2.5 and its Coder); those of the named model are
+    returned. For a Hub id they have the same role (base or chat); for a short name such as `llama-3.1-8b` any role.
     """
     bundled = find(name)
     if bundled is None:
@@ -96,8 +95,7 @@ def variants(name: str) -> tuple[Bundled, ...]:
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
-    """The smaller models of the same series, the largest first: Llama-3.1-8B for Llama-3.1-70B. A short name and a
-    Hub id keep their role: the sibling of an instruct model is one."""
+    """The smaller models of the same series and role, the largest first: Llama-3.1-8B for Llama-3.1-70B."""
     bundled = find(name)
     if bundled is None:
         return ()
@@ -118,8 +116,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
 
 
 def title(bundled: Bundled, name: str) -> str:
-    """The Hub id that a short name means: of the ids that share the facts, the one it is nearest to. `llama-3.3-70b`
-    is Llama-3.3-70B-Instruct although Llama 3.1 has the same facts and comes first."""
+    """The Hub id of a short name: the closest of the ids that share the facts."""
     wanted = _squeezed(name)
     ids = bundled.ids or (bundled.name,)
     if wanted == _squeezed(bundled.name):
@@ -132,7 +129,7 @@ def title(bundled: Bundled, name: str) -> str:
 
 
 def _made_from(name: str, quantized: str, any_role: bool) -> bool:
-    """Whether a quantized checkpoint's name starts with the model's; another date is another checkpoint."""
+    """Whether a quantized checkpoint is of this model, by its name: same start, no other date, same role."""
     if not any_role and _role(name) != _role(quantized):
         return False
     asked, made = ([word for word in _name_words(each) if word not in _ROLES] for each in (name, quantized))
@@ -141,7 +138,7 @@ def _made_from(name: str, quantized: str, any_role: bool) -> bool:
 
 
 def _role(hub_id: str) -> str:
-    """What a checkpoint's name says it is trained for; empty where it says nothing."""
+    """`chat`, `base` or empty, from a checkpoint's name."""
     words = set(_name_words(hub_id))
     return "chat" if words & {"instruct", "it", "chat"} else "base" if words & {"base", "pt"} else ""
 
@@ -161,7 +158,7 @@ def _repo(hub_id: str) -> str:
 
 
 def _squeezed(name: str) -> str:
-    """Letters and digits alone: people write llama3.1-8b, llama-3.1:8b and Meta-Llama-3.1-8B."""
+    """The letters and digits of a name, so that llama3.1-8b, llama-3.1:8b and Meta-Llama-3.1-8B are equal."""
     return re.sub(r"[^a-z0-9]", "", name.strip().lower().removeprefix("meta-"))
 
 
@@ -170,14 +167,9 @@ def _name_words(name: str) -> list[str]:
     return words[:-1] if words[-1] in _PLAIN else words
 
 
-_CLOSE = 0.55
-_COMPARED = 16
-"""Names that share most pairs of letters; comparing two names letter by letter takes a tenth of a millisecond."""
-
-
 @lru_cache(maxsize=64)
 def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
-    """Bundled names and ids that look most like `name`."""
+    """Bundled models with the most similar names: 16 candidates by shared letter pairs, compared by difflib."""
     import difflib  # only on the way to an error message
 
     wanted = name.strip().lower()
@@ -185,14 +177,14 @@ def nearest(name: str, limit: int = 5) -> tuple[str, ...]:
     close: list[str] = []
     for asked in dict.fromkeys((wanted, wanted.rstrip("/").rpartition("/")[2])):
         shared = Counter(itertools.chain.from_iterable(with_pair.get(pair, ()) for pair in _pairs(asked)))
-        alike = nlargest(_COMPARED, shared, key=lambda each: shared[each] / (len(asked) + len(numbered[each])))
-        close += difflib.get_close_matches(asked, [numbered[each] for each in alike], n=2 * limit, cutoff=_CLOSE)
+        alike = nlargest(16, shared, key=lambda each: shared[each] / (len(asked) + len(numbered[each])))
+        close += difflib.get_close_matches(asked, [numbered[each] for each in alike], n=2 * limit, cutoff=0.55)
     return tuple(dict.fromkeys(names[key] for key in close))[:limit]
 
 
 @cache
 def _names_by_pair() -> tuple[tuple[str, ...], dict[str, array[int]]]:
-    """Every name, and by each pair of letters the numbers of the names that have it."""
+    """All names, and for each letter pair the indexes of the names with it."""
     names = tuple(_index())
     with_pair: dict[str, array[int]] = {}
     for number, name in enumerate(names):
@@ -206,7 +198,7 @@ def _pairs(name: str) -> set[str]:
 
 
 def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
-    """The facts of a bundled model as a config.json would write them; `hub_id` where its ids differ a little."""
+    """The config.json of a bundled model, with the differences of one `hub_id`."""
     entry = model.entry
     inherited = expanded(_bundled(model.base)) if model.base else {}
     config = _merged(inherited, _expand(entry.get("config", {})))
@@ -219,7 +211,7 @@ def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
         quantization = _expand(_schemes()[scheme]) if isinstance(scheme, str) else _expand(scheme)
         config["quantization_config"] = quantization
     if entry.get("unquantized") and "quantization_config" in config:
-        # What a checkpoint leaves alone beyond its scheme's own list.
+        # Unquantized modules beyond the scheme's own list.
         key = _ignore_key(config["quantization_config"])
         kept = list(config["quantization_config"].get(key) or [])
         config["quantization_config"] = {**config["quantization_config"], key: kept + _expand(entry["unquantized"])}
@@ -243,7 +235,7 @@ def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expand(value: Any) -> Any:
-    """Undoes the short forms of a list (`cycle` n `times`, `runs`, `names`) and of a map from names (`each`)."""
+    """Expand the short forms of a list (`cycle` n `times`, `runs`, `names`) and of a map by names (`each`)."""
     if isinstance(value, Mapping):
         if "cycle" in value:
             return list(value["cycle"]) * value["times"] + list(value.get("then", ()))
@@ -260,7 +252,7 @@ def _expand(value: Any) -> Any:
 
 
 def _names(pattern: str | list[str]) -> Iterator[str]:
-    """`["model.layers.{}.mlp.gate", "3-60"]` is one name a layer; a third item spans the experts of each."""
+    """The names of `["model.layers.{}.mlp.gate", "3-60"]`, one per layer; a third item spans the experts of each."""
     if isinstance(pattern, str):
         yield pattern
         return
@@ -276,7 +268,7 @@ def _numbers(spans: str) -> list[int]:
 
 @cache
 def _texts() -> dict[str, str]:
-    """Every family's file, unread."""
+    """The text of every family's file."""
     paths = sorted(FOLDER.glob("*.json"))
     return {path.stem: path.read_text(encoding="utf-8") for path in paths if path.stem != "schemes"}
 
@@ -293,14 +285,14 @@ def _entries() -> dict[str, Mapping[str, Any]]:
 
 
 def _entry(key: str) -> Mapping[str, Any]:
-    """One entry, read with its family alone: reading them all takes a tenth of a plan's time."""
+    """One entry, parsed with its family's file only: parsing all takes a tenth of a plan's time."""
     quoted = f'"{key}"'
     return next(entries[key] for name in _texts() if quoted in _texts()[name] and key in (entries := _family(name)))
 
 
 @cache
 def _written(wanted: str) -> str | None:
-    """The key of the entry that is named like this in so many letters; what the index says of such a name."""
+    """The key of the entry with exactly this name, found without building the index."""
     quoted = f'"{wanted}"'
     for family, text in _texts().items():
         if quoted in text.lower():
@@ -331,7 +323,7 @@ def _mirrors() -> frozenset[str]:
 
 @cache
 def _index() -> dict[str, str]:
-    """Lower-cased name -> key. Hub ids first, then repository names and short names where they mean one model only."""
+    """Lower-case name -> key: Hub ids first, then repository names and short names."""
     index: dict[str, str] = {}
     for key, entry in _entries().items():
         for name in _names_of(key, entry):

@@ -199,7 +199,7 @@ def is_read_by_plugin(name: str) -> bool:
 
 
 def companion_of(names: frozenset[str]) -> str:
-    """The program in front of vLLM that alone has one of these flags (a router, a proxy); empty where none has."""
+    """The program that replaces vLLM's server and alone has one of these flags; empty where none has."""
     programs = read_data("companion_flags.json")["programs"]
     return next((program for program, flags in programs.items() if not names.isdisjoint(flags)), "")
 

@@ -1,6 +1,6 @@
 """A model's config from the Hugging Face Hub: config.json, quantization file and safetensors headers, never weights.
 
-huggingface_hub does the talking, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its time-outs are its own.
+huggingface_hub does the requests, so HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE, its cache and its timeouts apply.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from legroom.records import dataclass
 Found = TypeVar("Found")
 
 MOST_HEADERS = 16
-"""Shards whose headers are read one by one; beyond, the total in the index is taken."""
+"""The most shards whose headers are read, one request each; beyond, the total in the index is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """What the Hub said of a model."""
+    """The config of a Hub model and the size of its checkpoint."""
 
     config: dict[str, Any]
     source: str
@@ -46,7 +46,7 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
     except LegroomError as error:
         if offline or error.exit_code != UNREACHABLE:
             raise
-        # Out of reach: what the cache has of it is used whole, or not at all.
+        # Unreachable: all files come from the cache, or none.
         files = _RepoFiles(repo, revision, offline=True)
         try:
             path = files.get("config.json")
@@ -74,7 +74,7 @@ def fetch(repo: str, revision: str | None = None, offline: bool = False) -> HubA
 
 @dataclass(frozen=True, slots=True)
 class _RepoFiles:
-    """Small files of one repository; every trouble becomes a sentence."""
+    """Small files of one repository; every error becomes a LegroomError."""
 
     repo: str
     revision: str | None
@@ -82,14 +82,14 @@ class _RepoFiles:
 
     def get(self, filename: str) -> Path | None:
         """The local path of a file, or None where the repository has no such file."""
-        return _told(self.repo, self.offline, lambda: self._download(filename))
+        return _with_hub_errors(self.repo, self.offline, lambda: self._download(filename))
 
     def checkpoint_bytes(self) -> int | None:
-        """What the safetensors headers (or the index) add up to; None where that cannot be had."""
+        """The sum of the safetensors headers or the index's total; None where neither can be read."""
         try:
             return self._checkpoint_bytes()
         except Exception:
-            return None  # a plan does not need it, so no trouble here may stop one
+            return None  # a plan does not need it
 
     def _download(self, filename: str) -> Path | None:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
@@ -133,11 +133,11 @@ def _header_bytes(api: Any, repo: str, filename: str, revision: str | None) -> i
     return max((tensor.data_offsets[1] for tensor in header.tensors.values()), default=0)
 
 
-def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
+def _with_hub_errors(repo: str, offline: bool, request: Callable[[], Found]) -> Found:
     from huggingface_hub import errors
 
     try:
-        return ask()
+        return request()
     except errors.GatedRepoError as error:
         raise LegroomError(
             f"{repo} is gated: the Hub does not show its config without an accepted licence",
@@ -164,7 +164,7 @@ def _told(repo: str, offline: bool, ask: Callable[[], Found]) -> Found:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """No route, no name, no answer in time: an OSError, or the base error of the HTTP library huggingface_hub uses."""
+    """Connection errors: OSError, and the base error of huggingface_hub's HTTP library."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *(base for base in HfHubHTTPError.__bases__ if issubclass(base, Exception)))

@@ -1,8 +1,7 @@
-"""vLLM's metrics by release: which exist, what a scrape shows of them, what each measures, and what took its place.
+"""vLLM's metrics by release: existence, exposed series, role and replacement.
 
-Data: `data/metrics.json` (declarations, release by release) and `data/metric_roles.json` (what they measure). The
-Prometheus client adds the endings: a counter is scraped with `_total` whether or not its declared name has it, a
-histogram as `_bucket`, `_sum` and `_count`, an info as `_info`.
+Data: `data/metrics.json` (declarations by release) and `data/metric_roles.json` (what they measure). The Prometheus
+client adds suffixes: `_total` to a counter, `_bucket`, `_sum` and `_count` to a histogram, `_info` to an info.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Engine = Literal["v0", "v1"]
 MetricType = Literal["gauge", "counter", "histogram", "summary", "info"]
 
 _REAL_NAME = re.compile(r"vllm:[a-z][a-z0-9_]*")
-"""What the declarations' reader could not resolve (names built at run time by another package) is left out."""
+"""Declared names; names that another package builds at run time are left out."""
 _ENDINGS = re.compile(r"_(?:total|bucket|sum|count|created|info)$")
 _CACHE_CONFIG_FIELDS = "<every CacheConfig field"
 _SHARED_LABELS = "labelnames"
-"""How the data writes "the labels every metric of this engine has"."""
+"""The data's placeholder for the labels that every metric of an engine has."""
 _HIDDEN = "show_hidden_metrics"
 
 
@@ -34,7 +33,7 @@ class Metric:
     name: str
     """The declared name."""
     exposed: tuple[str, ...]
-    """The series a scrape may show."""
+    """The series of a scrape."""
     type: MetricType
     labels: tuple[str, ...]
     engine: Engine
@@ -42,7 +41,7 @@ class Metric:
     hidden: bool = False
     """Shown only under --show-hidden-metrics-for-version."""
     condition: str = ""
-    """What must be set for it to appear; empty where it always does."""
+    """The setting with which it appears; empty: always."""
 
     @property
     def series(self) -> str:
@@ -67,20 +66,14 @@ def _exposed(name: str, type_: str) -> tuple[str, ...]:
 
 
 @cache
-def _index() -> dict[str, int]:
-    return {name: i for i, name in enumerate(known_releases())}
-
-
-@cache
 def _declarations() -> dict[str, list[dict[str, Any]]]:
     return {name: entry for name, entry in read_data("metrics.json")["metrics"].items() if _REAL_NAME.fullmatch(name)}
 
 
 def cache_config_labels(release: Release) -> tuple[str, ...]:
     """The labels of `vllm:cache_config_info`: every field of that release's cache settings."""
-    i = _index()[release.version]
     rows = read_data("metrics.json")["cache_config_info_labels"]
-    return next((tuple(labels) for first, last, labels in rows if first <= i <= last), ())
+    return next((tuple(labels) for first, last, labels in rows if first <= release.index <= last), ())
 
 
 def _labels(entry: dict[str, Any], release: Release) -> tuple[str, ...]:
@@ -115,25 +108,24 @@ def _metric(name: str, entry: dict[str, Any], release: Release) -> Metric:
 
 @lru_cache(maxsize=64)
 def metrics_of(release: Release, engine: str | None = None) -> tuple[Metric, ...]:
-    """Every metric a release declares, of one engine or of both."""
-    i = _index()[release.version]
+    """Every metric of a release, of one engine or both."""
     return tuple(
         _metric(name, entry, release)
         for name, entries in _declarations().items()
         for entry in entries
-        if engine in {None, entry["engine"]} and any(first <= i <= last for first, last in entry["in"])
+        if engine in {None, entry["engine"]} and any(first <= release.index <= last for first, last in entry["in"])
     )
 
 
 @lru_cache(maxsize=64)
 def exposed_names(release: Release, engine: str | None = None) -> frozenset[str]:
-    """Every series name that a scrape of a release may show."""
+    """Every series name of a release."""
     return frozenset(name for metric in metrics_of(release, engine) for name in metric.exposed)
 
 
 @cache
 def all_exposed_names() -> frozenset[str]:
-    """Every series name that any known release may show."""
+    """Every series name of any known release."""
     return frozenset(
         exposed
         for name, entries in _declarations().items()
@@ -153,7 +145,7 @@ def _spans() -> dict[str, tuple[tuple[int, int], ...]]:
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges that touch or overlap, as one."""
+    """The ranges with adjacent and overlapping ones merged."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:
@@ -173,37 +165,37 @@ def _types() -> dict[str, MetricType]:
 
 
 def type_of(series: str) -> MetricType | None:
-    """What kind of metric a series belongs to, in the last release that declares it; None for an unknown one."""
+    """The metric type of a series in the last release with it; None for an unknown series."""
     return _types().get(series)
 
 
 def releases_of(series: str) -> tuple[tuple[str, str], ...]:
-    """The ranges of releases that may show a series; empty for a name that no known release has."""
+    """The ranges of releases with a series; empty for an unknown name."""
     releases = known_releases()
     return tuple((releases[first], releases[last]) for first, last in _spans().get(series, ()))
 
 
 @cache
 def roles() -> dict[str, tuple[str, ...]]:
-    """What metrics measure -> the declared names of it over all releases, the newest first."""
+    """Role -> the declared metric names over all releases, the newest first."""
     return {role: tuple(names) for role, names in read_data("metric_roles.json")["roles"].items()}
 
 
 def name_of(role: str, release: Release, engine: str = "v1") -> str | None:
-    """The series to query for a role in a release; None where the release does not measure it (or hides it)."""
+    """The series of a role in a release; None where the release has none or hides it."""
     by_name = {metric.name: metric for metric in metrics_of(release, engine) if not metric.hidden}
     return next((by_name[name].series for name in roles()[role] if name in by_name), None)
 
 
 @cache
 def names_of(role: str) -> tuple[str, ...]:
-    """Every series name of a role over all releases, the newest first."""
+    """The series names of a role over all releases, the newest first."""
     names = (_series(name, entry["type"]) for name in roles()[role] for entry in _declarations()[name])
     return tuple(dict.fromkeys(names))
 
 
 def role_of(series: str) -> str | None:
-    """What a series measures, by any of its names and endings; None for one without a role."""
+    """The role of a series, by any of its names and suffixes; None without one."""
     return _role_by_series().get(series)
 
 
@@ -219,13 +211,13 @@ def _role_by_series() -> dict[str, str]:
 
 
 def is_shown_by_companion(series: str) -> bool:
-    """Whether a program that stands beside vLLM shows a series under vLLM's prefix."""
+    """Whether another program beside vLLM exposes the series under vLLM's prefix."""
     families = read_data("companion_series.json")["families"]
     return series in families or _ENDINGS.sub("", series) in families
 
 
 def ratio_instead(name: str, release: Release) -> str:
-    """The quotient of two counters that took the place of a gauge; empty where a release has no such counters."""
+    """The PromQL quotient of two counters that replaces a gauge; empty where the release has no such counters."""
     colon = re.sub(r"^vllm[_.:]+", "vllm:", name)
     parts = read_data("metric_roles.json")["ratios"].get(colon, ())
     if not parts or not exposed_names(release).issuperset(parts):
@@ -234,10 +226,10 @@ def ratio_instead(name: str, release: Release) -> str:
 
 
 def nearest(name: str, release: Release, engine: str | None = None) -> str | None:
-    """What to write instead of a name that a release does not show: its new name first, else the closest spelling.
+    """The replacement of a metric name that a release does not have: its new name, else the closest spelling.
 
-    None where the name is right, or nothing comes near. Takes the names people copy: `vllm_num_requests_running` for
-    `vllm:num_requests_running`, a counter without its `_total`, a histogram without its `_bucket`.
+    None where the name exists or nothing is similar. Accepts `vllm_num_requests_running` for
+    `vllm:num_requests_running`, a counter without `_total`, a histogram without `_bucket`.
     """
     known = exposed_names(release, engine)
     if name in known:
@@ -256,12 +248,12 @@ def nearest(name: str, release: Release, engine: str | None = None) -> str | Non
         if instead in known:
             return str(instead)
     if any(colon + ending in all_exposed_names() for ending in ("", "_total", "_info", "_bucket")):
-        return None  # right in another release: what is merely spelt like it measures something else
+        return None  # a name of another release: a similarly spelled one measures something else
     return _closest(colon, known)
 
 
 def _renamed(name: str, ending: str, release: Release, engine: str | None, known: frozenset[str]) -> str | None:
-    """The name that a release gives to what a name of another release measures, with the same ending."""
+    """The name in a release of another release's metric, with the same suffix."""
     role = role_of(name) or role_of(name.removesuffix(ending))
     if role is None:
         return None
@@ -277,6 +269,6 @@ def _renamed(name: str, ending: str, release: Release, engine: str | None, known
 def _closest(name: str, known: frozenset[str]) -> str | None:
     import difflib  # only where a name was wrong
 
-    asked_for = sorted(series for series in known if not series.endswith("_created"))
-    matches = difflib.get_close_matches(name, asked_for, n=1, cutoff=0.8)
+    candidates = sorted(series for series in known if not series.endswith("_created"))
+    matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.8)
     return matches[0] if matches else None

@@ -23,7 +23,7 @@ class Attention:
     window: int | None = None
     chunk: int | None = None
     shares_kv: bool = False
-    """Reads the KV cache of an earlier layer and stores none (Gemma-3n, Gemma-4 E models)."""
+    """Reads the KV cache of an earlier layer and has none (Gemma-3n, Gemma-4 E models)."""
     k_equals_v: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -84,7 +84,7 @@ class LatentAttention:
 
     @property
     def latent_width(self) -> int:
-        """Elements of the latent that is kept of a token."""
+        """Elements of the cached latent of one token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
@@ -100,12 +100,12 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A recurrent mixer with a state of one size whatever the length: Mamba, gated delta net, short conv."""
+    """A recurrent mixer with a state of fixed size: Mamba, gated delta net, linear attention, short convolution."""
 
     kind: str
     """mamba1 | mamba2 | gdn | kda | lightning | short_conv"""
     config: tuple[tuple[str, int], ...]
-    """The widths this kind needs, by name, hashable."""
+    """The widths of this kind by name, as a hashable tuple."""
     heads: ClassVar[int] = 0
     window: ClassVar[int | None] = None
     sees_everything: ClassVar[bool] = False
@@ -114,7 +114,6 @@ class StateSpace:
     rope_kind: ClassVar[str] = ""
 
     def width(self, name: str) -> int:
-        """One width by name."""
         return dict(self.config)[name]
 
 
@@ -122,22 +121,22 @@ Mixer = Attention | LatentAttention | StateSpace
 
 
 def attending(mixers: Iterable[Mixer | None]) -> list[Attention | LatentAttention]:
-    """Those with heads that attend to other tokens."""
+    """The attention and latent attention mixers."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention | LatentAttention)]
 
 
 def latent(mixers: Iterable[Mixer | None]) -> list[LatentAttention]:
-    """Those that keep a latent of each token instead of keys and values."""
+    """The latent attention (MLA) mixers."""
     return [mixer for mixer in mixers if isinstance(mixer, LatentAttention)]
 
 
 def with_kv_heads(mixers: Iterable[Mixer | None]) -> list[Attention]:
-    """Those with heads of keys and values."""
+    """The mixers with key and value heads."""
     return [mixer for mixer in mixers if isinstance(mixer, Attention)]
 
 
 def recurrent(mixers: Iterable[Mixer | None]) -> list[StateSpace]:
-    """Those that keep a state of one size."""
+    """The recurrent mixers."""
     return [mixer for mixer in mixers if isinstance(mixer, StateSpace)]
 
 
@@ -205,7 +204,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """The largest image, video or recording that vLLM makes up to profile an encoder with."""
+    """The largest image, video or recording, which vLLM profiles an encoder with."""
 
     kind: str
     """image | video | audio"""
@@ -232,7 +231,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class LiveTensors:
-    """What one moment of an encoder block keeps alive for every patch; see `memory.activation.encoder_profile`."""
+    """Live tensors per patch at one point of an encoder block; see `memory.activation.encoder_profile`."""
 
     where: str
     hidden: float = 0
@@ -246,7 +245,7 @@ class LiveTensors:
     extra_bytes: int = 0
     """Rotary tables, masks and the like."""
     splits_keys: bool = False
-    """It is inside the attention kernel, which may sum up over parts of the keys."""
+    """The point is inside the attention kernel, which may split the keys."""
     since: str = ""
     until: str = ""
 
@@ -270,29 +269,28 @@ class Modality:
     weights: tuple[Linear, ...] = ()
     """Every weight of the encoder and its projector, in the order vLLM creates them."""
     feature_levels: int = 1
-    """Features handed to the language model for each token: of the last block, and of those that DeepStack taps."""
+    """Features per token for the language model: of the last block and of DeepStack's blocks."""
     exact: bool = True
-    """False: the config says nothing of its encoder and the usual one of its family is assumed, or the family is
-    unknown and a plain transformer is."""
+    """False: the config does not describe the encoder, and the family's usual one or a plain transformer is assumed."""
     items: tuple[MediaItem, ...] = ()
     """What it encodes: images, and often videos too."""
     moments: tuple[LiveTensors, ...] = ()
-    """The moments that may be its peak; empty: a plain transformer block is assumed."""
+    """The candidates for its peak; empty: those of a plain transformer block."""
     pixels_per_patch: int = 0
     """Input values of one patch."""
     raw_pixels_since: str = ""
-    """From this release on the pixels travel as bytes and are normalised on the card."""
+    """The first release that copies pixels as bytes and normalizes them on the card."""
     chunk_bytes_per_patch: int = 0
-    """> 0: items are encoded in chunks whose look-up of this many bytes a patch fits a tenth of the card."""
+    """> 0: items are encoded in chunks whose position lookup (bytes per patch) fits a tenth of the card."""
     chunked_since: str = ""
     buffer_levels: int = 0
-    """Features of a whole batch that the model keeps a buffer for (DeepStack), built with the encoder."""
+    """Persistent feature buffers of max_num_batched_tokens (DeepStack)."""
     attending_patches: int = 0
-    """Patches that attend to each other, where pictures are cut into tiles; 0: those of a whole item."""
+    """Patches of one attention sequence, where images are cut into tiles; 0: those of a whole item."""
     table_bytes: int = 0
-    """Tables that the first run makes and keeps, whatever it encodes."""
+    """Tables that the first run creates and keeps."""
     spread: float = 0.3
-    """How far the peak may be off, as a ratio: small where it was measured, large where it is only assumed."""
+    """Half the error band of the peak as a ratio: small where measured, 0.3 where assumed."""
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -302,7 +300,7 @@ class Modality:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """One quantization scheme, and what it leaves alone."""
+    """One quantization scheme and its unquantized modules."""
 
     method: str
     """vLLM's name: awq, gptq, fp8, compressed-tensors, modelopt, modelopt_fp4, mxfp4, bitsandbytes, gguf ..."""
@@ -315,7 +313,7 @@ class Quantization:
     ignored: tuple[str, ...] = ()
     """Module name patterns left unquantized, as the checkpoint writes them."""
     kv_cache_dtype: str | None = None
-    """The KV-cache precision that the checkpoint itself asks for, if any."""
+    """The KV cache dtype in the checkpoint's config."""
     experts_bits: int | None = None
     """Where experts are stored at another width than the rest."""
     number: str = "int"
@@ -334,17 +332,17 @@ class Quantization:
     online: bool = False
     """The checkpoint is not quantized: vLLM quantizes while loading (--quantization fp8 on a bf16 model)."""
     list_assumed: bool = False
-    """The config does not list what was quantized how: what such checkpoints usually do stands in for the list."""
+    """The config lacks its list of unquantized modules, and the usual list of such checkpoints is assumed."""
 
     @property
     def is_nvfp4(self) -> bool:
-        """4-bit floats with an FP8 scale for every 16, whichever tool wrote them."""
+        """4-bit floats with an FP8 scale per 16 values, from any tool."""
         return self.weight_bits == 4 and self.number == "float" and self.method != "mxfp4" and self.group_size != 32
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer: how it mixes tokens, and how it transforms each. Hybrid models may lack either."""
+    """One decoder layer: a mixer and a feed-forward block; hybrid models may lack either."""
 
     mixer: Mixer | None
     feedforward: FeedForward | None
@@ -363,7 +361,7 @@ class Model:
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int
-    """The longest length vLLM derives from the config when no --max-model-len is given (rope scaling applied)."""
+    """The max_model_len that vLLM derives from the config (rope scaling applied)."""
     layers: tuple[Layer, ...]
     tie_word_embeddings: bool = False
     quantization: Quantization | None = None
@@ -372,16 +370,16 @@ class Model:
     encoder_layers: tuple[Layer, ...] = ()
     """The encoder of an encoder-decoder model (Whisper, BART)."""
     draft_layers: tuple[Layer, ...] = ()
-    """Multi-token-prediction layers stored in the checkpoint, loaded only when speculative decoding asks for them."""
+    """Multi-token-prediction layers of the checkpoint, loaded with speculative decoding only."""
     draft: Model | None = None
-    """The other checkpoint that drafts for this one, where the flags name it and it could be read."""
+    """The draft model of --speculative-config, where it could be read."""
     is_pooling: bool = False
     checkpoint_bytes: int | None = None
     """Total bytes of the safetensors headers, where they were read."""
     known: bool = True
-    """False: legroom does not know this architecture and read it as a plain transformer."""
+    """False: an unknown architecture, read as a plain transformer."""
     assumed: bool = False
-    """True: how it is stored was taken from its name; its own config was not read."""
+    """True: the quantization was taken from the name, not from the checkpoint's config."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False, repr=False)
-    """The text config as read, for parts that need a rare field."""
+    """The text config."""
     source: str = ""

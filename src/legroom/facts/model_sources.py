@@ -1,4 +1,4 @@
-"""A model's facts from whatever the user has: a bundled name, a Hub id, a folder, a config.json or a GGUF file."""
+"""A `Model` from a bundled name, a Hub id, a folder, a config.json or a GGUF file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from legroom.isolation import Isolation, isolation
 from legroom.records import dataclass
 
 LARGEST_CONFIG_BYTES = 20 * 2**20
-"""No config.json comes near; a larger file is a mistake and is not read."""
+"""Above every published config.json; a larger file is not read."""
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-"""Where checkpoints say how large a picture or a video may be."""
+"""Files with the size limits of images and videos."""
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Where checkpoints keep their quantization when config.json does not (ModelOpt, AutoGPTQ, AutoAWQ)."""
+"""Files with the quantization of checkpoints whose config.json lacks it (ModelOpt, AutoGPTQ, AutoAWQ)."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of plausible size, or a clear refusal."""
+    """The JSON object in a file; LegroomError where it is too large or not JSON."""
     try:
         size = path.stat().st_size
         if size > LARGEST_CONFIG_BYTES:
@@ -106,7 +106,7 @@ _NAMES = {
     "tied_embeddings": "tie_word_embeddings",
 }
 _DEFAULT_LEN = 128_000
-"""vLLM takes this for a params.json that names no length."""
+"""vLLM's default for a params.json without a length."""
 
 
 def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def config_from_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 LARGEST_HEADER_BYTES = 100 * 2**20
-"""The format's own limit."""
+"""The limit of the safetensors format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Tensor:
 
 
 def local_tensors(folder: Path) -> tuple[Tensor, ...]:
-    """Every tensor of the safetensors files that vLLM would load from a folder; empty where there are none."""
+    """Every tensor of the safetensors files that vLLM loads from a folder."""
     files = _checkpoint_files(folder)
     return tuple(tensor for path in files for tensor in read_header(path))
 
@@ -189,12 +189,11 @@ def parse_header(header: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """What all of them take."""
     return sum(tensor.bytes for tensor in tensors)
 
 
 def _checkpoint_files(folder: Path) -> list[Path]:
-    """The index decides where there is one, so that a second copy (consolidated.safetensors) is not counted twice."""
+    """The files of the index, or all safetensors files without consolidated copies and adapters."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -219,10 +218,9 @@ def load(
     offline: bool | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The model that a name or a path means, with `overrides` laid over its config.
+    """The model of a name or path, with `overrides` applied to its config.
 
-    A bundled name needs neither network nor files. `offline` None follows HF_HUB_OFFLINE; True stays on this machine.
-    A revision is a fact of the Hub, so a name given with one is looked up there.
+    `offline` None follows HF_HUB_OFFLINE. A name with a revision is read from the Hub, even if it is bundled.
     """
     text = name_or_path.strip()
     if not text:
@@ -249,7 +247,7 @@ def load(
 
 
 def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] | None = None) -> Model:
-    """A bundled entry as a `Model`, named as the user named it if that was a Hub id."""
+    """A bundled entry as a `Model`, under the given Hub id."""
     hub_id = name if "/" in name else title(bundled, name or bundled.name)
     config = overridden(expanded(bundled, hub_id), overrides)
     model = model_from_config(config, name=hub_id, source=f"bundled: {bundled.source}")
@@ -257,8 +255,8 @@ def from_bundled(bundled: Bundled, name: str = "", overrides: Mapping[str, Any] 
 
 
 def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | None) -> Model:
-    """A copy of an unquantized checkpoint has its facts. A quantized one of the same name was made by somebody else,
-    who chose for himself what stays at 16 bits: only that it is quantized this way is known."""
+    """The model of a mirror. Unquantized mirrors equal the original; of quantized ones only the method is known, since
+    the mirror may leave other modules at 16 bits."""
     model = from_bundled(bundled, name, overrides)
     if model.quantization is None or bundled.base is None:
         return model
@@ -266,7 +264,7 @@ def _from_mirror(bundled: Bundled, name: str, overrides: Mapping[str, Any] | Non
 
 
 def _by_another_maker(scheme: Quantization) -> Quantization:
-    """The same method, with what its checkpoints usually leave alone in place of the known one's list."""
+    """The scheme with the usual list of unquantized modules instead of the original checkpoint's."""
     if any(each.is_nvfp4 for each in (scheme, *(own for _, own in scheme.rules))):
         ignored = ["lm_head", LINEAR_ATTENTION]
         usual = quantization({"quantization_config": {"quant_algo": "NVFP4", "ignore": ignored}})
@@ -276,7 +274,7 @@ def _by_another_maker(scheme: Quantization) -> Quantization:
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The config with values put over it; inside a sub-config only what is named changes, as in vLLM."""
+    """The config with values replaced; sub-configs are merged, as in vLLM."""
     if not overrides:
         return config
     changed = dict(config)
@@ -295,8 +293,7 @@ def _without_files(text: str, limits: Isolation, overrides: Mapping[str, Any] | 
 
 @lru_cache(maxsize=64)
 def _model_of_request(text: str, brought: str, overrides_json: str) -> Model:
-    """One object for requests about the same model: a slider asks for it at every move, and the memory rules keep
-    their figures by it."""
+    """One object for requests with the same model, by which figures are cached."""
     overrides = json.loads(overrides_json)
     if brought:
         config, checkpoint_bytes = json.loads(brought)

@@ -1,7 +1,4 @@
-"""A fleet by model, node pool and release: where KV cache lies idle, which servers stand out, how many could go.
-
-Pure: what each server did within a window comes in, groups with their arithmetic go out.
-"""
+"""`watch --fleet`: KV use by model, node pool and release, outliers, and servers to spare. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from legroom.records import dataclass
 
 UNKNOWN = "unknown"
 _START_S = 300.0
-"""What a server takes to start where no plan says it: room is kept for load that grows meanwhile."""
+"""Assumed start time without a plan; load may grow meanwhile."""
 _LOW_RATIO = 0.5
 _LASTING_QUEUE = 1.0
-"""Requests that wait on average over the whole window: bursts are gone within a step or two."""
+"""Mean waiting requests over the window; bursts are averaged out."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Servers that could stand in for each other."""
+    """Interchangeable servers."""
 
     model: str
     pool: str = UNKNOWN
@@ -33,12 +30,12 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """One server within the window."""
+    """One server's figures over the window."""
 
     server: str
     group: GroupKey
     kv_tokens: int = 0
-    """Its pool; 0: not shown."""
+    """Pool size; 0: not reported."""
     mean_kv_use: float = 0.0
     peak_kv_use: float = 0.0
     peak_running: float = 0.0
@@ -52,7 +49,7 @@ class FleetAdvice:
     server: str
     why: str
     flags: Mapping[str, str]
-    """What to change, as a direction where the figure needs a plan."""
+    """Flag -> value, or a direction such as `below 12`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class FleetGroup:
     kv_tokens: int
     mean_kv_use: float
     peak_demand: float
-    """The most that all of them used at one time, in full pools."""
+    """The highest simultaneous KV use of all servers, in pools."""
     queued: bool
     needed: int
     advice: tuple[FleetAdvice, ...] = ()
@@ -73,7 +70,7 @@ class FleetGroup:
 
     @property
     def wasted_kv_tokens(self) -> int:
-        """Never used within the window, by any of them at once."""
+        """KV tokens that were never used within the window."""
         return round(self.kv_tokens * max(0.0, 1 - self.peak_demand / self.servers))
 
 
@@ -125,8 +122,7 @@ def fleet_view(
     start_s: float = _START_S,
     levels: Thresholds = DEFAULT,
 ) -> FleetView:
-    """The groups, those with the most servers to spare first. A group without a known peak keeps what its servers'
-    own peaks add up to, which is never too little."""
+    """Groups by servers to spare. Without a known group peak the sum of the servers' own peaks is used."""
     by_group: dict[GroupKey, list[ServerUse]] = {}
     for use in servers:
         by_group.setdefault(use.group, []).append(use)
@@ -145,7 +141,7 @@ def _group(key: GroupKey, members: Sequence[ServerUse], demand: float, target: f
         or use.mean_waiting >= _LASTING_QUEUE
         for use in members
     )
-    # A queue for the pool, or for a place in the batch, is demand that no use shows: what there is, is needed.
+    # Queued requests are demand beyond KV use, so all servers are needed.
     needed = len(members) if queued else min(len(members), max(1, math.ceil(demand / target)))
     return FleetGroup(
         key,

@@ -1,4 +1,4 @@
-"""When the pool will be full, if what it does now goes on."""
+"""When the KV pool will be full at the present trend."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from legroom.live.thresholds import DEFAULT, Thresholds
 from legroom.records import dataclass
 
 _MAX_POINTS = 120
-"""Pairs grow with the square: seven thousand take milliseconds."""
+"""7,140 pairs, which take milliseconds."""
 _Z = 1.96
-"""Two-sided 95 %."""
+"""Normal quantile of a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A straight line through points."""
+    """A Theil-Sen line."""
 
     slope: float
-    """Units a second."""
+    """Units per second."""
     low: float
     high: float
-    """Where the slope lies with 95 % confidence."""
+    """The 95 % confidence interval of the slope."""
     level: float
-    """The line's value at the last point."""
+    """The value of the line at the last point."""
     rising: float
-    """Share of pairs that rise; a half for noise, one for a line."""
+    """Share of point pairs that rise: 0.5 for noise, 1 for a line."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether the whole band points the same way."""
+        """Whether the confidence interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
-    """The trend of (time, value) points; None for fewer than three, or all at one time."""
+    """The trend of (time, value) points; None for fewer than three."""
     kept = _thinned([point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])])
     slopes = sorted(
         (later[1] - earlier[1]) / (later[0] - earlier[0])
@@ -62,7 +62,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _band(slopes: list[float], points: int) -> tuple[float, float]:
-    """Sen's band: the ranks around the median that Kendall's statistic gives by chance."""
+    """Sen's confidence interval, by the variance of Kendall's statistic."""
     spread = _Z * math.sqrt(points * (points - 1) * (2 * points + 5) / 18)
     low = max(int((len(slopes) - spread) / 2), 0)
     high = min(int((len(slopes) + spread) / 2) + 1, len(slopes) - 1)
@@ -71,14 +71,14 @@ def _band(slopes: list[float], points: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A full pool ahead."""
+    """The predicted time of a full pool."""
 
     full_in_s: float
     earliest_s: float
     latest_s: float | None
-    """None where the slowest slope the points allow takes longer than a trend lasts."""
+    """None: later than `forecast_farthest_s`."""
     per_minute: float
-    """Growth of the pool's use a minute, 0..1."""
+    """Growth of KV use per minute, 0..1."""
     engine: str = ""
 
     @property
@@ -88,10 +88,9 @@ class Forecast:
 
 
 def forecast(window: Window, levels: Thresholds = DEFAULT) -> Forecast | None:
-    """The earliest full pool among the engines; None without a clear upward trend, or where it is full already."""
+    """The earliest full pool of the engines; None without a clear upward trend, or for a full pool."""
     if not window.is_answering:
         return None
-    # One interval more than the steps that are needed, because scrapes come a little late.
     enough_s = (levels.forecast_least_steps + 1) * (window.interval_s or 0.0)
     steps = window.recent(max(levels.forecast_over_s, enough_s))
     if len(steps) < levels.forecast_least_steps:

@@ -1,4 +1,4 @@
-"""GPU memory on this machine: what NVML shows as used and by whom, and which of it the servers here hold."""
+"""GPU memory of this machine by NVML, and the part that a server's processes hold."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class GpuMemory:
     total_bytes: int
     used_bytes: int
     processes: tuple[tuple[int, int], ...] = ()
-    """(pid, bytes); bytes are 0 where the driver does not say, as inside a container."""
+    """(pid, bytes); 0 bytes where the driver does not report them, as in a container."""
 
 
 def devices() -> tuple[GpuMemory, ...]:
-    """Every GPU of this machine; () without a driver."""
+    """All GPUs and MIG slices; () without a driver."""
     try:
         pynvml = _nvml()
         pynvml.nvmlInit()
     except Exception:
-        return ()  # no package, or any of NVML's own errors: no driver, another version's, no permission
+        return ()  # no package, no driver, another driver version, no permission
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -48,8 +48,7 @@ def devices() -> tuple[GpuMemory, ...]:
 
 
 def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory, ...]:
-    """What CUDA_VISIBLE_DEVICES leaves, in its order, up to the first word of it that names no device, as CUDA reads
-    it: a card by its number, a card or a MIG slice by the beginning of its UUID."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, by index or UUID prefix, up to the first invalid entry."""
     if variable is None:
         return tuple(gpus)
     chosen = []
@@ -64,7 +63,7 @@ def visible(gpus: Sequence[GpuMemory], variable: str | None) -> tuple[GpuMemory,
 
 
 def _nvml() -> Any:
-    """Loads the driver's library. Inside vLLM its own copy of the bindings is there, whatever else is installed."""
+    """The NVML bindings; inside vLLM its bundled copy."""
     own = sys.modules.get("vllm.third_party.pynvml")
     return own if own is not None else importlib.import_module("pynvml")
 
@@ -77,20 +76,20 @@ def _shut_down(pynvml: Any) -> None:
 
 
 def _slices(pynvml: Any, index: int) -> list[GpuMemory]:
-    """The MIG slices of a card that is cut, each a GPU of its own to CUDA; [] for a whole card."""
+    """The MIG slices of a card; [] for a card without MIG."""
     try:
         card = pynvml.nvmlDeviceGetHandleByIndex(index)
         if pynvml.nvmlDeviceGetMigMode(card)[0] != 1:
             return []
         most = pynvml.nvmlDeviceGetMaxMigDeviceCount(card)
     except (pynvml.NVMLError, AttributeError):
-        return []  # no such card, a card that cannot be cut, bindings from before MIG
+        return []  # no such card, no MIG support, old bindings
     made = (_device(pynvml, lambda at: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, at), at) for at in range(most))
     return [replace(gpu, index=index) for gpu in made if gpu is not None]
 
 
 def _device(pynvml: Any, handle_at: Callable[[int], Any], index: int) -> GpuMemory | None:
-    """One GPU; None where it cannot be asked (fallen off the bus, no such slice, no rights)."""
+    """One GPU; None where NVML fails (off the bus, no such slice, no permission)."""
     try:
         handle = handle_at(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
@@ -113,8 +112,8 @@ def _text(value: str | bytes) -> str:
 
 
 def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
-    """Bytes that these processes hold. Where the driver does not say, those of a GPU they have to themselves; None
-    where neighbours are on it, because nobody can tell then whose memory grows."""
+    """GPU bytes of these processes. Where the driver does not report them: all used bytes of a GPU without other
+    processes, else None."""
     total_bytes = 0
     mine = [gpu for gpu in gpus if any(pid in pids for pid, _ in gpu.processes)]
     for gpu in mine:
@@ -129,14 +128,14 @@ def held_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...]) -> int | None:
 
 
 def used_by(pids: frozenset[int], gpus: tuple[GpuMemory, ...] | None = None) -> int | None:
-    """Bytes used on the GPUs that any of these processes runs on; None where none does."""
+    """Used bytes of the GPUs that these processes run on; None without any."""
     seen = devices() if gpus is None else gpus
     mine = [gpu.used_bytes for gpu in seen if any(pid in pids for pid, _ in gpu.processes)]
     return sum(mine) if mine else None
 
 
 def server_processes(port: int) -> tuple[int, ...]:
-    """Who listens on a port of this machine, and everything below it; () where that cannot be seen."""
+    """The process that listens on a local port and its descendants; () where it is not visible."""
     try:
         import psutil  # only where a server's processes are asked for
     except ImportError:
@@ -153,7 +152,7 @@ def server_processes(port: int) -> tuple[int, ...]:
 
 
 def _top(listener: psutil.Process) -> psutil.Process:
-    """The process that made the server. One of several API servers is a sibling of the engines."""
+    """The server's main process: with several API servers, the listener's parent."""
     parent = listener.parent() if shares_engines(listener.pid) else None
-    # Who adopts one whose parent has died is no part of it: another group.
+    # An init process that adopted an orphan has another process group.
     return parent if parent is not None and os.getpgid(parent.pid) == os.getpgid(listener.pid) else listener

@@ -1,4 +1,4 @@
-"""What only the processes of a server show, added to scrapes at servers of this machine."""
+"""Adds GPU memory, host memory and stopped processes to samples of servers on this machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from legroom.live.metrics.sample import Sample, ScrapeResult
 from legroom.process_table import is_stopped, resident_bytes
 
 _PROCESSES_KEPT_S = 60.0
-"""A server's processes change when it restarts, and finding them reads the whole table of sockets."""
+"""Finding a server's processes reads all sockets of the machine."""
 _READ_EVERY_S = 2.0
-"""One reading serves all servers of a round."""
+"""One NVML reading serves all servers of a scrape round."""
 
 
 class LocalServers:
-    """Adds the GPU memory that a server's processes hold, where there is a driver, the host's memory of engine and
-    workers where no plugin in these tells it, and how many processes are stopped. Elsewhere, and where a server's
-    processes cannot be seen, it adds nothing."""
+    """Caches NVML readings and process lists between samples."""
 
     def __init__(
         self,
@@ -37,27 +35,27 @@ class LocalServers:
         self._has_driver = True
         self._processes: dict[int, tuple[float, tuple[int, ...]]] = {}
 
-    def added(self, look: ScrapeResult) -> ScrapeResult:
-        """The scrape with `memory_used_bytes`, `host_rss_bytes` and `stopped_engines`, where these can be said."""
-        if not is_loopback(look.server):
-            return look
-        port, now_s = port_of(look.server), self._clock()
-        if not isinstance(look, Sample):
-            self._processes.pop(port, None)  # who answers next may be another
-            return look
+    def with_process_figures(self, result: ScrapeResult) -> ScrapeResult:
+        """The result with GPU memory, host memory and stopped processes, for a local server with visible processes."""
+        if not is_loopback(result.server):
+            return result
+        port, now_s = port_of(result.server), self._clock()
+        if not isinstance(result, Sample):
+            self._processes.pop(port, None)  # it may be restarting
+            return result
         pids = self._of(port, now_s)
         if not pids:
-            return look
+            return result
         used_bytes = held_by(frozenset(pids), self._cards_now(now_s))
         return replace(
-            look,
-            memory_used_bytes=look.memory_used_bytes if used_bytes is None else used_bytes,
-            host_rss_bytes=self._below_the_api_server(pids) if look.host_rss_bytes is None else look.host_rss_bytes,
-            stopped_engines=sum(map(self._is_stopped, pids)) or look.stopped_engines,
+            result,
+            memory_used_bytes=result.memory_used_bytes if used_bytes is None else used_bytes,
+            host_rss_bytes=self._below_the_api_server(pids) if result.host_rss_bytes is None else result.host_rss_bytes,
+            stopped_engines=sum(map(self._is_stopped, pids)) or result.stopped_engines,
         )
 
     def _below_the_api_server(self, pids: tuple[int, ...]) -> int | None:
-        """Host memory of all processes but the first, which is the API server: its page shows its own."""
+        """Resident memory of all processes but the API server, which reports its own."""
         return self._resident(pids[1:]) if pids[1:] else None
 
     def _cards_now(self, now_s: float) -> tuple[GpuMemory, ...]:

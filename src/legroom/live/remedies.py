@@ -1,8 +1,6 @@
-"""What to do about a finding: flags computed from the plan and from this server's own traffic, never a rule of thumb.
+"""Remedies for findings: flags computed from the plan and the server's own traffic.
 
-The four situations each have their remedy: start-up (does the plan fit at all), burst (what the pool holds of the
-requests that really come), chronic (how long until the card is full, and what room lasts a week), prefix-cache (what
-turning it off changes). Where no plan is known the remedy says which command makes one.
+Without a plan, the remedy names the command that makes one.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ MAKE_A_PLAN = (
 _TRAFFIC_OVER_S = 600.0
 _WEEK_H = 7 * 24.0
 _BURST_ROOM_BYTES = 2 * GIB
-"""What log-probabilities or top-p of a large batch take in one piece (1 to 2.3 GiB on an H200)."""
+"""Log-probabilities or top-p of a large batch allocate 1 to 2.3 GiB at once on an H200."""
 _RESTARTING = "legroom watch --daemon --config watch.toml --act restart"
 _POOL_LEVERS = ("raise utilization", "fp8 KV cache", "fewer captured graphs", "smaller batches", "more GPUs")
 _MAX_REMEDIES = 4
@@ -36,18 +34,18 @@ _MAX_REMEDIES = 4
 
 @dataclass(frozen=True, slots=True)
 class ProposedRemedy:
-    """One way to end a finding."""
+    """A change that can end a finding."""
 
     why: str
     flags: Mapping[str, Any] = field(default_factory=dict)
     """Settings to change, by their names in the plan's `args`."""
     env: Mapping[str, str] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
-    """What to do besides, in words or commands."""
+    """Further steps, as text or commands."""
     command: tuple[str, ...] = ()
-    """The whole command line with the change, where the plan is known."""
+    """The command line with the change, where the plan is known."""
     trades: str = ""
-    """What it costs."""
+    """The cost of the change."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -62,35 +60,35 @@ class ProposedRemedy:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the requests of one engine are like, from its server's own counters. None: too few yet.
+    """The recent requests of one engine. None: too few.
 
-    Flags and plans are of one engine: a data-parallel server has as many pools and batches as engines.
+    Flags and plans are per engine: a data-parallel server has a pool and a batch per engine.
     """
 
     pool_tokens: int | None
     prompt_tokens: float | None
     answer_tokens: float | None
     at_once: float
-    """Requests that run or wait, an equal part for each engine."""
+    """Running and waiting requests per engine."""
     engines: int = 1
 
     @property
     def request_tokens(self) -> float | None:
-        """What a request holds of the pool when it ends."""
+        """KV tokens of a request at its end."""
         if self.prompt_tokens is None or self.answer_tokens is None:
             return None
         return self.prompt_tokens + self.answer_tokens
 
     @property
     def holds(self) -> int | None:
-        """Requests that fit the pool at their full length."""
+        """How many requests fit the pool at their full length."""
         if not self.pool_tokens or not self.request_tokens:
             return None
         return max(int(self.pool_tokens / self.request_tokens), 1)
 
 
 def traffic(window: Window) -> Traffic:
-    """The requests of the last minutes."""
+    """The traffic of the last ten minutes."""
     latest = window.latest
     if latest is None:
         return Traffic(None, None, None, 0.0)
@@ -110,7 +108,7 @@ def traffic(window: Window) -> Traffic:
 def remedies_for(
     finding: DetectorFinding, window: Window, document: PlanDocument | None = None
 ) -> tuple[ProposedRemedy, ...]:
-    """What can be done about a finding, the best first. Never empty."""
+    """Remedies, best first. Never empty."""
     planned: Plan | None = None
     problem = ""
     if document is not None:
@@ -151,14 +149,14 @@ def _start_up(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> 
 
 
 def _burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Fewer at once, so that those that run keep their blocks; or a pool for as many as come."""
+    """A smaller batch, or a larger pool."""
     yield from _fitting_batch(finding, seen, planned)
     if planned is not None:
         yield from _larger_pools(seen, planned)
 
 
 def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """The batch limit that the pool holds, from the lengths that requests really reach."""
+    """The `max_num_seqs` that the pool holds at the observed request length."""
     holds, length = seen.holds, seen.request_tokens
     if holds is None or length is None or seen.pool_tokens is None:
         return
@@ -188,7 +186,7 @@ def _fitting_batch(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 
 
 def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
-    """Every lever that makes the pool larger and still fits the card, the cheapest first, with what it will hold."""
+    """Flags that enlarge the pool and still fit the GPU, cheapest first."""
     needed = seen.request_tokens * seen.at_once if seen.request_tokens else None
     base = planned.memory.kv.tokens
     for lever in sorted((lever for lever in LEVERS if lever.name in _POOL_LEVERS), key=lambda lever: lever.cost):
@@ -212,7 +210,7 @@ def _larger_pools(seen: Traffic, planned: Plan) -> Iterator[ProposedRemedy]:
 
 
 def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Smaller steps take less activation memory; admission keeps the pool from overflowing."""
+    """Smaller steps for less activation memory, and admission by the guard."""
     length, pool = finding.numbers.get("mean_prompt_tokens", 0.0), finding.numbers.get("pool_tokens", 0.0)
     if planned is not None and planned.layout.headroom_bytes < planned.layout.activation.bytes:
         for lever in LEVERS:
@@ -235,7 +233,7 @@ def _long_prompts(finding: DetectorFinding, seen: Traffic, planned: Plan | None)
 
 
 def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """How long it lasts, and how much room makes it last a week."""
+    """When to restart, and the utilization that leaves headroom for a week."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     left_h = finding.numbers.get("hours_left")
     if left_h is not None:
@@ -269,7 +267,7 @@ def _creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Ite
 
 
 def _host_creep(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """What gives it back, and the caches that may be what grows."""
+    """A restart, and the caches that may grow."""
     per_h = finding.numbers.get("bytes_per_h", 0.0)
     yield ProposedRemedy(
         f"the workers take {human_bytes(int(per_h))} more of the host every hour; a restart gives it back",
@@ -301,7 +299,7 @@ def _fragmentation(finding: DetectorFinding, seen: Traffic, planned: Plan | None
 
 
 def _neighbour(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """Who it is, and the share of the card that leaves it what it took."""
+    """Find the process, or lower the utilization by what it took."""
     taken = int(finding.numbers.get("taken_bytes", 0))
     yield ProposedRemedy(
         f"{human_bytes(taken)} of the room that the pool leaves for large steps are gone; whoever took them can give "
@@ -312,7 +310,7 @@ def _neighbour(finding: DetectorFinding, seen: Traffic, planned: Plan | None) ->
 
 
 def _memory_burst(finding: DetectorFinding, seen: Traffic, planned: Plan | None) -> Iterator[ProposedRemedy]:
-    """More room beside the pool: how much a step lacked is not known before one fails."""
+    """A lower utilization, and the black box to measure the need."""
     yield from _more_room(_BURST_ROOM_BYTES, planned, "for the largest steps")
     yield ProposedRemedy(
         "with the black box on, the first refused request says how much it lacked",

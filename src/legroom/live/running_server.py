@@ -1,7 +1,7 @@
-"""What a running server tells of itself: its release, its model, and the settings that memory depends on.
+"""The release, model and settings of a running server, from its own HTTP API.
 
-`/version` and `/v1/models` are there in every release; `vllm:cache_config_info` of `/metrics` has the settings of the
-KV cache; `/server_info` has all settings, in development mode (VLLM_SERVER_DEV_MODE=1) only.
+`/version` and `/v1/models` exist in every release; `vllm:cache_config_info` has the KV cache's settings; `/server_info`
+has all settings, in development mode (VLLM_SERVER_DEV_MODE=1) only.
 """
 
 from __future__ import annotations
@@ -57,25 +57,24 @@ _SIZES = (
     "enforce_eager",
     "quantization",
 )
-"""Settings that have one default whatever the model and the card."""
+"""Settings whose default does not depend on model and GPU."""
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server as it tells of itself."""
+    """A running server's release, model and settings."""
 
     version: str
     model: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved values by vLLM's names: whether one was given or is a default, the server does not say."""
+    """Resolved values by vLLM's names, defaults included."""
     pool_slots: int | None = None
-    """Blocks times their size, of one engine."""
+    """Blocks times block size of one engine."""
     tells_all: bool = False
-    """Whether it told every setting, or only those of its KV cache."""
+    """Whether `/server_info` was available."""
 
     def serve_args(self, gpu: Gpu, release: Release) -> ServeArgs:
-        """Flags that lead to these settings: what is the release's own default on this card is left out, so that
-        another release's default takes its place."""
+        """Flags for these settings, without the release's defaults on this GPU, so that another release's apply."""
         values = {name: self.settings.get(name) for name in _SIZES}
         sizes: dict[str, Any] = {
             name: value for name, value in values.items() if value is True or value not in (None, 1, False)
@@ -93,7 +92,7 @@ class RunningServer:
 
 
 def running_server(address: str, api_key: str | None = None, *, verify_tls: bool = True) -> RunningServer:
-    """Ask a server what it is; LegroomError where it does not answer or is no vLLM."""
+    """Queries a server. Raises LegroomError where it does not answer or is not vLLM."""
     return asyncio.run(_asked(endpoint(address, api_key, verify_tls=verify_tls)))
 
 
@@ -105,7 +104,7 @@ async def _asked(target: Endpoint) -> RunningServer:
         try:
             info = await _document(session, replace(target, query="config_format=json"), "/server_info")
         except LegroomError:
-            info = {}  # outside of development mode there is no such route
+            info = {}  # not in development mode
     served: Any = next(iter(models.get("data") or ()), {})
     if not isinstance(version.get("version"), str) or not isinstance(served, dict):
         raise LegroomError(f"{target.server} does not answer as vLLM does", "give the address of its API", UNREACHABLE)
@@ -149,7 +148,7 @@ def _cache_settings(labels: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
 
 
 def _server_settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """As far as the document has the shape that is known: a text form and other releases' are passed over."""
+    """The known settings of `/server_info`; other shapes are ignored."""
     if not isinstance(config, dict):
         return
     for part, names in _OF_SERVER.items():

@@ -1,4 +1,4 @@
-"""One server as it stands: a state, a sentence, and the figures beside it. What every surface of `watch` shows."""
+"""The state of one server with its figures, as every surface of `watch` shows it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from legroom.records import dataclass
 
 State = Literal["healthy", "idle", "warning", "critical", "unreachable"]
 RATE_OVER_S = 30.0
-"""Six scrapes at the usual interval: steady enough to read, fresh enough to act on."""
+"""Six scrapes at the default interval."""
 LATENCY_OVER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """None: not shown by its release, or too few scrapes yet."""
+    """A server's figures. None: not reported by its release, or too few scrapes."""
 
     server: str
     time_s: float
@@ -43,18 +43,18 @@ class ServerView:
     findings: tuple[DetectorFinding, ...] = ()
     notes: tuple[str, ...] = ()
     avg_blocks_per_request: float | None = None
-    """Of the pool, for each request that runs now."""
+    """KV blocks per running request."""
     room_for_requests: int | None = None
-    """How many more like those the pool's free blocks hold, whatever the batch's own limit: no metric shows that."""
+    """How many more such requests fit the free blocks, whatever `max_num_seqs` is."""
     host_rss_bytes: int | None = None
 
     @property
     def has_incident(self) -> bool:
-        """Whether anything is wrong that is more than a remark."""
+        """Whether any finding is worse than info."""
         return any(finding.severity != "info" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; ratios 0..1, times in seconds."""
+        """The JSON object of `watch --json`."""
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
         ahead = self.forecast
         return plain | {
@@ -75,7 +75,7 @@ class ServerView:
 
 
 def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
-    """What is known after the last scrape."""
+    """The view after the last scrape."""
     window, findings = watcher.window, watcher.findings
     ahead = forecast(window, levels)
     now_s = window.last_scrape_s or 0.0
@@ -114,14 +114,14 @@ def view(watcher: Watcher, levels: Thresholds = DEFAULT) -> ServerView:
 
 
 def _blocks_per_request(sample: Sample) -> float | None:
-    """Over all engines; None where nothing runs, or the pool or its use is not shown."""
+    """Mean over all engines; None without running requests or a reported pool."""
     busy = [engine for engine in sample.engines if engine.running and engine.kv_use is not None and engine.num_blocks]
     used = sum(_blocks(engine) * (engine.kv_use or 0.0) for engine in busy)
     return used / sum(engine.running or 0.0 for engine in busy) if used else None
 
 
 def _room_for_requests(sample: Sample) -> int | None:
-    """A request lives in one engine, so what is left in several is not added up before it is divided."""
+    """Summed per engine, because a request cannot span engines."""
     each = _blocks_per_request(sample)
     pools = [engine for engine in sample.engines if engine.kv_use is not None and engine.num_blocks]
     if each is None or not pools:
@@ -130,7 +130,7 @@ def _room_for_requests(sample: Sample) -> int | None:
 
 
 def _blocks(engine: EngineSample) -> int:
-    """Those that requests can have: one is vLLM's null block."""
+    """Usable blocks: all but vLLM's null block."""
     return max((engine.num_blocks or 0) - 1, 0)
 
 
@@ -148,7 +148,7 @@ def _state(window: Window, findings: tuple[DetectorFinding, ...]) -> State:
 def _silence(window: Window, findings: tuple[DetectorFinding, ...]) -> str:
     if findings:
         return f"{findings[0].title}: {findings[0].reason}"
-    return window.failures[-1].message if window.failures else "not looked at yet"
+    return window.failures[-1].message if window.failures else "not scraped yet"
 
 
 def _sentence(window: Window, findings: tuple[DetectorFinding, ...], ahead: Forecast | None) -> str:

@@ -204,9 +204,9 @@ def _diagnose_tool(local_files: bool) -> Callable[..., dict[str, Any]]:
         `explain`), evidence (line, text, facts), why, fixes (flags, env, steps, command, and the layout that the
         memory model computed for it) and dead_ends (what not to try). A healthy log is told as such.
         """
-        from legroom.diagnosis.diagnose import read_log
         from legroom.diagnosis.diagnosis_json import readings_json
-        from legroom.diagnosis.starting_plan import Hints
+        from legroom.diagnosis.fixes.failed_run import Hints
+        from legroom.diagnosis.log_diagnosis import read_log
 
         if (log is None) == (path is None):
             raise LegroomError("say which log once", "give `log` (its text) or `path`")

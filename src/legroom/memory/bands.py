@@ -31,7 +31,7 @@ _ADA = (8, 9)
 _CARDS = {6: "pascal", 7: "turing-volta", 8: "ampere", 9: "hopper", 10: "blackwell", 11: "blackwell", 12: "blackwell"}
 """Card families by the major compute capability."""
 _MIN_WEIGHTS_BAND_BYTES = 4 * MIB
-"""Weights that are not exact were off by up to this much in every class of measured starts."""
+"""The minimum of both sides for weights that are not exact."""
 _banded: Memo[Figure] = Memo()
 
 

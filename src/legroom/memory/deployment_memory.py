@@ -1,4 +1,4 @@
-"""The memory of a deployment: one layout a pipeline stage, the KV pool they share, the check that fails, if any."""
+"""The memory of a deployment: one layout per pipeline stage, the KV cache, and vLLM's start-up checks in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from legroom.vllm.unsupported import Unsupported, unsupported
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What this user's own start-ups showed for one GPU, model and release. None: not seen."""
+    """Figures from the user's own start-ups for one GPU, model and release; None: not measured."""
 
     weights_bytes: int | None = None
     activation_bytes: int | None = None
@@ -42,29 +42,30 @@ class Measurements:
     graph_bytes: int | None = None
     source: str = ""
     profiled_non_torch_bytes: int | None = None
-    """All that the profile of this very deployment charged beside the other terms: buffers of the runner are in it."""
+    """Non-torch memory of this exact deployment, including the model runner's buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentMemory:
-    """Every stage's layout, the KV pool, and the first check that fails."""
+    """The layout of every stage, the KV cache, and the first check that fails."""
 
     ranks: tuple[Layout, ...]
     kv: KvPlan
     graphs: Figure
-    """What CUDA-graph capture really takes on the tightest stage, counted or not."""
+    """The captured CUDA graphs, whether or not the budget counts them."""
     failure: Failure | None
-    doubt: Unsupported | None = None
-    """What may keep the release from running this at all, whatever the memory."""
+    unsupported: Unsupported | None = None
+    """Why the release may not run this, apart from memory."""
 
     @property
     def refused(self) -> Unsupported | None:
-        """The doubt, where it and not the memory decides."""
-        return self.doubt if self.doubt and (self.failure is None or self.failure.id == self.doubt.id) else None
+        """`unsupported`, where no memory check fails before it."""
+        reason = self.unsupported
+        return reason if reason and (self.failure is None or self.failure.id == reason.id) else None
 
     @property
     def tightest(self) -> Layout:
-        """The stage with the smallest KV pool: it decides for all."""
+        """The stage with the smallest KV cache, which limits all."""
         return min(self.ranks, key=lambda rank: rank.kv_cache.bytes)
 
 
@@ -77,24 +78,21 @@ def deployment_memory(
     *,
     cold: bool = False,
 ) -> DeploymentMemory:
-    """Run vLLM's accounting forward for every pipeline stage, then its checks in its order.
-
-    `cold`: on a first start, with an empty compile cache.
-    """
+    """vLLM's memory accounting for every pipeline stage, and its checks. `cold`: with an empty compile cache."""
     ranks = tuple(
         stage_layout(model, gpu, settings, stage, seen or Measurements(), held_by_others_bytes, cold=cold)
         for stage in range(settings.pipeline_parallel_size)
     )
     kv = kv_plan(model, settings, gpu, [rank.kv_cache.bytes for rank in ranks])
     if kv.shape.is_empty:
-        # Encoders that attend both ways keep nothing between steps: no pool is sized and none is allocated.
+        # Bidirectional encoders have no KV cache.
         ranks = tuple(replace(rank, kv_cache=exact(0, "KV cache", "no layer keeps one")) for rank in ranks)
     graphs = _seen(seen.graph_bytes if seen else None, graph_bytes(model, settings, gpu), seen)
     refused = unsupported(settings, model, gpu)
     failure = refused_by_release(refused) or first_failure(
         ranks, kv, graphs, settings, gpu=gpu, held_by_others_bytes=held_by_others_bytes
     )
-    # Someone who has measured a start of it has no doubt that it starts.
+    # A measured start proves that the release runs it.
     return DeploymentMemory(ranks, kv, graphs, failure, None if seen else refused)
 
 
@@ -108,7 +106,7 @@ def stage_layout(
     *,
     cold: bool = False,
 ) -> Layout:
-    """One pipeline stage; its tensor-parallel ranks are alike."""
+    """The layout of one pipeline stage; its tensor-parallel ranks are equal."""
     profile_run = activation_cold if cold else activation
     loaded = loaded_weights(model, settings, gpu, stage)
     budget = budget_bytes(gpu, settings)
@@ -145,7 +143,7 @@ def stage_layout(
 
 
 def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
-    """utilization x total; rounded up from 0.14.0 on, cut off before."""
+    """gpu_memory_utilization x total: rounded up from 0.14.0 on, truncated before."""
     budget = gpu.total_bytes * settings.gpu_memory_utilization
     return math.ceil(budget) if known_release(settings.release).at_least("0.14.0") else int(budget)
 
@@ -153,10 +151,8 @@ def budget_bytes(gpu: Gpu, settings: EngineSettings) -> int:
 def kv_cache_figure(
     budget: int, parts: tuple[Figure, ...], band: tuple[int, int], settings: EngineSettings, neighbours_bytes: int = 0
 ) -> Figure:
-    """What the release leaves for the KV cache: the rest of the budget, or the bytes that were asked for.
-
-    `neighbours_bytes`: what other processes hold, where the release takes it for its own.
-    """
+    """The KV cache: the rest of the budget, or kv_cache_memory_bytes. `neighbours_bytes`: memory of other processes
+    that the release counts as its own."""
     if settings.kv_cache_memory_bytes is not None:
         return exact(settings.kv_cache_memory_bytes, "kv_cache_memory_bytes", "as given; utilization is ignored")
     left = budget - sum(part.bytes for part in parts) - neighbours_bytes
@@ -185,7 +181,7 @@ def first_failure(
     gpu: Gpu,
     held_by_others_bytes: int = 0,
 ) -> Failure | None:
-    """The check that ends the start-up, or None."""
+    """The first start-up check that fails, or None."""
     free = free_at_start(settings, gpu, held_by_others_bytes)
     return (
         _free_at_start(ranks[0], free, settings, gpu)
@@ -197,12 +193,12 @@ def first_failure(
 
 
 def refused_by_release(refused: Unsupported | None) -> Failure | None:
-    """What no amount of memory would change."""
+    """The failure of an unsupported model, card or setting, which memory does not change."""
     return Failure(refused.id, refused.message, 0, 0) if refused and refused.certain else None
 
 
 def free_at_start(settings: EngineSettings, gpu: Gpu, held_by_others_bytes: int = 0) -> int:
-    """What is free when vLLM first looks: the CUDA context, and NCCL where it starts first, are gone already."""
+    """Free memory at vLLM's first memory snapshot."""
     return gpu.total_bytes - held_at_start(settings, gpu).bytes - held_by_others_bytes
 
 
@@ -211,7 +207,7 @@ def _first_of(failures: Iterable[Failure | None]) -> Failure | None:
 
 
 def _free_at_start(rank: Layout, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
-    """0.9.1+ refuses to start when the free memory is below the budget, even when KV bytes are given."""
+    """0.9.1+ exits when free memory is below the budget, even with kv_cache_memory_bytes."""
     release = known_release(settings.release)
     if not release.at_least("0.9.1") or free >= rank.budget_bytes:
         return None
@@ -244,7 +240,7 @@ def _profile_run(rank: Layout, free: int, gpu: Gpu) -> Failure | None:
 
 
 def _after_kv(rank: Layout, graphs: Figure, free: int, settings: EngineSettings, gpu: Gpu) -> Failure | None:
-    """With the pool in place, graph capture must still find room: the activation peak is free again by then."""
+    """Graph capture after the KV cache is allocated; the activation peak is free again by then."""
     needed = rank.weights.bytes + max(rank.kv_cache.bytes, 0) + rank.non_torch.bytes + graphs.bytes
     if needed <= free:
         return None

@@ -1,4 +1,4 @@
-"""Bytes of one element of a torch dtype."""
+"""Element sizes of torch dtypes and KV cache dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INT32_BYTES = 4
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element; a name that legroom does not know is refused."""
+    """Bytes of one element; LegroomError for an unknown dtype."""
     try:
         return DTYPE_BYTES[dtype]
     except KeyError:
@@ -20,14 +20,14 @@ def dtype_bytes(dtype: str) -> int:
 
 
 _SCALE_BYTES = 4
-"""Per-token-head precisions keep one float32 scale a head and side."""
+"""Per-token-head dtypes store one float32 scale per head for keys and one for values."""
 
 _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Sparse-MLA layouts: latent, rope part and scales of one token in one blob."""
+"""Sparse MLA layouts: latent, rope part and scales of one token (vLLM's FlashMLA sparse backend)."""
 
 
 def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
-    """Bytes of one stored element where the cache is a plain array."""
+    """Bytes of one KV cache element without scales."""
     if kv_cache_dtype == "auto":
         return dtype_bytes(model_dtype)
     if kv_cache_dtype in DTYPE_BYTES:
@@ -40,7 +40,7 @@ def cache_element_bytes(kv_cache_dtype: str, model_dtype: str) -> int:
 def head_token_bytes(
     head_dim: int, v_head_dim: int, kv_cache_dtype: str, model_dtype: str, *, packs_scales: bool = True
 ) -> int:
-    """Keys, values and scales of one head of one token. Not every backend has a place for per-token scales."""
+    """Bytes of keys, values and scales of one head of one token."""
     if kv_cache_dtype.endswith("_per_token_head"):
         halved = 2 if kv_cache_dtype.startswith("int4") else 1
         scales = 2 * _SCALE_BYTES if packs_scales else 0
@@ -53,12 +53,12 @@ def head_token_bytes(
 
 
 def latent_token_bytes(width: int, kv_cache_dtype: str, model_dtype: str) -> int:
-    """The one latent vector of a token."""
+    """Bytes of the MLA latent of one token."""
     return _PACKED_LATENT_BYTES.get(kv_cache_dtype) or width * cache_element_bytes(kv_cache_dtype, model_dtype)
 
 
 def _turboquant_bytes(head_dim: int, kv_cache_dtype: str) -> int:
-    """Keys and values packed into one slot: bits each, and a scale and a zero point (or a norm) in 16 bits each."""
+    """TurboQuant: packed keys and values of one head, with 16-bit scales and zero points."""
     key_bits, value_bits = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}[
         kv_cache_dtype.removeprefix("turboquant_")
     ]

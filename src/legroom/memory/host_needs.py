@@ -1,8 +1,7 @@
-"""What a server takes of its host: memory that is held, what loading passes through, /dev/shm, cores.
+"""A server's needs on its host: memory, page cache while loading, /dev/shm and CPU cores.
 
-GPU memory is the layout's; this is the part that a container's limit, /dev/shm and a cluster's scheduler ask for. Page-
-locked memory that torch allocates comes in powers of two (its caching host allocator rounds a tensor up), so a buffer
-may take nearly twice what a flag asks for.
+Torch's caching host allocator rounds pinned tensors up to a power of two, so a buffer may take nearly twice the size
+that a flag gives.
 """
 
 from __future__ import annotations
@@ -28,28 +27,26 @@ if TYPE_CHECKING:
 
 
 API_SERVER_BYTES, ENGINE_BYTES, WORKER_BYTES = 2 * GIB, 2 * GIB, 5 * GIB
-"""Allowances a process, not measured on a GPU. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the
-driver's host side, compiled code, staging buffers and NCCL."""
+"""Allowances per process. The CPU build of 0.32 holds 0.6 GiB in each; a worker on a GPU adds the driver's host
+memory, compiled code, staging buffers and NCCL."""
 LEAST_PROCESS_BYTES, LEAST_WORKER_BYTES = 600 * MIB, 2 * GIB
-"""What they hold at the very least: the imports alone, and a CUDA context's host side."""
+"""Minimum per process: the imports (measured on the CPU build of 0.32), and the host memory of a CUDA context."""
 BROADCAST_QUEUE_BYTES = 10 * 16 * MIB
 RESPONSE_QUEUE_BYTES = 10 * 24 * MIB
-"""Ring buffers of the multiprocess executor, ten chunks each: one queue to the workers, one back from every worker."""
+"""Ring buffers of vLLM's multiprocess executor, ten chunks each: one queue to the workers, one from every worker."""
 NCCL_BYTES = 256 * MIB
-"""A worker's share of NCCL's shared-memory transport, generously."""
-SHM_BASE_BYTES = GIB
+"""An upper bound of a worker's part of NCCL's shared-memory transport."""
 MEDIA_CACHE_GIB, EARLY_MEDIA_CACHE_GIB = 4, 8
 """--mm-processor-cache-gb, and VLLM_MM_INPUT_CACHE_GIB before there was the flag; 8 in 0.8.0 and 0.8.1."""
 LMCACHE_GIB = 5.0
 """LMCACHE_MAX_LOCAL_CPU_SIZE of every worker, unless it is set."""
-NODE_GPUS = 8
 SHARED_REGION_SINCE = "0.27.0"
-"""From here on the native KV offload is one file in /dev/shm for all ranks; before, pinned tensors of each rank."""
+"""The first release whose native KV offload is one file in /dev/shm for all ranks; before, pinned tensors per rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """All that host memory depends on."""
+    """The inputs of `host_needs`."""
 
     args: ServeArgs
     release: Release
@@ -58,22 +55,22 @@ class HostSettings:
     engines: int = 1
     has_media: bool = False
     swaps: bool = False
-    """The V0 engine, which pins --swap-space for every GPU."""
+    """Whether --swap-space is pinned for every GPU (V0 engine)."""
     checkpoint_bytes: int = 0
     weights_bytes: int = 0
-    """Of one rank."""
+    """Weights of one rank."""
     kv_tensors: int = 1
-    """KV tensors of a rank that are offloaded one by one: 1 where all layers share one (a single kind of layer)."""
+    """KV tensors of a rank that are offloaded separately; 1 where all layers share one."""
     swap_tensors: int = 1
     asleep_bytes: int = 0
-    """What a rank pins while it sleeps; 0: not known better than by the weights."""
+    """Pinned memory of a sleeping rank; 0: that of its weights."""
     offloaded_tensors: Sequence[int] = ()
-    """The parameters of one rank that --cpu-offload-gb keeps on the host."""
+    """Bytes of the parameters of one rank that --cpu-offload-gb keeps on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """One part of the host memory and why it is there."""
+    """One part of the host memory."""
 
     what: str
     bytes: int
@@ -81,44 +78,43 @@ class HostShare:
 
 @dataclass(frozen=True, slots=True)
 class HostNeeds:
-    """What the host must give."""
+    """The host resources of a server."""
 
     shares: tuple[HostShare, ...]
-    """Held all the time: processes, pinned and shared memory."""
+    """Unreclaimable memory: processes, pinned and shared memory."""
     loading_bytes: int
-    """Page cache that loading works through; it is given back under pressure."""
+    """Page cache while loading, which the kernel can reclaim."""
     checkpoint_bytes: int
     shm_bytes: int
     cpus: int
     least_bytes: int = 0
-    """Below this it cannot run: processes at their smallest, and what the flags pin."""
+    """The minimum to run: processes at their smallest, and the pinned memory of the flags."""
 
     @property
     def held_bytes(self) -> int:
-        """What cannot be given back."""
+        """Unreclaimable memory in total."""
         return sum(share.bytes for share in self.shares)
 
     @property
     def request_bytes(self) -> int:
-        """What a scheduler should set aside, in whole GiB."""
+        """The memory request for a scheduler, in whole GiB."""
         return whole_gib(self.held_bytes + min(self.loading_bytes, self.checkpoint_bytes))
 
     @property
     def limit_bytes(self) -> int:
-        """Above which the kernel may end it: the checkpoint fits into the page cache beside what is held."""
+        """The container's memory limit: with the whole checkpoint in the page cache."""
         return max(whole_gib(self.held_bytes + self.checkpoint_bytes), self.request_bytes)
 
     def sentence(self) -> str:
-        """The working, for a comment."""
+        """The parts of the host memory in one sentence."""
         parts = ", ".join(f"{share.what} {share.bytes / GIB:.1f}" for share in self.shares)
         loading = f"loading passes up to {self.loading_bytes / GIB:.1f} through the page cache"
         return f"Host memory in GiB: {parts}; {loading}"
 
 
 def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> int:
-    """What is read from disk before the server serves: the checkpoint where its size is known, else the weights of all
-    ranks of one copy. Experts lie spread over the copies, and the rest on each: neither one copy nor all of them
-    together have the size of the files then."""
+    """Bytes read from disk during start-up: the checkpoint where its size is known, else the weights without any
+    parallelism."""
     if model.checkpoint_bytes:
         return model.checkpoint_bytes
     if is_moe(model) and settings.data_parallel_size * settings.prefill_context_parallel_size > 1:
@@ -127,9 +123,9 @@ def read_bytes(model: Model, gpu: Gpu, settings: EngineSettings, memory: Deploym
 
 
 def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: DeploymentMemory) -> HostNeeds:
-    """What one node of a deployment takes; more than eight GPUs are several nodes."""
+    """The host needs of one node of a deployment; more than eight GPUs are several nodes."""
     ranks = settings.given.engine_ranks
-    gpus = min(ranks * settings.data_parallel_size, max(NODE_GPUS, ranks))
+    gpus = min(ranks * settings.data_parallel_size, max(8, ranks))
     weights = max(rank.weights.bytes for rank in memory.ranks)
     layers = [len(group.layers) for group in memory.kv.shape.groups]
     sleeps = is_given(settings.given, "--enable-sleep-mode")
@@ -153,7 +149,7 @@ def deployment_host(model: Model, gpu: Gpu, settings: EngineSettings, memory: De
 
 
 def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
-    """What ends a server that may use no more than this of its host's memory; None where it can run."""
+    """The failure of a server under a host memory limit; None where it can run."""
     if limit_bytes >= needs.least_bytes:
         return None
     return Failure(
@@ -166,17 +162,16 @@ def host_failure(needs: HostNeeds, limit_bytes: int) -> Failure | None:
 
 
 def whole_gib(bytes_: float) -> int:
-    """Rounded up."""
     return math.ceil(bytes_ / GIB) * GIB
 
 
 def pinned_bytes(size: float) -> int:
-    """What torch's caching host allocator takes for a page-locked tensor: the next power of two."""
+    """Bytes that torch's caching host allocator uses for a pinned tensor: the next power of two."""
     return 1 << max(math.ceil(size) - 1, 0).bit_length() if size > 0 else 0
 
 
 def host_needs(settings: HostSettings) -> HostNeeds:
-    """Everything that the flags and the variables say about host memory, and allowances for the processes."""
+    """Host memory from flags and environment variables, and allowances for the processes."""
     gpus, engines = settings.gpus, settings.engines
     fronts = api_servers(settings)
     pinned = list(_pinned(settings))
@@ -190,30 +185,29 @@ def host_needs(settings: HostSettings) -> HostNeeds:
         gpus * SHARD_BYTES,
         settings.checkpoint_bytes,
         shm,
-        # Every API server, every engine and a worker a GPU keep a core busy.
+        # Every API server, engine and worker keeps a core busy.
         fronts + engines + gpus,
         at_least + in_shm + sum(share.bytes for share in pinned if "asleep" not in share.what),
     )
 
 
 def api_servers(settings: HostSettings) -> int:
-    """How many processes read requests: as many as are said, else one, from 0.15.0 on one for each data-parallel
-    engine."""
+    """The number of API server processes: --api-server-count, else 1 (from 0.15.0 on one per data-parallel engine)."""
     given = int(_number(settings.args, "--api-server-count"))
     return given or (settings.engines if settings.release.at_least("0.15.0") else 1)
 
 
 def shm_bytes(settings: HostSettings) -> int:
-    """The size of /dev/shm: message queues and NCCL of the ranks, and what flags put there."""
+    """The size of /dev/shm: 1 GiB, message queues and NCCL of several ranks, and what flags put there."""
     gpus = settings.gpus
     queues = BROADCAST_QUEUE_BYTES + gpus * (RESPONSE_QUEUE_BYTES + NCCL_BYTES) if gpus > 1 else 0
     media = media_cache_gib(settings) * GIB if _media_in_shm(settings) else 0
-    return whole_gib(SHM_BASE_BYTES + queues + _shared_offload(settings) + media)
+    return whole_gib(GIB + queues + _shared_offload(settings) + media)
 
 
 def media_cache_gib(settings: HostSettings) -> float:
-    """How much processed media a process keeps, where the model takes any: a flag from 0.10.1 on, a variable from
-    0.8.0; before that a number of items, of which nobody knows the size."""
+    """The multimodal processor cache of a process: --mm-processor-cache-gb (0.10.1+), VLLM_MM_INPUT_CACHE_GIB (0.8.0+),
+    or 0 before, where it counts items."""
     args, release = settings.args, settings.release
     given = other_value(args, "--mm-processor-cache-gb")
     if given is not None:
@@ -232,7 +226,7 @@ def _media_in_shm(settings: HostSettings) -> bool:
 def _media(settings: HostSettings, fronts: int) -> Iterator[HostShare]:
     media_gib = media_cache_gib(settings)
     if media_gib and not _media_in_shm(settings):
-        # Every process that reads requests may fill one, and so may every engine.
+        # Every API server and every engine has a cache.
         holders = fronts + settings.engines
         yield HostShare(f"media cache ({media_gib:g} x {holders} processes)", int(media_gib * GIB * holders))
 
@@ -250,12 +244,12 @@ def _pinned(settings: HostSettings) -> Iterator[HostShare]:
             yield HostShare(f"swap space ({swap:g} x {gpus})", each * gpus)
     yield from _offloaded_kv(settings)
     if is_given(args, "--enable-sleep-mode"):
-        # Level 1 copies the weights of every card to pinned memory, which torch keeps for the next time.
+        # Level 1 copies the weights of every card to pinned memory, which torch keeps.
         yield HostShare("weights while asleep", (settings.asleep_bytes or settings.weights_bytes) * gpus)
 
 
 def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
-    """Buffers of the KV connectors that keep blocks in the host's memory; the shared region counts as /dev/shm."""
+    """Pinned buffers of KV connectors that offload blocks to the host; a shared region counts as /dev/shm."""
     asked = _offload_bytes(settings)
     if asked and not _shared_offload(settings):
         ranks = settings.gpus // settings.engines
@@ -270,11 +264,11 @@ def _offloaded_kv(settings: HostSettings) -> Iterator[HostShare]:
 
 
 def _offload_bytes(settings: HostSettings) -> float:
-    """What one engine's native offload is told to use: --kv-offloading-size, or the connector's own setting."""
+    """The native KV offload size of one engine: --kv-offloading-size, or the connector's own setting."""
     args = settings.args
     size = _number(args, "--kv-offloading-size") * GIB
     if size and other_value(args, "--kv-offloading-backend") == "lmcache":
-        return 0.0  # a server of its own holds it
+        return 0.0  # LMCache's own server holds it
     connector = _connector(args)
     if not size and connector.get("kv_connector") in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
         extra = connector.get("kv_connector_extra_config")
@@ -283,14 +277,14 @@ def _offload_bytes(settings: HostSettings) -> float:
 
 
 def _shared_offload(settings: HostSettings) -> float:
-    """What of the KV offload lies in /dev/shm, over all engines."""
+    """The KV offload in /dev/shm, over all engines."""
     if settings.release.before(SHARED_REGION_SINCE) or _registers_plain_memory(settings):
         return 0.0
     return _offload_bytes(settings) * settings.engines
 
 
 def _registers_plain_memory(settings: HostSettings) -> bool:
-    """SimpleCPUOffloadConnector (0.19.0) locks pages that it allocated itself, to the byte."""
+    """Whether the connector pins unrounded pages of its own (SimpleCPUOffloadConnector, 0.19.0)."""
     simple = _connector(settings.args).get("kv_connector") == "SimpleCPUOffloadConnector"
     return simple or bool(env_flag(settings.args, "VLLM_USE_SIMPLE_KV_OFFLOAD"))
 
@@ -309,7 +303,7 @@ def _number(args: ServeArgs, flag: str) -> float:
 
 
 def number_of(text: str) -> float:
-    """A size as a flag or a variable says it; 0 where it is none."""
+    """A non-negative number from a flag or variable; 0 where it is unreadable."""
     try:
         size = float(text)
     except ValueError:

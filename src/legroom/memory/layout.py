@@ -1,4 +1,4 @@
-"""Where every byte of one GPU goes."""
+"""The memory layout of one GPU, and the start-up checks that fail. Error messages in `facts/data/kv_checks.json`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from legroom.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One start-up check that will fail."""
+    """One start-up check that fails."""
 
     id: str
     """free_memory_lt_requested | weights_too_big | loading_oom | profiling_activation_peak | no_cache_blocks |
     kv_too_small_for_max_len | hybrid_state_cache_limit | cudagraph_capture_oom | block_size_rule"""
     message: str
-    """What vLLM (or torch) will say, in that release's words."""
+    """The error message of vLLM or torch in that release."""
     needed_bytes: int
     available_bytes: int
     estimated_max_len: int | None = None
@@ -28,41 +28,41 @@ class Failure:
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory of one rank, in vLLM's own accounting, and what the card will show beside it."""
+    """The memory of one rank in vLLM's accounting, and outside it."""
 
     total_bytes: int
     budget_bytes: int
-    """What the release plans with: utilization x total."""
+    """gpu_memory_utilization x total."""
     weights: Figure
     activation: Figure
     """Peak of the profile run above the weights."""
     cuda_graph: Figure
-    """What the release subtracts for CUDA graphs (0 where it estimates none)."""
+    """The CUDA graph estimate that the release subtracts (0 where it has none)."""
     non_torch: Figure
     kv_cache: Figure
-    """budget - weights - activation - cuda_graph - non_torch, or the explicit bytes. Negative: nothing fits."""
+    """budget - weights - activation - cuda_graph - non_torch, or kv_cache_memory_bytes. Negative: nothing fits."""
     outside: Figure
-    """Used beside the budget: CUDA context, uncounted graphs, sampler tables, warm-up workspaces."""
+    """Memory outside the budget: CUDA context, uncounted graphs, sampler tables, warm-up workspaces."""
     rank: int = 0
     held_by_others_bytes: int = 0
-    """What other processes hold of the card."""
+    """Memory of other processes."""
     loading_peak_bytes: int = 0
-    """The most that torch holds while the weights load: before vLLM profiles, and apart from its budget."""
+    """The peak of torch's memory while the weights load."""
     loading_why: str = ""
     desktop_bytes: int = 0
-    """What a desktop may hold of a card that has outputs for a screen; nobody has said whether there is one."""
+    """What a desktop may use of a card with display outputs."""
     reserve_bytes: int = 0
-    """What must stay free of a memory that the host shares."""
+    """Unified memory: what must stay free for the host."""
 
     @property
     def peak_used_bytes(self) -> int:
-        """What nvidia-smi will show at the worst moment after start-up."""
+        """The peak in nvidia-smi after start-up."""
         inside = self.weights.bytes + self.activation.bytes + self.cuda_graph.bytes + self.non_torch.bytes
         return inside + max(self.kv_cache.bytes, 0) + self.outside.bytes + self.held_by_others_bytes
 
     @property
     def headroom_bytes(self) -> int:
-        """What is left of the card at the peak; below zero, the server dies in a burst."""
+        """Free memory of the card at the peak; negative: the server runs out of memory under load."""
         return self.total_bytes - self.peak_used_bytes
 
 
@@ -72,7 +72,7 @@ def _checks() -> tuple[dict[str, Any], ...]:
 
 
 def check_text(check: str, release: Release, **values: object) -> str:
-    """The words of one check in one release, with its numbers; empty where the release has no such check."""
+    """The error message of a KV cache check in one release; empty where the release has no such check."""
     entry = next((e for e in _checks() if e["check"] == check and release.within(e["first"], e["last"])), None)
     if entry is None:
         return ""
@@ -91,7 +91,7 @@ def too_long_text(
     estimated_max_len: int,
     capacity: int,
 ) -> str:
-    """One request of the full length does not fit. 0.14+ rounds the figures, earlier releases write two places."""
+    """The error message where one request of max_model_len does not fit."""
     needed, available = needed_bytes / GIB, available_bytes / GIB
     if release.at_least("0.14.0"):
         needed, available = round(needed, 2), round(available, 2)

@@ -1,4 +1,4 @@
-"""Buffers that the model runner keeps for as long as it lives: in no term of the budget before 0.27."""
+"""Persistent buffers of the model runner: outside the budget before 0.27."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from legroom.units import KIB, MIB, cdiv
 from legroom.vllm.args import EngineSettings
 from legroom.vllm.traits import builds_encoders, is_encoder_decoder, is_pooling
 
-_LARGEST_PREFILL_TOKENS = 64 * 1024
 _KERNEL_BLOCK = 16
+"""The kernel block size of FlashAttention."""
 
 
 def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
@@ -29,7 +29,7 @@ def runner_buffers(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def sampler_tables(model: Model, settings: EngineSettings) -> int:
-    """V2: a count for every sequence and token, two bit masks, and what a sequence's parameters need. V1: inputs."""
+    """V2: token counts and two bit masks per sequence, and sampling parameters. V1: input embeddings."""
     if settings.engine == "V0":
         return 0
     inputs = settings.max_num_batched_tokens * model.hidden_size * dtype_bytes(settings.dtype)
@@ -38,30 +38,29 @@ def sampler_tables(model: Model, settings: EngineSettings) -> int:
     if is_pooling(settings.given, model):
         return inputs if _embeds_inputs(model, settings) else 0
     mask = cdiv(model.vocab_size, 8)
-    # The grammar's mask has a row for every token that a sequence may verify at once.
+    # The grammar bitmask has a row for every token that a sequence may verify at once.
     masks = (2 + settings.num_speculative_tokens) * mask
     tables = settings.max_num_seqs * (model.vocab_size * INT32_BYTES + masks + 19 * KIB)
     return tables + _token_ids(settings) + (inputs if _embeds_inputs(model, settings) else 0)
 
 
 def _token_ids(settings: EngineSettings) -> int:
-    """Looking drafts up in the prompt needs every sequence's tokens on the card; else they stay on the host."""
-    looks_up = (settings.given.speculative_config or {}).get("method") == "ngram"
-    return settings.max_num_seqs * settings.max_model_len * INT32_BYTES if looks_up else 0
+    """The token ids of all sequences, which are on the card with ngram speculation only."""
+    has_ngram = (settings.given.speculative_config or {}).get("method") == "ngram"
+    return settings.max_num_seqs * settings.max_model_len * INT32_BYTES if has_ngram else 0
 
 
 def _embeds_inputs(model: Model, settings: EngineSettings) -> bool:
-    """Models with an encoder that is in use get embeddings as input."""
+    """Whether the model's inputs are embeddings: models with an encoder in use."""
     return bool(model.modalities) and builds_encoders(settings.given, model, known_release(settings.release))
 
 
 def segment_rests(model: Model, settings: EngineSettings) -> int:
-    """What torch reserved and did not hand out when the profile run is over: more with a tower's many small tensors."""
-    fit = constants()["segment_rests"]
-    return int(fit[_shape_of_rests(model, settings)] * MIB)
+    """Bytes that torch has reserved and not allocated after the profile run, by kind of model (fitted)."""
+    return int(constants()["segment_rests"][_segment_rests_key(model, settings)] * MIB)
 
 
-def _shape_of_rests(model: Model, settings: EngineSettings) -> str:
+def _segment_rests_key(model: Model, settings: EngineSettings) -> str:
     if settings.quantization == "mxfp4":
         return "mxfp4_mib"
     if is_encoder_decoder(model):
@@ -73,8 +72,7 @@ def _shape_of_rests(model: Model, settings: EngineSettings) -> str:
 
 
 def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """A table for each KV group, not for each kind of layer: Gemma 3 has one group of full attention and six of sliding
-    windows. A row a sequence, as long as the longest one; V2 keeps a second copy for the batch."""
+    """One block table per KV cache group, with a row of max_model_len per sequence; V2 keeps a second copy."""
     groups = kv_shape(model, settings, gpu).groups
     rows = [cdiv(settings.max_model_len, _tokens_of_entry(group, settings)) for group in groups]
     copies = 2 if settings.runner == "V2" else 1
@@ -83,12 +81,12 @@ def _block_tables(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def _tokens_of_entry(group: CacheGroup, settings: EngineSettings) -> int:
-    """Attention kernels address their own small blocks inside a hybrid's large ones; a state has one entry a block."""
+    """Tokens per block table entry: kernel blocks for attention, whole blocks for recurrent states."""
     return group.block_size if isinstance(group.spec, StateSpec) else settings.block_size or _KERNEL_BLOCK
 
 
 def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """MLA gathers the latents of cached context here before it expands them (chunked prefill)."""
+    """MLA's chunked-prefill workspace for the latents of cached context."""
     widths = [mixer.latent_width for mixer in latent(layer.mixer for layer, _ in cached_by_model(layer_kinds, model))]
     if not widths:
         return 0
@@ -96,7 +94,7 @@ def _latent_workspace(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
 
 
 def latent_workspace_tokens(model: Model, settings: EngineSettings, gpu: Gpu) -> int:
-    """Tokens of cached context that chunked prefill expands at once: eight full requests or four blocks a sequence."""
+    """MLA's chunked_prefill_workspace_size: eight full requests or four blocks per sequence, at most 64 Ki tokens."""
     block_size = settings.block_size or attention_backend(model, settings, gpu).preferred_block
-    asked = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
-    return max(min(asked, _LARGEST_PREFILL_TOKENS), settings.max_num_seqs * block_size)
+    wanted = max(8 * settings.max_model_len, 4 * settings.max_num_seqs * block_size)
+    return max(min(wanted, 64 * 1024), settings.max_num_seqs * block_size)

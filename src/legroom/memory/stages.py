@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage holds."""
+"""The layers of each pipeline stage (vLLM's get_pp_indices)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from legroom.vllm.args import EngineSettings
 
 
 def stage_sizes(num_layers: int, settings: EngineSettings) -> tuple[int, ...]:
-    """Layers a stage. Leftovers go to the last stage up to 0.7.3, then one each to the stages before the last."""
+    """Layers per stage. The remainder goes to the last stage up to 0.7.3, then one each to the stages before it."""
     stages = settings.pipeline_parallel_size
     written = settings.given.env.get("VLLM_PP_LAYER_PARTITION")
     if written:

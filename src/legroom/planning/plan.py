@@ -55,8 +55,8 @@ def verdict(target: Target, settings: EngineSettings, memory: DeploymentMemory) 
     if memory.failure:
         short = _near_miss(model, gpu, settings, memory)
         return ("tight", short) if short else ("does_not_fit", memory.failure.id)
-    if memory.doubt:
-        return "tight", f"vLLM may not start it: {memory.doubt.hint}"
+    if memory.unsupported:
+        return "tight", f"vLLM may not start it: {memory.unsupported.hint}"
     over = [rank for rank in memory.ranks if headroom_after_band(rank, 0.0) < 0]
     if over:
         what = "the machine, whose memory this is," if gpu.unified else "the card"

@@ -17,7 +17,7 @@ from legroom.records import dataclass
 from legroom.vllm.command_line import without_secrets
 
 if TYPE_CHECKING:
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
     from legroom.planning.plan import Plan
 
 
@@ -110,7 +110,7 @@ def _split_env(words: Sequence[str]) -> tuple[dict[str, str], Sequence[str]]:
 
 
 def _restart(crashed: CrashedServer) -> RestartCommand:
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
 
     hints = Hints(crashed.command, None, crashed.gpu, crashed.gpus, crashed.vllm)
     restart = _from_log(crashed.log, hints) if crashed.log else None
@@ -122,7 +122,7 @@ def _restart(crashed: CrashedServer) -> RestartCommand:
 
 
 def _from_log(log: str, hints: Hints) -> RestartCommand | None:
-    from legroom.diagnosis.diagnose import read_log
+    from legroom.diagnosis.log_diagnosis import read_log
     from legroom.vllm_logs.log_sources import pieces_of_file
 
     reading = read_log(pieces_of_file(log), log, hints)

@@ -1,21 +1,20 @@
-"""From an open incident to an action: asks the policy, takes the lease, restarts, and reports the outcome."""
+"""Acts on open incidents: asks the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from legroom.actions.kubernetes_platform import KubernetesLease
 from legroom.actions.platform import ActionFailed, FlagsFixed, Override, kept_override, scale
 from legroom.actions.run_platform import run_under_way
 from legroom.live.detectors import Watcher
-from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, JournalUnavailable
+from legroom.live.journal.journal import DONE, FAILED, UNDONE, Action, Journal, JournalUnavailable
 from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState, ServerProblem, decide, refuse
 from legroom.sidecar.decisions import decision_about
-from legroom.sidecar.drains import REFUSED_AGAIN_S, Drains, left_drained
 from legroom.sidecar.notifier import ActionReport
 from legroom.sidecar.open_incidents import BY, OpenIncident
 from legroom.sidecar.server_restart import ActionContext, RestartOrder, RestartOutcome, ServerRestart
@@ -25,7 +24,7 @@ _COUNTED = (*RESTARTS, "scale", "undo")
 
 
 class Actor:
-    """Acts on incidents, one at a time in a group. Everything it does is in the journal first."""
+    """Acts on incidents, one action per group at a time. Actions are journalled before they begin."""
 
     def __init__(self, config: SidecarConfig, context: ActionContext, report: Callable[[ActionReport], None]) -> None:
         self._config, self._context, self._report = config, context, report
@@ -35,17 +34,17 @@ class Actor:
         self._acting_on: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: dict[int, tuple[str, float]] = {}
-        """Group and monotonic time of this process's actions: a clock that is set forward frees no budget."""
+        """Action id -> group and monotonic start, so that a changed clock frees no budget."""
         self._holder = f"{BY} on {socket.gethostname()}"
         kubernetes = config.lease == "kubernetes"
         self._cluster_lease = KubernetesLease(config.lease_namespace) if kubernetes else None
 
     def consider(self, incident: OpenIncident, watcher: Watcher, servers: int, unhealthy: int) -> None:
-        """Decides about an incident, and begins to act where that is the decision. Never waits."""
+        """Decides about an incident, and starts the action in the background."""
         if not incident.remedies_known or incident.finding is None or self.is_acting_on(incident.server):
             return
         if not incident.finding.is_seen_now:
-            return  # it may be over, by the last restart perhaps: nothing is done to a server that looks well
+            return  # the last scrape no longer showed it
         if time.monotonic() < incident.ask_again_s:
             return
         busy = self._busy.get(incident.group) or run_under_way(incident.server)
@@ -59,7 +58,7 @@ class Actor:
         self._spawn(incident.group, self._act(incident, watcher, group), incident)
 
     def is_acting_on(self, server: str) -> bool:
-        """Whether this server is being restarted, so that its silence is no news."""
+        """Whether this server is being restarted or drained."""
         return server in self._acting_on.values()
 
     def _decide(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> Decision:
@@ -74,7 +73,7 @@ class Actor:
             self._report(ActionReport(incident, f"not acting: {decision.reason}", "refusal"))
 
     async def _act(self, incident: OpenIncident, watcher: Watcher, group: GroupState) -> None:
-        """Asks again with what the journal knows, then does it."""
+        """Decides again with the journal's attempts, then acts under the lease."""
         try:
             ages_s = await self._attempt_ages(incident.group)
             replicas, busy = await self._replicas(incident), run_under_way(incident.server)
@@ -92,7 +91,7 @@ class Actor:
             finally:
                 await self._release(incident.group)
         except FlagsFixed as error:
-            incident.change = None  # what a restart alone cures, it may still cure
+            incident.change = None  # a restart without new flags may still help
             self._refuse(incident, refuse("failed", error.message, about=error.message))
         except (ActionFailed, JournalUnavailable) as error:
             self._refuse(incident, refuse("failed", error.message, about=error.message))
@@ -125,7 +124,7 @@ class Actor:
         return outcome
 
     async def _take_back(self, order: RestartOrder, failed: RestartOutcome, incident: OpenIncident | None) -> None:
-        """A server that does not come up with its new flags gets its old ones back, once."""
+        """Restarts with the old flags, once, after a restart with new ones failed."""
         override = kept_override(failed.action_id, self._context.home)
         if override is None:
             return
@@ -146,7 +145,7 @@ class Actor:
         self._report(ActionReport(incident, f"old flags put back: {outcome.text}", "undo", outcome.state))
 
     async def _scale(self, incident: OpenIncident, server: ServerConfig, number: int | None) -> None:
-        assert server.platform is not None  # `_decide` allows nothing otherwise
+        assert server.platform is not None
         wanted = (await self._replicas(incident) or 1) + 1
         detail = {"by": BY, "server": server.name, "replicas": wanted}
         action = await self._context.journal(
@@ -161,18 +160,15 @@ class Actor:
         self._report(ActionReport(incident, text, "scale", state))
 
     def end_drain_of(self, incident: OpenIncident) -> None:
-        """Ends the drain that was begun for it, if one was."""
+        """Ends the drain of a closed incident."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
             self._spawn(None, self._drains.end_after(incident))
 
-    # What a killed legroom left
+    # Recovery after a kill
 
     async def recover(self) -> None:
-        """Ends every action that was left unfinished, each group by itself, and drains that were left on.
-
-        Returns when all are taken up.
-        """
+        """Starts to finish or undo all unfinished actions, one per group at a time, and to end leftover drains."""
         left = await self._context.journal(lambda journal: journal.unfinished_actions())
         drained = await self._context.journal(left_drained)
         mine = [action for action in left if action.detail.get("by") == BY]
@@ -185,7 +181,7 @@ class Actor:
             self._spawn(group, self._resume_all([action for action in others if action.group == group]))
 
     async def _resume_all(self, actions: Sequence[Action]) -> None:
-        """Those of one group, one at a time."""
+        """Resumes one group's actions in order."""
         for action in actions:
             self._acting_on[action.group] = str(action.detail.get("server"))
             await self._resume(action)
@@ -222,12 +218,12 @@ class Actor:
             await self._take_back(order, outcome, None)
         return outcome
 
-    # What a person asks for
+    # POST /act
 
     async def act_on_request(
         self, action: str, server_name: str, undo: int | None, servers: int, unhealthy: int
     ) -> Decision:
-        """A restart or an undo that a person asks for: within the budgets, and one at a time."""
+        """Starts a restart or an undo requested by a person, within the same budgets."""
         server = self._servers.get(server_name)
         if server is None or server.platform is None:
             raise ActionFailed(f"no server {server_name or 'without a name'} with a platform is watched here")
@@ -250,7 +246,7 @@ class Actor:
         return decision
 
     async def _restorable(self, number: int, server_name: str) -> tuple[int, Override]:
-        """What an action changed and can be taken back, where it was this server's."""
+        """The flag change of an action on this server. Raises ActionFailed where there is none."""
         override = kept_override(number, self._context.home)
         changed = await self._context.journal(lambda journal: journal.action(number)) if override is not None else None
         if override is None or changed is None:
@@ -303,13 +299,13 @@ class Actor:
             else:
                 await self._context.journal(lambda journal: journal.release_lease(group, self._holder))
         except (ActionFailed, JournalUnavailable):
-            pass  # it ends by itself
+            pass  # a lease expires
 
     def _spawn(self, group: str | None, work: Coroutine[Any, Any, None], incident: OpenIncident | None = None) -> None:
         async def guarded() -> None:
             try:
                 await work
-            except Exception as error:  # a mistake of legroom's own must not go unseen, nor stop the watching
+            except Exception as error:  # a bug here must not stop the watching
                 if incident is not None:
                     incident.ask_again_s = time.monotonic() + REFUSED_AGAIN_S
                 self._report(ActionReport(None, f"acting failed: {error!r}", "refusal"))
@@ -323,8 +319,113 @@ class Actor:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Ends what is under way: undone where nothing was touched yet, else left to the next start."""
+        """Cancels running actions: undone before they reached the server, else left for the next process."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+REFUSED_AGAIN_S = 30.0
+"""Delay before a refused or failed action is considered again."""
+_LONGEST_PAUSE_S = 60.0
+
+
+class Drains:
+    """Begins and ends drains. The journal is their only state, so another process can end them."""
+
+    def __init__(
+        self, servers: Mapping[str, ServerConfig], context: ActionContext, report: Callable[[ActionReport], None]
+    ) -> None:
+        self._servers, self._context, self._report = servers, context, report
+
+    async def begin(self, incident: OpenIncident, server: ServerConfig, reason: str) -> None:
+        """Drains a server until its incident is over."""
+        drain_method = server.drain_method
+        if drain_method is None:
+            raise ActionFailed(f"no way to stop new work at {server.name} is named")
+        if await self._context.journal(lambda journal: _drains_for(journal, incident.key)):
+            incident.ask_again_s = float("inf")
+            return
+        self._report(ActionReport(incident, f"drain: {reason}", "drain"))
+        detail = {"by": BY, "server": server.name, "door": drain_method.name}
+        number = await self._context.journal(lambda journal: journal.incident_id(incident.key))
+        action = await self._context.journal(
+            lambda journal: journal.begin_action(number, server.group, "drain", detail)
+        )
+        try:
+            await drain_method.begin()
+            text, state = f"new work is kept from {server.name} by {drain_method.name}", DONE
+        except ActionFailed as error:
+            text, state = error.message, FAILED
+        await self._context.finish(action, state, {"outcome": text})
+        incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
+        self._report(ActionReport(incident, text, "drain", state))
+
+    async def end_after(self, incident: OpenIncident) -> None:
+        """Ends the drains of a closed incident."""
+        await self._end_with_retries(lambda journal: _drains_for(journal, incident.key), incident)
+
+    async def end(self, drain: Action) -> None:
+        await self._end_with_retries(lambda _: (drain,), None)
+
+    async def _end_with_retries(
+        self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None
+    ) -> None:
+        """Retries for ever, with back-off: no server may stay drained."""
+        pause_s, last_problem = self._context.poll_s, ""
+        while True:
+            try:
+                for drain in await self._context.journal(find):
+                    await self._end(drain)
+            except (ActionFailed, JournalUnavailable) as error:
+                if error.message != last_problem:
+                    last_problem = error.message
+                    self._report(ActionReport(incident, f"new work is still turned away: {last_problem}", "drain"))
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _end(self, drain: Action) -> None:
+        server = self._servers.get(str(drain.detail.get("server")))
+        if server is not None and server.drain_method is not None:
+            name = server.name
+            if not await self._context.journal(lambda journal: _others_at(journal, name, drain)):
+                await server.drain_method.end()
+                self._report(ActionReport(None, f"{name}: new work is let in again", "drain"))
+        await self._context.finish(drain.id, UNDONE)
+
+
+def left_drained(journal: Journal) -> tuple[Action, ...]:
+    """Drains whose incident was closed while no sidecar ran."""
+    return tuple(drain for drain in _drains(journal.actions()) if not _lasts(journal, drain))
+
+
+def _drains_for(journal: Journal, key: str) -> tuple[Action, ...]:
+    number = journal.incident_id(key)
+    incident = journal.incident(number) if number is not None else None
+    return _drains(incident.actions) if incident is not None else ()
+
+
+def _others_at(journal: Journal, server: str, drain: Action) -> tuple[Action, ...]:
+    """Drains of the same server for other open incidents."""
+    drains = _drains(journal.actions(group=drain.group))
+    return tuple(
+        other
+        for other in drains
+        if other.id != drain.id and other.detail.get("server") == server and _lasts(journal, other)
+    )
+
+
+def _drains(actions: Iterable[Action]) -> tuple[Action, ...]:
+    return tuple(
+        action
+        for action in actions
+        if action.name == "drain" and action.state == DONE and action.detail.get("by") == BY
+    )
+
+
+def _lasts(journal: Journal, drain: Action) -> bool:
+    incident = journal.incident(drain.incident_id) if drain.incident_id is not None else None
+    return incident is not None and incident.closed_s is None

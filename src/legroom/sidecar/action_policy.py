@@ -1,8 +1,8 @@
-"""Whether to act, so that it cannot run away. Pure: what is known goes in, a decision with its reason comes out.
+"""Whether to act on a problem: a pure function from server and group state to a decision.
 
-Every rule can only forbid. A restart must help this cause, fit the budgets and the pause since the last one, be the
-only one in its group, leave a majority of the group serving, and lose no request unless the server loses them already.
-Attempts count, not successes: a drain that was given up has turned requests away too.
+A restart must help this kind of problem, stay within the budgets and the back-off, be the only action in its group,
+leave a majority of the group healthy, and lose no requests unless the server is failing already. Attempts count against
+the budgets, not successes.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ Refusal = Literal[
     "impossible",
     "failed",
 ]
-"""Why nothing is done: `busy` is over by itself and soon, `failed` is an action that could not be begun."""
+"""`busy` ends by itself soon; `failed` is an action that could not be started."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True)
 class ActionLimits:
-    """How much acting is allowed in one group of servers."""
+    """Budgets and deadlines of one group of servers."""
 
     per_hour: int = 2
-    """A model takes minutes to load; what two restarts have not cured, a third will not."""
+    """A model loads for minutes; what two restarts did not cure, a third will not."""
     per_day: int = 6
     first_pause_s: float = 300.0
-    """After one attempt: time to see whether it helped."""
+    """Back-off after the first attempt, doubled with each further one."""
     longest_pause_s: float = 4 * HOUR_S
     drain_deadline_s: float = 120.0
-    """Turning new requests away for longer than this is an outage of its own."""
+    """Rejecting requests for longer is an outage itself."""
     restart_deadline_s: float = 600.0
-    """From the restart until the server answers: loading a large model from a slow disk."""
+    """From the restart until the server answers; a large model loads from a slow disk in minutes."""
     most_replicas: int = 8
 
     def pause_s(self, attempts: int) -> float:
-        """How long to wait after so many attempts within a day: doubled with every one."""
+        """The back-off after this many attempts within a day."""
         if attempts <= 0:
             return 0.0
         return float(min(self.first_pause_s * 2 ** min(attempts - 1, 30), self.longest_pause_s))
@@ -57,55 +57,54 @@ class ActionLimits:
 
 @dataclass(frozen=True)
 class ServerProblem:
-    """What was found at one server, as far as deciding goes."""
+    """A finding, reduced to what the decision depends on."""
 
     server: str
     kind: str
     restart_helps: bool
-    """By the detector: a stuck engine, creeping memory. Load is not cured by a restart."""
+    """As the detector says: true for a stuck engine or a leak, false for load."""
     failing: bool
-    """Requests are already being lost: it is stuck or does not answer."""
+    """Whether requests are lost already."""
     has_flags: bool = False
-    """Whether flags were computed that would cure it."""
+    """Whether flags were computed for it."""
     scale_helps: bool = False
     expected_drain_s: float | None = None
-    """How long its requests will take to finish; None where that cannot be told."""
+    """Until its requests are finished; None: unknown."""
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """The group that the server belongs to. Ages are seconds since restarts were begun in it, in any order."""
+    """The server's group. Ages are seconds since each attempt, in any order."""
 
     name: str
     servers: int
     unhealthy: int
     attempt_ages_s: Sequence[float] = ()
     busy_with: str | None = None
-    """The action that is under way, or who holds the lease."""
+    """The action in progress, or the lease holder."""
     replicas: int | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do (None: nothing but notify) and why, in words."""
+    """The action (None: only notify) and the reason."""
 
     action: ActionName | None
     reason: str
     again_in_s: float | None = None
-    """When the same question may be answered differently, where time alone would do that."""
+    """When a refusal by time ends."""
     refusal: Refusal | None = None
-    """The kind of reason where there is no action."""
     about: str = ""
-    """What tells two refusals of one kind apart."""
+    """Distinguishes refusals of one kind."""
 
     @property
     def dedupe_key(self) -> tuple[Refusal | None, str]:
-        """Equal for refusals that need not be reported again: only their numbers differ."""
+        """Equal for refusals that differ in their numbers only, and are reported once."""
         return self.refusal, self.about
 
 
 def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allowed: frozenset[str]) -> Decision:
-    """The action for a trouble, or why there is none."""
+    """The action for a problem, or a refusal."""
     wanted = _wanted(problem, allowed)
     if wanted.action is None:
         return wanted
@@ -119,7 +118,7 @@ def decide(problem: ServerProblem, group: GroupState, limits: ActionLimits, allo
 
 
 def _wanted(problem: ServerProblem, allowed: frozenset[str]) -> Decision:
-    """The action that answers this cause, before any rule is asked."""
+    """The action that helps this kind of problem, before budgets are checked."""
     if problem.has_flags and "restart-with-flags" in allowed:
         return Decision("restart-with-flags", f"the flags computed for {problem.kind} take effect at a restart")
     if problem.restart_helps and "restart" in allowed:
@@ -146,7 +145,7 @@ def _refused_restart(problem: ServerProblem, group: GroupState, limits: ActionLi
 
 
 def _unhealthy_majority(group: GroupState) -> Decision | None:
-    """What ails most of a group is no fault of one server, and the rest carries the load. One alone has no rest."""
+    """Refuses to take a server away while most of its group is unhealthy."""
     if group.servers > 1 and group.unhealthy * 2 > group.servers:
         return refuse(
             "unhealthy majority",
@@ -164,7 +163,7 @@ def _day_spent(group: GroupState, limits: ActionLimits) -> Decision | None:
 
 
 def _spent(group: GroupState, window_s: float, most: int, refusal: Refusal, each: str) -> Decision | None:
-    # An age below zero is a clock that was set back: it counts as just now.
+    # A negative age means that the clock was set back.
     recent = [max(age_s, 0.0) for age_s in group.attempt_ages_s if age_s < window_s]
     if len(recent) < most:
         return None
@@ -199,5 +198,5 @@ def _checked_scale(wanted: Decision, group: GroupState, limits: ActionLimits) ->
 
 
 def refuse(refusal: Refusal, reason: str, again_in_s: float | None = None, about: str = "") -> Decision:
-    """Nothing is done, for this reason."""
+    """A decision to do nothing."""
     return Decision(None, reason, again_in_s, refusal, about)

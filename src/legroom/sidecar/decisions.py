@@ -1,5 +1,4 @@
-"""What to do about an incident, decided in the same way while watching and while rehearsing: the policy's answer, and
-the flags that a restart would change."""
+"""The decision about an incident and the flags a restart would change, for the sidecar and for its dry run."""
 
 from __future__ import annotations
 
@@ -21,15 +20,15 @@ from legroom.vllm.command_line import setting_words
 _SCALE_HELPS = ("queue_backlog", "pool_pressure")
 _RECENT_S = 300.0
 _BY_PEOPLE = frozenset({"model", "tensor_parallel_size", "pipeline_parallel_size"})
-"""Another model, or more GPUs than the server has, is a decision of people."""
+"""Settings that legroom never changes by itself."""
 
 
 def decision_about(
     incident: OpenIncident, watcher: Watcher, server: ServerConfig | None, settings: GroupConfig, group: GroupState
 ) -> Decision:
-    """What to do about an incident that is seen now, with what can be done to this server."""
+    """The policy's decision, limited to actions that this server's platform supports."""
     finding = incident.finding
-    assert finding is not None  # nothing is asked about what was not seen again
+    assert finding is not None
     problem = ServerProblem(
         incident.server,
         incident.kind,
@@ -48,7 +47,7 @@ def decision_about(
 
 
 def expected_drain_s(watcher: Watcher) -> float | None:
-    """Until nothing runs any more: the queue at the present rate, then the slow end of the requests themselves."""
+    """Seconds until no request is left: the queue at the present rate, plus the p95 latency."""
     latest, window = watcher.window.latest, watcher.window
     if latest is None or latest.running is None:
         return None
@@ -61,10 +60,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
 
 
 def _possible(server: ServerConfig | None, act: frozenset[str]) -> frozenset[str]:
-    """A server that Prometheus or Kubernetes lists has neither a platform nor a way to be drained: it is only reported.
-
-    A platform that drains by itself does so when it restarts, and cannot keep work from a server that goes on.
-    """
+    """The allowed actions that this server supports: restart and scale need a platform, drain a drain method."""
     if server is None or server.platform is None:
         act = act - {*RESTARTS, "scale"}
     can_drain = (
@@ -81,7 +77,7 @@ def _lacking(server: str, action: str) -> str:
 
 
 def change_of(remedies: Sequence[ProposedRemedy], plan: PlanDocument | None) -> FlagChange | None:
-    """The flags of the first remedy that the server's release takes, where they come from a plan of this server."""
+    """The flags of the first remedy that the server's release accepts; None without a plan."""
     if plan is None:
         return None
     try:

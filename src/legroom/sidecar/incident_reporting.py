@@ -1,20 +1,27 @@
-"""Everything that is said of an incident: on stderr, in the journal, to the webhooks and in the metrics."""
+"""Reports incidents to the log, the journal, the webhooks and the metrics, and computes their remedies."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from legroom.live.detectors import DetectorFinding
 from legroom.live.journal.journal import Journal
 from legroom.live.journal.journal_buffer import JournalThread
+from legroom.live.metrics.window import Window
+from legroom.live.remedies import remedies_for
+from legroom.planning.plan_document import PlanDocument
+from legroom.sidecar.decisions import change_of
 from legroom.sidecar.notifier import ActionReport, Notifier
 from legroom.sidecar.open_incidents import OVER, OpenIncident
 from legroom.sidecar.sidecar_http import SidecarMetrics
+from legroom.sidecar.watch_config import ServerConfig
 
 
 class IncidentReporter:
-    """Never waits: the journal and the notifier each have their own queue."""
+    """Reports incidents without blocking: journal and notifier have queues."""
 
     def __init__(
         self, journal: JournalThread, notifier: Notifier, metrics: SidecarMetrics, log: Callable[[str], None]
@@ -65,3 +72,41 @@ class IncidentReporter:
             self.note(incident, report.text)
             if report.name != "refusal":
                 self._notifier.notify(incident, report.text)
+
+
+class RemedySearch:
+    """Computes the remedies of each incident in a thread: planning takes seconds."""
+
+    def __init__(self, reporter: IncidentReporter) -> None:
+        self._reporter = reporter
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        return tuple(self._tasks)
+
+    def begin(self, incident: OpenIncident, server: ServerConfig | None, window: Window) -> None:
+        """Starts the computation once per incident. Without a plan no flags result, so decisions do not wait for it."""
+        if incident.remedies_asked or incident.finding is None:
+            return
+        incident.remedies_asked = True
+        plan = server.plan if server is not None else None
+        incident.change = server.answers.get(incident.kind) if server is not None else None
+        incident.remedies_known = plan is None or incident.change is not None
+        work = self._find(incident, incident.finding, window.snapshot(), plan)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _find(
+        self, incident: OpenIncident, finding: DetectorFinding, window: Window, plan: PlanDocument | None
+    ) -> None:
+        given = incident.change
+        try:
+            remedies = await asyncio.to_thread(remedies_for, finding, window, plan)
+            incident.change = given or change_of(remedies, plan)
+        finally:
+            incident.remedies_known = True
+        texts = "; ".join(remedy.why for remedy in remedies)
+        detail = {"answers": [remedy.to_json() for remedy in remedies], "change": str(given) if given else None}
+        self._reporter.note(incident, f"what helps: {texts}", detail)

@@ -1,7 +1,4 @@
-"""Notifying people and other systems: a plain webhook, Alertmanager, or a Slack-style notification.
-
-The sidecar never waits for a receiver: each webhook has a bounded queue and one patient sender.
-"""
+"""Webhook notifications in plain JSON, Alertmanager or Slack format. Each webhook has a bounded queue."""
 
 from __future__ import annotations
 
@@ -30,10 +27,10 @@ _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class Notification:
-    """What is sent about one incident. `closed_s` says that it is over."""
+    """A message about one incident; with `closed_s` it is over."""
 
     incident: int | None
-    """Its number, for `legroom incident` and `/ack`; None where the journal could not be written."""
+    """Its journal id; None where the journal could not be written."""
     server: str
     group: str
     kind: str
@@ -47,7 +44,7 @@ class Notification:
 
 @dataclass(frozen=True)
 class Webhook:
-    """Where messages go. Its address may hold a secret and is never shown whole."""
+    """A receiver. Its address may contain a secret."""
 
     url: str = field(repr=False)
     format: Format = "json"
@@ -55,7 +52,7 @@ class Webhook:
 
     @property
     def shown(self) -> str:
-        """The address without what may be secret in it: its host."""
+        """The host of the address."""
         return str(masked(self.url.split("?")[0])).partition("://")[2].partition("/")[0] or "the webhook"
 
 
@@ -107,7 +104,7 @@ def _alert(sent: Notification) -> dict[str, Any]:
 
 
 async def post(hook: Webhook, notification: Notification, first_pause_s: float = _FIRST_PAUSE_S) -> None:
-    """Posts it, trying again a few times where that can help. Raises `ActionFailed` in the end."""
+    """Posts with retries. Raises `ActionFailed` after the last."""
     import aiohttp
 
     url = hook.url
@@ -139,20 +136,20 @@ def _iso(time_s: float) -> str:
 
 
 _MAX_QUEUED = 200
-_AGAIN_S = 60.0  # Alertmanager forgets an alert that is not repeated (resolve_timeout, five minutes)
+_AGAIN_S = 60.0  # below Alertmanager's resolve_timeout of five minutes
 _NUMBER_CHECKS, _NUMBER_PAUSE_S = 20, 0.05
 _Queue = asyncio.Queue[tuple["OpenIncident", Notification]]
 
 
 @dataclass(frozen=True)
 class ActionReport:
-    """Something that happened while acting, for the journal, the notifications and the metrics."""
+    """An action's start, refusal or outcome."""
 
     incident: OpenIncident | None
     text: str
     name: str
     outcome: str | None = None
-    """How an action ended; None for a refusal or a beginning."""
+    """None for a start or a refusal."""
 
 
 def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> Notification:
@@ -173,20 +170,20 @@ def _notification(incident: OpenIncident, text: str, closed_s: float | None) -> 
 
 
 class Notifier:
-    """Posts notifications. `notify` never blocks; what a dead webhook leaves behind is dropped, the oldest first."""
+    """Sends notifications. `notify` never blocks; a full queue drops its oldest entry."""
 
     def __init__(self, hooks: Sequence[Webhook], metrics: SidecarMetrics, log: Callable[[str], None]) -> None:
         self._hooks, self._metrics, self._log = hooks, metrics, log
         self._queues: list[_Queue] = [asyncio.Queue(_MAX_QUEUED) for _ in hooks]
 
     def notify(self, incident: OpenIncident, text: str = "", closed_s: float | None = None) -> None:
-        """Queues a notification for every webhook: what is seen now, or `text`; none once it is acknowledged."""
+        """Queues `text`, or the finding's reason, for every webhook, unless the incident is acknowledged."""
         if not incident.acknowledged:
             for queue in self._queues:
                 _put(queue, (incident, _notification(incident, text, closed_s)))
 
     def repeat(self, incidents: Sequence[OpenIncident]) -> None:
-        """Queues what lasts again, where the receiver forgets."""
+        """Queues open incidents again for Alertmanager."""
         for hook, queue in zip(self._hooks, self._queues, strict=True):
             for incident in incidents if hook.format == "alertmanager" else ():
                 if not incident.acknowledged:
@@ -214,13 +211,13 @@ class Notifier:
                 queue.task_done()
 
     async def drain(self, seconds: float) -> None:
-        """A last moment for what is queued, and for what is being sent."""
+        """Waits up to this long for queued messages to be sent."""
         if self._queues:
             await asyncio.wait([asyncio.ensure_future(queue.join()) for queue in self._queues], timeout=seconds)
 
 
 async def _number(incident: OpenIncident) -> int | None:
-    """The incident's number, for which the journal needs a moment."""
+    """The incident's journal id, which is written asynchronously."""
     for _ in range(_NUMBER_CHECKS):
         if incident.number is not None:
             break

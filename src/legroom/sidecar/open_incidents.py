@@ -1,4 +1,4 @@
-"""From findings to incidents: opened once, kept while they last, closed when they are over. Also across a restart."""
+"""Findings become incidents, which stay open across restarts of the sidecar."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from legroom.records import dataclass as record
 
 BY = "sidecar"
 OVER, UNWATCHED, ELSEWHERE = "over", "no longer watched", "goes on as another incident"
-_ADOPTED_SCRAPES = 12  # a finding needs its time to be found again: a minute at the usual interval
+_ADOPTED_SCRAPES = 12  # a minute at the default interval: a finding needs several scrapes
 
 
 @dataclass
 class OpenIncident:
-    """An incident while it lasts. `key` names it in the journal, also before it could be written there."""
+    """An open incident. `key` identifies it in the journal, also before it is written there."""
 
     key: str
     server: str
@@ -29,30 +29,30 @@ class OpenIncident:
     opened_s: float
     severity: str
     finding: DetectorFinding | None
-    """None for one that an earlier legroom opened and that was not seen again yet."""
+    """None for an incident of an earlier process that was not detected again yet."""
     reason: str = ""
-    """Why it was opened, for one that was not seen again yet."""
+    """Why it was opened, while `finding` is None."""
     number: int | None = None
-    """Its own in the journal, as soon as it is there."""
+    """Its id in the journal, once written."""
     acknowledged: bool = False
     last_refusal: tuple[str | None, str] = (None, "")
-    """The kind of the last reason for not acting, so that it is noted once."""
+    """The dedupe key of the last refusal, so that it is noted once."""
     ask_again_s: float = 0.0
-    """On the monotonic clock: when deciding again can have another answer."""
+    """Monotonic time of the next decision."""
     scrapes_without: int = 0
     lasts_until_s: float = 0.0
-    """On the monotonic clock: before it, an adopted one that is not found again may yet be."""
+    """Monotonic time until which an incident of an earlier process may still be detected again."""
     last_action: str = ""
-    """The last action for it and how that ended."""
+    """The last action and its outcome."""
     remedies_asked: bool = False
-    """Whether its remedies are being computed, or were."""
+    """Whether the computation of remedies was started."""
     remedies_known: bool = False
-    """Whether `change` is known: until then nothing is decided."""
+    """Whether `change` is final; no decision is made before."""
     change: FlagChange | None = None
-    """Flags that cure it."""
+    """Flags to restart with."""
 
     def detail(self) -> dict[str, Any]:
-        """What the journal keeps of its beginning."""
+        """The `detail` of the journal's incident."""
         finding = self.finding.to_json() if self.finding is not None else {}
         return {"by": BY, "group": self.group, "severity": self.severity, "finding": finding}
 
@@ -65,15 +65,15 @@ class IncidentUpdate:
 
 
 class IncidentKeeper:
-    """Every open incident by server and kind."""
+    """All open incidents by server and kind."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], OpenIncident] = {}
         self._kinds: dict[str, None] = {}
-        """Every kind that was ever open: few, where servers may be thousands."""
+        """Every kind that was ever open, to find a server's incidents without a scan."""
 
     def all(self) -> tuple[OpenIncident, ...]:
-        """Those that are open, the oldest first."""
+        """Open incidents, oldest first."""
         return tuple(sorted(self._open.values(), key=lambda incident: incident.opened_s))
 
     def of(self, server: str) -> tuple[OpenIncident, ...]:
@@ -83,10 +83,9 @@ class IncidentKeeper:
     def take_over(
         self, incidents: Iterable[Incident], group_of: Mapping[str, str], patience_s: Mapping[str, float]
     ) -> frozenset[str]:
-        """Goes on with what an earlier legroom left open for servers that may still be watched.
+        """Reopens incidents of an earlier process for servers that are still watched; returns all open keys.
 
-        `patience_s` says by kind how long a detector must watch before its silence means anything. The keys of all
-        that are open are the answer.
+        `patience_s` is the warm-up time of each kind's detector.
         """
         now_s = time.monotonic()
         for incident in incidents:
@@ -110,7 +109,7 @@ class IncidentKeeper:
         return frozenset(incident.key for incident in self._open.values())
 
     def update(self, server: str, group: str, findings: Sequence[DetectorFinding]) -> IncidentUpdate:
-        """Takes what is wrong with a server now. Mere information is no incident."""
+        """Opens and closes incidents by a server's current findings. Severity `info` opens none."""
         now = {finding.kind: finding for finding in findings if finding.severity != "info"}
         opened, closed, worse = [], [], []
         for kind, finding in now.items():
@@ -121,7 +120,7 @@ class IncidentKeeper:
                 self._open[server, kind] = incident
                 opened.append(incident)
             elif incident.severity != "critical" and finding.severity == "critical":
-                incident.severity = finding.severity  # and stays so: what swings is reported once
+                incident.severity = finding.severity  # never lowered again, so that it is reported once
                 worse.append(incident)
             incident.finding, incident.scrapes_without = finding, 0
         for incident in self.of(server):
@@ -133,11 +132,11 @@ class IncidentKeeper:
         return IncidentUpdate(tuple(opened), tuple(closed), tuple(worse))
 
     def forget(self, server: str) -> tuple[OpenIncident, ...]:
-        """A server that is no longer watched: its incidents end."""
-        server_removed = self.of(server)
-        for incident in server_removed:
+        """Drops and returns the incidents of a server that is no longer watched."""
+        removed = self.of(server)
+        for incident in removed:
             del self._open[server, incident.kind]
-        return server_removed
+        return removed
 
     @staticmethod
     def _new(server: str, group: str, finding: DetectorFinding) -> OpenIncident:
@@ -155,13 +154,13 @@ def _reason(incident: Incident) -> str:
 
 
 def _last_noted(incident: Incident, name: str, otherwise: object) -> object:
-    """What the last note with this detail says, else what the incident began with."""
+    """A detail of the last note that has it, else of the incident."""
     noted = [note.detail[name] for note in incident.notes if name in note.detail]
     return noted[-1] if noted else incident.detail.get(name, otherwise)
 
 
 def left_open(journal: Journal) -> tuple[Incident, ...]:
-    """What sidecars opened and did not close, with its notes."""
+    """Open incidents that a sidecar made, with their notes."""
     ours = [incident.id for incident in journal.incidents(open_only=True) if incident.detail.get("by") == BY]
     return tuple(incident for number in ours if (incident := journal.incident(number)) is not None)
 

@@ -1,7 +1,6 @@
-"""What legroom would have done: a recording or the journal, played through the same detectors and the same policy.
+"""`watch --rehearse`: the actions that the policy would have taken on a recording or a journal.
 
-Time is the recording's own. A restart that is allowed is taken to be begun and to count against the budgets; what it
-would have changed cannot be known, so what was seen afterwards is played on as it was.
+An allowed restart counts against the budgets, but later samples are replayed as recorded.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.watch_config import SidecarConfig
 
-_BUSY_S = 60.0  # how long a rehearsed action is taken to last
+_BUSY_S = 60.0  # assumed duration of an action
 _FOREVER_S = 1e11
 
 
 @dataclass(frozen=True)
 class DryRunEvent:
-    """One thing that would have happened."""
+    """An incident that opened or closed, a refusal, or an action."""
 
     time_s: float
     server: str
     kind: str
     what: str
-    """opened, closed, refused, or the name of an action."""
+    """`opened`, `closed`, `refused`, or the name of an action."""
     text: str
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """Everything in order, and how much was seen."""
+    """The events in order, and how much was replayed."""
 
     events: tuple[DryRunEvent, ...]
     looks: int
@@ -53,7 +52,7 @@ class DryRun:
 
     @property
     def actions(self) -> tuple[DryRunEvent, ...]:
-        """What would have been done to servers."""
+        """The events that are actions."""
         return tuple(event for event in self.events if event.what not in ("opened", "closed", "refused"))
 
     def to_json(self) -> dict[str, Any]:
@@ -68,15 +67,15 @@ class DryRun:
 
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
-    """Plays a recording (`legroom watch --record`) or a journal."""
+    """Replays a recording (`legroom watch --record`) or a journal."""
     return dry_run_results(_looks(path), config)
 
 
-def dry_run_results(looks: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
-    """Plays scrapes, in the order of their times."""
+def dry_run_results(results: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
+    """Replays scrape results in the order of their times."""
     play = _Player(config)
-    for seen in looks:
-        play.take(seen)
+    for result in results:
+        play.take(result)
     return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
 
@@ -93,46 +92,46 @@ class _Player:
         self.from_s: float | None = None
         self.until_s: float | None = None
 
-    def take(self, seen: ScrapeResult) -> None:
+    def take(self, result: ScrapeResult) -> None:
         self.looks += 1
-        self.from_s = seen.time_s if self.from_s is None else self.from_s
-        self.until_s = seen.time_s
-        group = self.groups.setdefault(seen.server, "default")
-        server = self.servers.get(seen.server)
+        self.from_s = result.time_s if self.from_s is None else self.from_s
+        self.until_s = result.time_s
+        group = self.groups.setdefault(result.server, "default")
+        server = self.servers.get(result.server)
         plan = server.plan if server is not None else None
-        watcher = self.watchers.get(seen.server)
+        watcher = self.watchers.get(result.server)
         if watcher is None:
-            watcher = self.watchers[seen.server] = Watcher(seen.server, self.config.thresholds, plan)
-        changes = self.keeper.update(seen.server, group, watcher.take(seen))
+            watcher = self.watchers[result.server] = Watcher(result.server, self.config.thresholds, plan)
+        changes = self.keeper.update(result.server, group, watcher.take(result))
         for incident in changes.opened:
             assert incident.finding is not None  # it was just found
-            self._add(seen, incident, "opened", f"{incident.title}: {incident.finding.reason}")
+            self._add(result, incident, "opened", f"{incident.title}: {incident.finding.reason}")
             given = server.answers.get(incident.kind) if server is not None else None
             incident.change = given or change_of(remedies_for(incident.finding, watcher.window, plan), plan)
         for incident in changes.closed:
-            self._add(seen, incident, "closed", f"{incident.title}: over")
-        for incident in self.keeper.of(seen.server):
-            self._decide(seen, incident, watcher)
+            self._add(result, incident, "closed", f"{incident.title}: over")
+        for incident in self.keeper.of(result.server):
+            self._decide(result, incident, watcher)
 
-    def _decide(self, seen: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
+    def _decide(self, result: ScrapeResult, incident: OpenIncident, watcher: Watcher) -> None:
         finding, settings = incident.finding, self.config.group(incident.group)
         if finding is None or not finding.is_seen_now or incident.last_action:
             return
-        server, group = self.servers.get(incident.server), self._group(incident.group, seen.time_s)
+        server, group = self.servers.get(incident.server), self._group(incident.group, result.time_s)
         decision = decision_about(incident, watcher, server, settings, group)
         if decision.action is None:
-            self._refused(seen, incident, decision)
+            self._refused(result, incident, decision)
             return
         if decision.action in RESTARTS or decision.action == "scale":
-            self.begun_s.setdefault(incident.group, []).append(seen.time_s)
+            self.begun_s.setdefault(incident.group, []).append(result.time_s)
         incident.last_action = decision.action
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
-        self._add(seen, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
+        self._add(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
 
-    def _refused(self, seen: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
+    def _refused(self, result: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
         if decision.dedupe_key != incident.last_refusal:
             incident.last_refusal = decision.dedupe_key
-            self._add(seen, incident, "refused", f"would not act: {decision.reason}")
+            self._add(result, incident, "refused", f"would not act: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
         members = [server for server, group in self.groups.items() if group == name]
@@ -145,8 +144,8 @@ class _Player:
         busy = "an action would be under way" if any(age_s < _BUSY_S for age_s in ages_s) else None
         return GroupState(name, len(members), unhealthy, ages_s, busy)
 
-    def _add(self, seen: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
-        self.events.append(DryRunEvent(seen.time_s, incident.server, incident.kind, what, text))
+    def _add(self, result: ScrapeResult, incident: OpenIncident, what: str, text: str) -> None:
+        self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 
 def _looks(path: Path) -> Iterator[ScrapeResult]:
@@ -159,10 +158,8 @@ def _looks(path: Path) -> Iterator[ScrapeResult]:
 
 
 def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
-    """The samples of all servers in the order of time. Older than a day they are means of a minute.
-
-    The journal keeps no spread of latencies, so how long a drain would have taken is not known here.
-    """
+    """The samples of all servers by time; those older than a day are roll-ups. Drain times are unknown without
+    latencies."""
     with Journal.open(path) as journal:
         lines = [_line(journal, server) for server in journal.servers()]
         yield from heapq.merge(*lines, key=lambda sample: sample.time_s)

@@ -1,8 +1,7 @@
-"""One restart from the drain to the server that answers again, every step in the journal before it is taken.
+"""One restart, from the drain until the server answers again. Each stage is journalled before it begins.
 
-Killed at any moment, the next legroom reads how far it came (`resume`): what had not reached the server is undone, what
-had is finished, and nothing is ever done twice, because the platform's own identity of the server tells whether the
-restart happened.
+After a kill, `resume` undoes a restart that had not reached the server and finishes one that had. The platform's
+identity of the server (a pid, a container id) shows whether the restart happened, so that it is never done twice.
 """
 
 from __future__ import annotations
@@ -42,26 +41,24 @@ _QUIET_PAUSE_S = 1.0
 
 
 class JournalCall(Protocol):
-    """Runs a call on the journal in the thread that owns it. Raises `JournalUnavailable`."""
+    """Calls a function with the journal, in the journal's thread. Raises `JournalUnavailable`."""
 
-    def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]:
-        """The call's own answer."""
-        ...
+    def __call__(self, call: Callable[[Journal], _Answer], /) -> Awaitable[_Answer]: ...
 
 
 @dataclass(frozen=True)
 class ActionContext:
-    """What an action works with: the journal, a scrape at a server, and how often to look."""
+    """What actions need: the journal, a scrape function and a poll interval."""
 
     journal: JournalCall
     write_later: Callable[[Write], None]
-    """Keeps a write until the journal can be written."""
-    look: Callable[[ServerConfig], Awaitable[ScrapeResult]]
+    """Queues a write without waiting."""
+    scrape: Callable[[ServerConfig], Awaitable[ScrapeResult]]
     home: Path
     poll_s: float = 0.5
 
     async def finish(self, action_id: int, state: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records how an action ended. It has ended: where that cannot be written now, it is as soon as it can."""
+        """Records an outcome now, or as soon as the journal can be written."""
 
         def finished(journal: Journal) -> None:
             journal.finish_action(action_id, state, detail)
@@ -74,7 +71,7 @@ class ActionContext:
 
 @dataclass(frozen=True)
 class RestartOutcome:
-    """How it ended (done, failed or undone), in words too."""
+    """The final state (done, failed or undone) and a sentence."""
 
     state: str
     text: str
@@ -83,7 +80,7 @@ class RestartOutcome:
 
 @dataclass(frozen=True)
 class RestartOrder:
-    """What is to be done and why."""
+    """A restart to carry out."""
 
     server: ServerConfig
     limits: ActionLimits
@@ -93,15 +90,15 @@ class RestartOrder:
     incident_id: int | None = None
     change: FlagChange | None = None
     restore: tuple[int, Override] | None = None
-    """An earlier action whose change of flags is taken back by this one."""
+    """The earlier action whose flag change this one reverts."""
 
 
 class _Abandoned(Exception):
-    """The restart is given up before it has touched the server."""
+    """The restart is abandoned before it reached the server."""
 
 
 class ServerRestart:
-    """One restart under way. Make one for each order."""
+    """Carries out one order."""
 
     def __init__(self, context: ActionContext, order: RestartOrder) -> None:
         if order.server.platform is None:
@@ -113,8 +110,7 @@ class ServerRestart:
         self._launched = False
 
     async def run(self, begun: Callable[[], None] = lambda: None) -> RestartOutcome:
-        """Does it. Raises `ActionFailed` or `JournalUnavailable` where it could not even be begun, which is before
-        `begun` is called."""
+        """Drains, restarts and waits. Raises `ActionFailed` or `JournalUnavailable` only before `begun` is called."""
         order = self._order
         before = await self._platform.state()
         started_s = await self._process_start()
@@ -135,7 +131,7 @@ class ServerRestart:
         except (ActionFailed, JournalUnavailable) as error:
             return await (self._failed(error.message) if self._launched else self._undone(error.message))
         except asyncio.CancelledError:
-            # Stopped from outside. What has reached the server stays open in the journal for the next start.
+            # A restart that reached the server stays unfinished in the journal, for the next process.
             if not self._launched:
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(asyncio.shield(self._undone("legroom was stopped")), _UNDO_S)
@@ -158,7 +154,7 @@ class ServerRestart:
         }
 
     async def _drain_server(self) -> None:
-        """Begins the drain and waits, unless nothing in the server will ever finish."""
+        """Drains, without waiting for a failing server."""
         order, drain_method = self._order, self._drain_method
         await self._stage("draining", {"door": drain_method.name})
         try:
@@ -180,13 +176,12 @@ class ServerRestart:
     async def _launch(self) -> None:
         order = self._order
         if order.change is not None or order.restore is not None:
-            # Kubernetes rolls a change out by itself, so from here on the server may be touched.
+            # Kubernetes rolls a change out by itself.
             await self._mark_launched(0, "")
         if order.change is not None:
             try:
                 await self._platform.write_flags(order.change)
             except ActionFailed as error:
-                # The server runs on with its old flags: a restart, and one more to take it back, would help nobody.
                 raise _Abandoned(f"the flags could not be changed: {error.message}") from error
         if order.restore is not None:
             await self._platform.restore_flags(order.restore[1])
@@ -199,19 +194,19 @@ class ServerRestart:
         self._launched = True
 
     async def _wait_until_back(self, before: State, started_s: float | None) -> None:
-        """Until another start of the server answers with metrics, which vLLM does once its engine is ready."""
+        """Waits for metrics of the new process, which vLLM serves once its engine is ready."""
         limit_s = self._order.limits.restart_deadline_s
         end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
-            seen = await self._context.look(self._order.server)
-            if isinstance(seen, Sample) and await self._is_other_replica(before, started_s, seen):
+            result = await self._context.scrape(self._order.server)
+            if isinstance(result, Sample) and await self._is_new_process(before, started_s, result):
                 return
             await asyncio.sleep(self._context.poll_s)
         raise ActionFailed(f"{self._order.server.name} did not answer within {limit_s:g} s of its restart")
 
-    async def _is_other_replica(self, before: State, started_s: float | None, seen: Sample) -> bool:
-        if started_s is not None and seen.process_start_s is not None:
-            return seen.process_start_s != started_s
+    async def _is_new_process(self, before: State, started_s: float | None, result: Sample) -> bool:
+        if started_s is not None and result.process_start_s is not None:
+            return result.process_start_s != started_s
         if before.identity is None:
             return True
         with contextlib.suppress(ActionFailed):
@@ -219,19 +214,19 @@ class ServerRestart:
         return False
 
     async def _busy(self) -> float | None:
-        seen = await self._context.look(self._order.server)
-        if not isinstance(seen, Sample) or seen.running is None:
+        result = await self._context.scrape(self._order.server)
+        if not isinstance(result, Sample) or result.running is None:
             return None
-        return seen.running + (seen.waiting or 0.0)
+        return result.running + (result.waiting or 0.0)
 
     async def _process_start(self) -> float | None:
-        seen = await self._context.look(self._order.server)
-        return seen.process_start_s if isinstance(seen, Sample) else None
+        result = await self._context.scrape(self._order.server)
+        return result.process_start_s if isinstance(result, Sample) else None
 
     async def _stage(self, name: str, detail: Mapping[str, Any]) -> None:
         await self._context.journal(lambda journal: journal.reach_stage(self._id, name, detail))
 
-    # The three ends, and what a killed legroom left
+    # Outcomes, and recovery after a kill
 
     async def _done(self, text: str) -> RestartOutcome:
         text = await self._end_drain(text)
@@ -257,7 +252,7 @@ class ServerRestart:
         return RestartOutcome(state, text, self._id)
 
     async def _end_drain(self, text: str, patient: bool = True) -> str:
-        """Lets new work in again. A guard inside vLLM comes back open; one before it must be told."""
+        """Ends the drain; `patient` retries for 30 s."""
         end_s = time.monotonic() + (_END_DRAIN_TRIES_S if patient else 0.0)
         while True:
             try:
@@ -270,13 +265,13 @@ class ServerRestart:
             return text
 
     async def resume(self, action: Action) -> RestartOutcome:
-        """Ends an action that a killed legroom left."""
+        """Finishes or undoes an action of a killed process."""
         self._id = action.id
         launched = action.stage("launched")
         if launched is None:
             return await self._undone("legroom was killed before the server was touched")
         self._launched = True
-        await self._programs_ended(launched.detail)
+        await self._wait_for_program(launched.detail)
         before = State(action.detail.get("identity_before"))
         started_s = action.detail.get("process_start_before_s")
         try:
@@ -284,7 +279,7 @@ class ServerRestart:
                 await self._wait_until_back(before, started_s)
                 return await self._done("legroom was killed during the restart, which had happened")
             if (await self._platform.state()).running is False:
-                # Stopped and never started: the other half is still owed.
+                # It was stopped and never started.
                 await self._launch()
                 await self._wait_until_back(before, started_s)
                 return await self._done("legroom was killed during the restart; the server was down and is started")
@@ -292,15 +287,15 @@ class ServerRestart:
             return await self._failed(error.message)
         return await self._undone("legroom was killed before the restart took effect")
 
-    async def _programs_ended(self, launched: Mapping[str, Any]) -> None:
-        """The program that restarts outlives legroom: it is left to end."""
+    async def _wait_for_program(self, launched: Mapping[str, Any]) -> None:
+        """Waits for the restart program, which outlives legroom."""
         pid, identity = int(launched.get("pid") or 0), launched.get("identity")
         end_s = time.monotonic() + self._order.limits.restart_deadline_s
         while pid and identity and process_identity(pid) == identity and time.monotonic() < end_s:
             await asyncio.sleep(min(self._context.poll_s, 0.2))
 
     async def _happened(self, before: State, started_s: float | None, launched_s: float) -> bool:
-        """Whether the server is another one, or is not yet known to be the same after the time it may take."""
+        """Whether the server was restarted, checked until the platform's settle time is over."""
         end_s = time.monotonic() + max(0.0, self._platform.settle_s - max(0.0, time.time() - launched_s))
         while True:
             with contextlib.suppress(ActionFailed):
@@ -309,12 +304,12 @@ class ServerRestart:
                     return True
                 if now.underway:
                     end_s = max(end_s, time.monotonic() + self._context.poll_s)
-            seen = await self._context.look(self._order.server)
-            if isinstance(seen, Sample) and started_s is not None and seen.process_start_s is not None:
-                if seen.process_start_s != started_s:
+            result = await self._context.scrape(self._order.server)
+            if isinstance(result, Sample) and started_s is not None and result.process_start_s is not None:
+                if result.process_start_s != started_s:
                     return True
-            elif isinstance(seen, Sample) and before.identity is None:
-                return True  # nothing tells starts apart here, and it answers
+            elif isinstance(result, Sample) and before.identity is None:
+                return True  # without an identity an answer is all there is
             if time.monotonic() >= end_s:
                 return False
             await asyncio.sleep(self._context.poll_s)

@@ -22,14 +22,13 @@ from legroom.live.journal.journal_buffer import JournalThread
 from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.endpoint import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
-from legroom.live.metrics.scrape import look, open_session
+from legroom.live.metrics.scrape import open_session, scrape_result
 from legroom.masking import masked
 from legroom.process_lock import single_process
 from legroom.sidecar.acting import Actor
-from legroom.sidecar.incident_reporting import IncidentReporter
+from legroom.sidecar.incident_reporting import IncidentReporter, RemedySearch
 from legroom.sidecar.notifier import Notifier
 from legroom.sidecar.open_incidents import OVER, UNWATCHED, IncidentKeeper, OpenIncident, close_rest, left_open
-from legroom.sidecar.remedy_search import RemedySearch
 from legroom.sidecar.server_restart import ActionContext
 from legroom.sidecar.sidecar_http import SidecarMetrics, incident_json, make_app
 from legroom.sidecar.sources import Source, source_of
@@ -38,11 +37,11 @@ from legroom.sidecar.watch_config import ServerConfig, SidecarConfig
 _MAINTAIN_S = 600.0
 _LAST_NOTIFICATIONS_S = 1.0
 _MIN_FLUSH_INTERVAL_S = 1.0
-_FORECAST_S = 30.0  # a trend of minutes is not another one five seconds later, and costs more than all detectors
+_FORECAST_S = 30.0  # a forecast costs more than all detectors, and a trend of minutes changes slowly
 
 
 class Sidecar:
-    """A running sidecar. `run` returns when it is told to stop."""
+    """A sidecar process. `run` returns after `stop`."""
 
     def __init__(self, config: SidecarConfig, log: Callable[[str], None]) -> None:
         self._config, self._log = config, log
@@ -62,28 +61,28 @@ class Sidecar:
         self._last_scrape_s = time.monotonic()
         self._journal_problem: str | None = None
         self._has_taken_over = False
-        """Until then nothing is done to a server: what an earlier legroom left unfinished there is not known."""
+        """False until the unfinished actions of an earlier process are read: nothing is done to a server before."""
         self._last_error = ""
         self._next_forecast_s: dict[str, float] = {}
         self._under_way: dict[str, str] = {}
-        """Servers that a `legroom run` is about to start, and what it does."""
+        """Server -> what a `legroom run` is doing to it."""
         self._actor = Actor(
             config,
-            ActionContext(self._journal.call, self._journal.write, self._look, path.parent, config.poll_s),
+            ActionContext(self._journal.call, self._journal.write, self._scrape, path.parent, config.poll_s),
             self._reporter.acted,
         )
         self._stopping = asyncio.Event()
         self._session: Any = None
 
     async def run(self, source: Source) -> None:
-        """Watches until `stop`."""
+        """Watches until `stop` is called."""
         self._session = open_session()
         runner = await self._serve()
         for name in {*self._groups.values(), "default"}:
-            self._metrics.say_acting(name, self._config.group(name).act)
+            self._metrics.set_allowed_actions(name, self._config.group(name).act)
         await self._take_over()
         tasks = [
-            asyncio.create_task(source(self._take_safely, self.server_removed, self._expected_servers)),
+            asyncio.create_task(source(self._take_safely, self.remove_server, self._expected_servers)),
             asyncio.create_task(self._write_samples()),
             asyncio.create_task(self._maintain()),
             asyncio.create_task(self._notifier.run(self._keeper.all)),
@@ -97,7 +96,7 @@ class Sidecar:
             await self._end(tasks, runner)
 
     def stop(self) -> None:
-        """Asks it to end, cleanly and soon."""
+        """Makes `run` return after a clean shutdown."""
         self._stopping.set()
 
     async def _end(self, tasks: list[asyncio.Task[Any]], runner: Any) -> None:
@@ -130,9 +129,9 @@ class Sidecar:
         return runner
 
     async def _take_over(self) -> None:
-        """Goes on with what an earlier sidecar left: its open incidents and its unfinished actions.
+        """Takes over the open incidents and unfinished actions of an earlier sidecar.
 
-        Where the journal cannot be read that waits, and so does all acting.
+        Retried while the journal cannot be read; no action is taken before.
         """
         try:
             left = await self._journal.call(left_open)
@@ -151,102 +150,102 @@ class Sidecar:
             self._has_taken_over = True
 
     def _expected_servers(self) -> frozenset[str]:
-        """Servers that others list, with an incident from before, and not seen again yet."""
+        """Servers with an open incident of an earlier sidecar that no source has listed yet."""
         return (
             frozenset(incident.server for incident in self._keeper.all()) - self._watchers.keys() - self._servers.keys()
         )
 
     # Scraping
 
-    def _take_safely(self, seen: ScrapeResult) -> None:
-        """A mistake of legroom's own about one server is said, and costs that look alone."""
+    def _take_safely(self, result: ScrapeResult) -> None:
+        """Logs a bug in the handling of one scrape, so that watching goes on."""
         try:
-            self.take(seen)
+            self.take(result)
         except Exception as error:
-            text = f"{seen.server}: this look could not be judged: {error!r}"
+            text = f"{result.server}: this scrape could not be evaluated: {error!r}"
             if text != self._last_error:
                 self._log(text)
             self._last_error = text
 
-    def take(self, seen: ScrapeResult) -> None:
-        """One scrape at one server: what the source hands over."""
+    def take(self, result: ScrapeResult) -> None:
+        """Handles one scrape result."""
         if self._stopping.is_set():
             return
         self._last_scrape_s = time.monotonic()
-        seen = self._local.added(seen)
-        group = self._groups.setdefault(seen.server, "default")
-        watcher = self._watchers.get(seen.server)
+        result = self._local.with_process_figures(result)
+        group = self._groups.setdefault(result.server, "default")
+        watcher = self._watchers.get(result.server)
         if watcher is None:
-            server = self._servers.get(seen.server)
-            watcher = Watcher(seen.server, self._config.thresholds, server.plan if server is not None else None)
-            self._watchers[seen.server] = watcher
-        is_acted_on = self._actor.is_acting_on(seen.server)
-        if isinstance(seen, ScrapeFailure) and not is_acted_on and self._is_expected(seen.server):
-            self._count(seen, watcher, group)
+            server = self._servers.get(result.server)
+            watcher = Watcher(result.server, self._config.thresholds, server.plan if server is not None else None)
+            self._watchers[result.server] = watcher
+        is_acted_on = self._actor.is_acting_on(result.server)
+        if isinstance(result, ScrapeFailure) and not is_acted_on and self._is_expected(result.server):
+            self._count(result, watcher, group)
             return
-        self._under_way.pop(seen.server, None)
-        findings = watcher.take(seen)
-        if isinstance(seen, Sample):
-            self._samples.append(seen)
-        self._count(seen, watcher, group)
+        self._under_way.pop(result.server, None)
+        findings = watcher.take(result)
+        if isinstance(result, Sample):
+            self._samples.append(result)
+        self._count(result, watcher, group)
         if is_acted_on:
-            return  # its silence is legroom's own doing, and whether the trouble is over shows afterwards
-        changes = self._keeper.update(seen.server, group, findings)
+            return  # it is being restarted
+        changes = self._keeper.update(result.server, group, findings)
         for incident in changes.opened:
             self._reporter.opened(incident)
         for incident in changes.worse:
             self._reporter.became_critical(incident)
         for incident in changes.closed:
             self._closed(incident)
-        incidents = self._keeper.of(seen.server)
+        incidents = self._keeper.of(result.server)
         if not incidents:
             return
         servers, unhealthy = self._group_health(group)
         for incident in incidents:
-            self._remedies.begin(incident, self._servers.get(seen.server), watcher.window)
+            self._remedies.begin(incident, self._servers.get(result.server), watcher.window)
             if self._has_taken_over:
                 self._actor.consider(incident, watcher, servers, unhealthy)
 
     def _is_expected(self, server: str) -> bool:
-        """Whether a `legroom run` of this machine is about to start the server anyway: it acts, and this one knows."""
+        """Whether a `legroom run` on this machine is starting the server, which explains the failed scrape."""
         what = run_under_way(server)
         if what is not None and self._under_way.get(server) != what:
             self._log(f"{server}: {what}: its silence is no incident, and nothing is done here")
             self._under_way[server] = what
         return what is not None
 
-    def server_removed(self, server: str) -> None:
-        """A source no longer lists a server: whatever was known of it is over."""
+    def remove_server(self, server: str) -> None:
+        """Closes the incidents of a server that no source lists any more."""
         if server in self._servers:
             return
         for incident in self._keeper.forget(server):
             self._closed(incident, UNWATCHED)
         self._watchers.pop(server, None)
         self._next_forecast_s.pop(server, None)
-        self._metrics.forget(server, self._groups.pop(server, "default"))
+        self._metrics.remove_server(server, self._groups.pop(server, "default"))
 
     def _closed(self, incident: OpenIncident, how: str = OVER) -> None:
         self._actor.end_drain_of(incident)
         self._reporter.closed(incident, how)
 
-    def _count(self, seen: ScrapeResult, watcher: Watcher, group: str) -> None:
-        self._metrics.saw(seen, group, not (_is_unhealthy(watcher) or seen.server in self._under_way))
-        if self._last_scrape_s < self._next_forecast_s.get(seen.server, 0.0):
+    def _count(self, result: ScrapeResult, watcher: Watcher, group: str) -> None:
+        self._metrics.count_scrape(result, group, not (_is_unhealthy(watcher) or result.server in self._under_way))
+        if self._last_scrape_s < self._next_forecast_s.get(result.server, 0.0):
             return
-        self._next_forecast_s[seen.server] = self._last_scrape_s + _FORECAST_S
+        self._next_forecast_s[result.server] = self._last_scrape_s + _FORECAST_S
         ahead = forecast(watcher.window, self._config.thresholds)
-        self._metrics.full_in.labels(seen.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
+        self._metrics.full_in.labels(result.server, group).set(ahead.full_in_s if ahead is not None else float("inf"))
 
     def _group_health(self, group: str) -> tuple[int, int]:
         members = [name for name, own in self._groups.items() if own == group]
         watched = [self._watchers[name] for name in members if name in self._watchers]
-        # A server that was never seen yet is not known to be healthy, and one that is being restarted is not.
+        # Servers that were never scraped or are being restarted count as unhealthy.
         unhealthy = [it for it in watched if _is_unhealthy(it) or it.window.server in self._under_way]
         return len(members), len(unhealthy) + len(members) - len(watched)
 
-    async def _look(self, server: ServerConfig) -> ScrapeResult:
+    async def _scrape(self, server: ServerConfig) -> ScrapeResult:
         place: Endpoint = server.endpoint
-        return await look(self._session, place)
+        return await scrape_result(self._session, place)
 
     # The journal
 
@@ -272,17 +271,17 @@ class Sidecar:
         while True:
             try:
                 await self._journal.maintain()
-            except Exception as error:  # old samples stay as they are, and the watching goes on
+            except Exception as error:  # watching goes on
                 self._log(f"the journal could not be tidied: {error!r}")
             await asyncio.sleep(_MAINTAIN_S)
 
-    # The pages
+    # HTTP
 
     def metrics_text(self) -> tuple[bytes, str]:
         return self._metrics.text(self._keeper.all(), self._journal)
 
     def health(self) -> dict[str, Any]:
-        """Fine while scrapes come in. A journal that cannot be written is said, and does not stop the watching."""
+        """`ok` while scrapes come in, even if the journal cannot be written."""
         quiet_s = time.monotonic() - self._last_scrape_s
         return {
             "ok": quiet_s < 6 * self._config.interval_s + 30.0,
@@ -294,7 +293,7 @@ class Sidecar:
         }
 
     async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
-        """From the journal; what is open now where that cannot be read."""
+        """Incidents of the journal, or the open ones while it cannot be read."""
         try:
             listed = await self._journal.call(lambda journal: journal.incidents(since_s, limit=limit))
         except JournalUnavailable:
@@ -303,7 +302,7 @@ class Sidecar:
         return [incident_json(incident) for incident in listed]
 
     async def acknowledge(self, incident_id: int, by: str) -> None:
-        """No more messages about it."""
+        """Stops notifications about an incident."""
         acknowledged = await self._journal.call(lambda journal: journal.incident(incident_id))
         if acknowledged is None:
             raise LegroomError(f"there is no incident {incident_id}")
@@ -327,7 +326,7 @@ def _is_unhealthy(watcher: Watcher) -> bool:
 
 
 def run_sidecar(config: SidecarConfig, log: Callable[[str], None] | None = None) -> int:
-    """Runs the sidecar until SIGTERM or SIGINT. The exit code: 0 when it was told to stop."""
+    """Runs the sidecar until SIGTERM or SIGINT; returns the exit code."""
     log, journal = log or _to_stderr, config.journal or journal_path()
     lock = journal.with_name(f"{journal.name}.sidecar")
     refusal = f"another legroom already watches with the journal {journal}"

@@ -1,4 +1,4 @@
-"""The sidecar's own HTTP: metrics, health, incidents; and, with a token, acknowledging and acting."""
+"""The sidecar's HTTP: metrics, health and incidents; with a token, acknowledging and acting."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SidecarMetrics:
-    """`legroom_*`, as a Prometheus reads them."""
+    """The `legroom_*` metrics of a sidecar."""
 
     def __init__(self) -> None:
         import prometheus_client  # slow to import
@@ -28,65 +28,52 @@ class SidecarMetrics:
 
         untyped: Any = prometheus_client
         untyped.disable_created_metrics()
+        registry = self.registry = CollectorRegistry()
 
-        self.registry = CollectorRegistry()
-        registered: dict[str, Any] = {"registry": self.registry}
-        self.looks = Counter("legroom_looks", "Looks at servers, by what they brought.", ["result"], **registered)
-        self.up = Gauge(
-            "legroom_server_up", "Whether a server answered the last look.", ["server", "group"], **registered
-        )
-        self.healthy = Gauge(
-            "legroom_server_healthy",
-            "Whether nothing critical is found at a server.",
-            ["server", "group"],
-            **registered,
-        )
-        self.kv_use = Gauge(
-            "legroom_server_kv_use", "Share of a server's KV pool in use.", ["server", "group"], **registered
-        )
-        self.full_in = Gauge(
-            "legroom_server_pool_full_seconds",
-            "Forecast: seconds until the pool is full.",
-            ["server", "group"],
-            **registered,
-        )
-        self.open = Gauge("legroom_incidents_open", "Incidents that last.", ["kind", "severity"], **registered)
-        self.opened = Counter("legroom_incidents", "Incidents opened.", ["kind"], **registered)
-        self.actions = Counter("legroom_actions", "Actions ended, by how.", ["name", "outcome"], **registered)
-        self.refusals = Counter("legroom_refusals", "Times that the policy refused to act.", **registered)
-        self.notified = Counter(
-            "legroom_notifications", "Messages sent, by whether they were taken.", ["result"], **registered
-        )
-        self.journal_ok = Gauge("legroom_journal_writable", "Whether the journal could be written last.", **registered)
-        self.journal_waiting = Gauge("legroom_journal_waiting", "Entries that wait to be written.", **registered)
-        self.journal_lost = Gauge("legroom_journal_lost", "Entries given up since the start.", **registered)
-        self.acting = Gauge("legroom_acting", "Whether an action is turned on.", ["name", "group"], **registered)
+        def gauge(name: str, about: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"legroom_{name}", about, labels, registry=registry)
 
-    def saw(self, seen: ScrapeResult, group: str, is_healthy: bool) -> None:
-        """One scrape at one server."""
-        self.looks.labels("sample" if isinstance(seen, Sample) else seen.kind).inc()
-        self.up.labels(seen.server, group).set(isinstance(seen, Sample))
-        self.healthy.labels(seen.server, group).set(is_healthy)
-        if isinstance(seen, Sample) and seen.kv_use is not None:
-            self.kv_use.labels(seen.server, group).set(seen.kv_use)
+        def counter(name: str, about: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"legroom_{name}", about, labels, registry=registry)
 
-    def forget(self, server: str, group: str) -> None:
-        """A server that is no longer watched has no figures."""
+        server = ("server", "group")
+        self.scrapes = counter("looks", "Scrapes of servers, by result.", ("result",))
+        self.up = gauge("server_up", "Whether a server answered the last scrape.", server)
+        self.healthy = gauge("server_healthy", "Whether nothing critical is found at a server.", server)
+        self.kv_use = gauge("server_kv_use", "Share of a server's KV pool in use.", server)
+        self.full_in = gauge("server_pool_full_seconds", "Forecast: seconds until the pool is full.", server)
+        self.open = gauge("incidents_open", "Incidents that last.", ("kind", "severity"))
+        self.opened = counter("incidents", "Incidents opened.", ("kind",))
+        self.actions = counter("actions", "Actions ended, by how.", ("name", "outcome"))
+        self.refusals = counter("refusals", "Times that the policy refused to act.")
+        self.notified = counter("notifications", "Messages sent, by whether they were taken.", ("result",))
+        self.journal_ok = gauge("journal_writable", "Whether the journal could be written last.")
+        self.journal_waiting = gauge("journal_waiting", "Entries that wait to be written.")
+        self.journal_lost = gauge("journal_lost", "Entries given up since the start.")
+        self.acting = gauge("acting", "Whether an action is turned on.", ("name", "group"))
+
+    def count_scrape(self, result: ScrapeResult, group: str, is_healthy: bool) -> None:
+        self.scrapes.labels("sample" if isinstance(result, Sample) else result.kind).inc()
+        self.up.labels(result.server, group).set(isinstance(result, Sample))
+        self.healthy.labels(result.server, group).set(is_healthy)
+        if isinstance(result, Sample) and result.kv_use is not None:
+            self.kv_use.labels(result.server, group).set(result.kv_use)
+
+    def remove_server(self, server: str, group: str) -> None:
         for gauge in (self.up, self.healthy, self.kv_use, self.full_in):
             with contextlib.suppress(KeyError):
                 gauge.remove(server, group)
 
-    def say_acting(self, group: str, act: frozenset[str]) -> None:
-        """What is turned on, once."""
+    def set_allowed_actions(self, group: str, act: frozenset[str]) -> None:
         for name in ACTION_NAMES:
             self.acting.labels(name, group).set(name in act)
 
-    def text(self, lasting: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
-        """The exposition and its content type, with the incidents that last and the state of the journal now."""
+    def text(self, open_incidents: Iterable[OpenIncident], journal: JournalThread) -> tuple[bytes, str]:
+        """The exposition and its content type."""
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         self.open.clear()
-        for incident in lasting:
+        for incident in open_incidents:
             self.open.labels(incident.kind, incident.severity).inc()
         self.journal_ok.set(journal.problem is None)
         self.journal_waiting.set(journal.waiting)
@@ -94,34 +81,25 @@ class SidecarMetrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
-_MAX_BYTES = 64 * 1024
+_MAX_BODY_BYTES = 64 * 1024
+"""Of a POST: a JSON object of three fields."""
 _MAX_INCIDENTS = 1000
 
 
 class SidecarApi(Protocol):
-    """What the pages show and do: the sidecar."""
+    """The methods of the sidecar that the HTTP handlers call."""
 
     token: str | None
 
-    def metrics_text(self) -> tuple[bytes, str]:
-        """The exposition and its content type."""
-        ...
+    def metrics_text(self) -> tuple[bytes, str]: ...
 
-    def health(self) -> dict[str, Any]:
-        """How the sidecar itself is."""
-        ...
+    def health(self) -> dict[str, Any]: ...
 
-    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]:
-        """Incidents, the newest first."""
-        ...
+    async def incidents_json(self, since_s: float | None, limit: int) -> list[dict[str, Any]]: ...
 
-    async def acknowledge(self, incident_id: int, by: str) -> None:
-        """Somebody scrapes after it: no more messages about it."""
-        ...
+    async def acknowledge(self, incident_id: int, by: str) -> None: ...
 
-    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]:
-        """A person's order, within the same budgets."""
-        ...
+    async def act_on_request(self, action: str, server: str, undo: int | None) -> dict[str, Any]: ...
 
 
 def make_app(served: SidecarApi) -> web.Application:
@@ -157,7 +135,7 @@ def make_app(served: SidecarApi) -> web.Application:
         return web.json_response(answer, status=202 if answer["accepted"] else 409)
 
     @web.middleware
-    async def explained(request: web.Request, handler: Any) -> web.StreamResponse:
+    async def authorise(request: web.Request, handler: Any) -> web.StreamResponse:
         if request.method not in ("GET", "HEAD"):
             refused = _unauthorised(request, served.token)
             if refused is not None:
@@ -168,7 +146,7 @@ def make_app(served: SidecarApi) -> web.Application:
             return web.json_response({"error": error.message, "hint": error.hint}, status=400)
         return answer
 
-    app = web.Application(middlewares=[explained], client_max_size=_MAX_BYTES)
+    app = web.Application(middlewares=[authorise], client_max_size=_MAX_BODY_BYTES)
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/incidents", incidents)
@@ -197,7 +175,7 @@ def _unauthorised(request: web.Request, token: str | None) -> web.Response | Non
     if token is None:
         return web.json_response({"error": "no token is set, so nothing can be changed here"}, status=403)
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    # In constant time, so that answers do not tell how much of a guess was right.
+    # Constant time, against timing attacks.
     if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), token.encode()):
         return web.json_response(
             {"error": "wrong or no token"}, status=401, headers={"WWW-Authenticate": 'Bearer realm="legroom"'}
@@ -216,7 +194,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _id(given: Any) -> int | None:
-    """A number that the journal can have given: SQLite counts up to 2**63 - 1."""
+    """A valid SQLite row id, else None."""
     return given if isinstance(given, int) and not isinstance(given, bool) and 0 < given < 2**63 else None
 
 

@@ -1,16 +1,25 @@
-"""The sidecar's configuration: servers, groups, limits, webhooks, whether to act. From watch.toml or a command."""
+"""watch.toml: servers, groups, limits, webhooks, platforms and allowed actions."""
 
 from __future__ import annotations
 
+import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from legroom.actions.command_platform import CommandPlatform
+from legroom.actions.docker_platform import ComposeService, DockerContainer
+from legroom.actions.kubernetes_platform import Workload
 from legroom.actions.platform import FlagChange, Platform
-from legroom.actions.server_drain import DrainMethod
+from legroom.actions.run_platform import RunChild
+from legroom.actions.server_drain import CommandDrain, DrainMethod, GuardDrain, PlatformDrain, ReadinessFileDrain
+from legroom.actions.supervisord_platform import SupervisordProgram
+from legroom.actions.systemd_platform import SystemdUnit
 from legroom.errors import LegroomError
+from legroom.guard import TOKEN_NAME as GUARD_TOKEN
 from legroom.live.detectors import DETECTORS
 from legroom.live.metrics.endpoint import Endpoint, endpoint
 from legroom.live.metrics.prometheus_source import PrometheusSource
@@ -20,7 +29,6 @@ from legroom.records import dataclass, field
 from legroom.sidecar import WATCH_PORT
 from legroom.sidecar.action_policy import ACTION_NAMES, ActionLimits
 from legroom.sidecar.notifier import FORMATS, Webhook
-from legroom.sidecar.platforms import drain_method_of, platform_of
 from legroom.toml_tables import ConfigError, TomlTable, read_toml
 
 _SHORTEST_INTERVAL_S = 0.1
@@ -28,7 +36,7 @@ _SHORTEST_INTERVAL_S = 0.1
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One server that is watched. Without a platform it is never acted on."""
+    """A watched server. Without a platform it is never restarted."""
 
     endpoint: Endpoint
     group: str
@@ -36,17 +44,16 @@ class ServerConfig:
     drain_method: DrainMethod | None = None
     plan: PlanDocument | None = None
     answers: Mapping[str, FlagChange] = field(default_factory=dict)
-    """Flags to restart with, by the kind of finding that they cure."""
+    """Kind of finding -> flags to restart with."""
 
     @property
     def name(self) -> str:
-        """As it is called in samples and incidents."""
         return self.endpoint.server
 
 
 @dataclass(frozen=True)
 class GroupConfig:
-    """Servers that stand in for each other: what one of them loses the others carry."""
+    """Interchangeable servers."""
 
     name: str
     act: frozenset[str] = frozenset({"notify"})
@@ -60,7 +67,7 @@ class PrometheusConfig:
     url: str = field(repr=False)
     token: str | None = field(default=None, repr=False)
     matchers: str = ""
-    """Such as `job="vllm"`; empty for every vLLM there is."""
+    """Such as `job="vllm"`; empty for all."""
     verify_tls: bool = True
     ca_file: str | None = None
 
@@ -76,7 +83,7 @@ class KubernetesConfig:
 
 @dataclass(frozen=True)
 class SidecarConfig:
-    """Everything. Printing it shows no secret."""
+    """The whole configuration. Its repr shows no secret."""
 
     servers: tuple[ServerConfig, ...]
     groups: Mapping[str, GroupConfig] = field(default_factory=dict)
@@ -93,15 +100,15 @@ class SidecarConfig:
     lease: str = "journal"
     lease_namespace: str = "default"
     poll_s: float = 0.5
-    """Between scrapes while something is drained or started."""
+    """Poll interval during a drain or restart."""
 
     def group(self, name: str) -> GroupConfig:
-        """A group's settings; those of all where it has none of its own."""
+        """A group's settings, else the defaults."""
         return self.groups.get(name) or GroupConfig(name, self.act)
 
 
 def read_config(path: Path) -> SidecarConfig:
-    """watch.toml, checked. A mistake is named with its line and key."""
+    """Reads and validates watch.toml. Errors name the line and the key."""
     table = read_toml(path)
     act = frozenset(table.choices("act", ACTION_NAMES, ("notify",)))
     servers = tuple(_server(server_table) for server_table in table.tables("servers"))
@@ -134,7 +141,7 @@ def read_config(path: Path) -> SidecarConfig:
 
 
 def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: Any) -> SidecarConfig:
-    """A configuration without a file: these servers, one group, and what to do by name."""
+    """A configuration without a file, with one group."""
     unknown = sorted(set(act) - set(ACTION_NAMES))
     if unknown:
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
@@ -143,7 +150,7 @@ def simple_config(addresses: Sequence[str], act: Sequence[str] = (), **others: A
 
 
 def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
-    """The same with more actions turned on, in every group."""
+    """A copy with more actions allowed, in every group."""
     unknown = sorted(set(act) - set(ACTION_NAMES))
     if unknown:
         raise LegroomError(f"there is no action {unknown[0]}", f"one of: {', '.join(ACTION_NAMES)}")
@@ -153,11 +160,11 @@ def with_act(config: SidecarConfig, act: Sequence[str]) -> SidecarConfig:
 
 
 def with_interval(config: SidecarConfig, interval_s: float) -> SidecarConfig:
-    """The same with so many seconds between scrapes."""
+    """A copy with another scrape interval."""
     if not _SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
         raise LegroomError(
             f"an interval of {interval_s:g} s is not between {_SHORTEST_INTERVAL_S:g} and {LONGEST_INTERVAL_S:g} s",
-            "looks further apart show nothing in time",
+            "scrapes further apart show nothing in time",
         )
     return replace(config, interval_s=interval_s)
 
@@ -309,3 +316,99 @@ def _kubernetes(table: TomlTable | None) -> KubernetesConfig | None:
     made = KubernetesConfig(table.require("selector", str), table.find("namespace", str), table.find("context", str))
     table.end()
     return made
+
+
+# Platforms and drain methods of [[servers]]
+
+DRAINS_BY_ITSELF = (Workload, RunChild)
+
+
+def platform_of(table: TomlTable, server: str) -> Platform:
+    """The platform that `platform = "systemd"` and its keys name."""
+    kind = table.choice("platform", tuple(_PLATFORMS), "command")
+    return _PLATFORMS[kind](table, server)
+
+
+def _systemd(table: TomlTable, server: str) -> Platform:
+    return SystemdUnit(table.require("unit", str), table.get("user", bool, False))
+
+
+def _docker(table: TomlTable, server: str) -> Platform:
+    return DockerContainer(table.require("container", str), table.integer("stop_s", 60, most=3600))
+
+
+def _compose(table: TomlTable, server: str) -> Platform:
+    path = table.path("file")
+    if path is None:
+        raise table.error("file", "is missing: the Compose file")
+    return ComposeService(path, table.require("service", str), table.integer("stop_s", 60, most=3600))
+
+
+def _workload(table: TomlTable, server: str) -> Platform:
+    kind = table.choice("kind", ("deployment", "stateful_set"), "deployment")
+    return Workload(
+        table.require("workload", str),
+        table.get("namespace", str, "default"),
+        "stateful_set" if kind == "stateful_set" else "deployment",
+        table.find("container", str),
+        table.find("context", str),
+    )
+
+
+def _supervisord(table: TomlTable, server: str) -> Platform:
+    return SupervisordProgram(table.require("program", str), table.path("config"), table.path("program_file"))
+
+
+def _run(table: TomlTable, server: str) -> Platform:
+    port = table.integer("port", urlsplit(server).port or 8000, least=1, most=65535)
+    return RunChild(port)
+
+
+def _command(table: TomlTable, server: str) -> Platform:
+    return CommandPlatform(
+        table.require("restart_command", str),
+        server,
+        table.path("pid_file"),
+        table.path("flags_file"),
+        table.number("settle_s", 10.0, most=3600.0),
+    )
+
+
+_PLATFORMS: Mapping[str, Callable[[TomlTable, str], Platform]] = {
+    "systemd": _systemd,
+    "docker": _docker,
+    "compose": _compose,
+    "kubernetes": _workload,
+    "supervisord": _supervisord,
+    "run": _run,
+    "command": _command,
+}
+
+
+def drain_method_of(table: TomlTable | None, place: Endpoint, platform: Platform | None) -> DrainMethod | None:
+    """The method of `drain = { by = "guard" }`. Default: the platform's own, else the guard if its token is set."""
+    if table is None:
+        if isinstance(platform, DRAINS_BY_ITSELF):
+            return PlatformDrain(platform.name)
+        token = os.environ.get(GUARD_TOKEN)
+        return GuardDrain(place.server, token, place.verify_tls, place.ca_file) if token else None
+    drain_method = _named_drain_method(table, place, platform)
+    table.end()
+    return drain_method
+
+
+def _named_drain_method(table: TomlTable, place: Endpoint, platform: Platform | None) -> DrainMethod:
+    by = table.choice("by", ("guard", "file", "command", "platform"), "guard")
+    if by == "guard":
+        token = table.secret("token") or os.environ.get(GUARD_TOKEN)
+        if not token:
+            raise table.error("token", f"is missing: the guard's, as token_env, token_file or {GUARD_TOKEN}")
+        return GuardDrain(table.get("url", str, place.server), token, place.verify_tls, place.ca_file)
+    if by == "file":
+        path = table.path("path")
+        if path is None:
+            raise table.error("path", "is missing: the file that makes readiness fail")
+        return ReadinessFileDrain(path, table.number("seen_after_s", 15.0, most=3600.0))
+    if by == "command":
+        return CommandDrain(table.require("close_command", str), table.require("open_command", str))
+    return PlatformDrain(platform.name if platform is not None else "the platform")

@@ -1,7 +1,4 @@
-"""Watching servers for a person: scrapes in, views out, incidents into the journal on the way.
-
-The sidecar does the same for nobody in particular, and acts; this never does.
-"""
+"""`legroom watch` without --daemon: scrape results in, views out, incidents into the journal. It never acts."""
 
 from __future__ import annotations
 
@@ -36,26 +33,26 @@ if TYPE_CHECKING:
     from legroom.sidecar.watch_config import PrometheusConfig, SidecarConfig
 
 MAX_HISTORY = 720
-"""An hour at five seconds: what the curves of a page show at most."""
+"""An hour at the default interval."""
 _WITH_LONG_HISTORY, _SHORT_HISTORY = 100, 24
-"""A page shows some servers; the curves of a fleet's thousands would be most of what a watcher keeps in memory."""
+"""Only the first hundred servers keep a long history: thousands would be most of the process's memory."""
 ONCE_SCRAPES, ONCE_GAP_S = 3, 1.0
-"""A single scrape shows levels; rates and a standstill need a few."""
+"""Rates need two scrapes; a third confirms them."""
 _IMMEDIATE_KINDS = frozenset({"pool_pressure", "preemption_thrash", "queue_backlog", "plan_drift"})
 """Detectors whose condition is meaningful in a single scrape."""
 _SCRAPES_AGO_S = (60.0, 30.0, 15.0)
 """Past evaluation times that yield a second scrape at Prometheus' usual intervals of 15 to 60 s."""
 _SECOND_SCRAPE_S = 65.0
-"""How long is waited for a second scrape where there was none yet."""
+"""Prometheus' default scrape interval and 5 s."""
 _SAMPLES_EVERY_S = 10.0
 _NOW_S = 60.0
-"""A scrape this young is of now, and not from a recording."""
+"""Older scrapes are from a recording."""
 _DISCOVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """What a curve needs of one scrape."""
+    """One point of the curves."""
 
     time_s: float
     kv_use: float | None = None
@@ -67,17 +64,17 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class IncidentChange:
-    """An incident that began or ended with a scrape."""
+    """An incident that opened or closed."""
 
     incident: OpenIncident
     is_over: bool
     time_s: float
     id: int | None = None
-    """Its number in the journal."""
+    """Its journal id."""
 
 
 class WatchSession:
-    """Everything a watching surface knows. Feed it scrapes; read views, history and incidents."""
+    """The state of `legroom watch`: scrape results in; views, history and incidents out."""
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class WatchSession:
         self.views: dict[str, ServerView] = {}
         self.history: dict[str, deque[HistoryPoint]] = {}
         self.changes: deque[IncidentChange] = deque(maxlen=200)
-        self.looks = 0
+        self.scrapes = 0
         self._plans, self._journal, self._recorder = dict(plans or {}), journal, recorder
         self.log = log or (lambda text: None)
         self._watchers: dict[str, Watcher] = {}
@@ -101,57 +98,57 @@ class WatchSession:
         self._samples: list[Sample] = []
         self._written_s = 0.0
 
-    def take(self, look: ScrapeResult) -> ServerView:
-        """One scrape at one server."""
-        look = self._local.added(look)
-        self.looks += 1
+    def take(self, result: ScrapeResult) -> ServerView:
+        """Handles one scrape result."""
+        result = self._local.with_process_figures(result)
+        self.scrapes += 1
         if self._recorder is not None:
-            self._recorder.add(look)
-        watcher = self._watchers.get(look.server)
+            self._recorder.add(result)
+        watcher = self._watchers.get(result.server)
         if watcher is None:
-            watcher = self._watchers[look.server] = Watcher(look.server, self.levels, self.plan_of(look.server))
-        if isinstance(look, ScrapeFailure) and (what := _under_way(look)) is not None:
+            watcher = self._watchers[result.server] = Watcher(result.server, self.levels, self.plan_of(result.server))
+        if isinstance(result, ScrapeFailure) and (what := _under_way(result)) is not None:
             waiting = replace(view(watcher, self.levels), state="unreachable", sentence=f"{what}: no answer yet")
-            self.views[look.server] = waiting
-            return waiting  # an expected silence is no incident
-        findings = watcher.take(look)
-        now = self.views[look.server] = view(watcher, self.levels)
-        self._remember(look, now, watcher)
-        changed = self._keeper.update(look.server, "", findings)
+            self.views[result.server] = waiting
+            return waiting  # it is being started
+        findings = watcher.take(result)
+        now = self.views[result.server] = view(watcher, self.levels)
+        self._remember(result, now, watcher)
+        changed = self._keeper.update(result.server, "", findings)
         for incident in changed.opened:
-            self.changes.appendleft(IncidentChange(incident, False, look.time_s, self._opened(incident, watcher)))
+            self.changes.appendleft(IncidentChange(incident, False, result.time_s, self._opened(incident, watcher)))
         for incident in changed.closed:
-            self._end(incident, OVER, look.time_s)
-        if isinstance(look, Sample) and self._journal is not None:
-            self._samples.append(look)
-            self._write_samples(look.time_s)
+            self._end(incident, OVER, result.time_s)
+        if isinstance(result, Sample) and self._journal is not None:
+            self._samples.append(result)
+            self._write_samples(result.time_s)
         return now
 
     def plan_of(self, server: str) -> PlanDocument | None:
-        """What it was planned to be, where a plan was given."""
+        """The server's plan, if one was given."""
         return self._plans.get(server, self._plans.get(""))
 
     def comparison(self, server: str) -> tuple[ComparedFigure, ...]:
-        """Its plan beside what the last scrape showed; () without a plan or an answer."""
+        """The plan beside the last sample; () without either."""
         plan, watcher = self.plan_of(server), self._watchers.get(server)
         if plan is None or watcher is None or not watcher.window.is_answering or watcher.window.latest is None:
             return ()
         return compare(plan, watcher.window.latest, self.levels)
 
-    def server_removed(self, server: str) -> None:
-        """Whoever listed a server lists it no longer: nothing is known of it any more."""
+    def remove_server(self, server: str) -> None:
+        """Closes the incidents of a server that no source lists any more."""
         for incident in self._keeper.forget(server):
             self._end(incident, UNWATCHED, time.time())
         for known in (self.views, self.history, self._watchers):
             known.pop(server, None)
 
-    def _remember(self, look: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
-        kept = self.history.get(look.server)
+    def _remember(self, result: ScrapeResult, now: ServerView, watcher: Watcher) -> None:
+        kept = self.history.get(result.server)
         if kept is None:
             points = MAX_HISTORY if len(self.history) < _WITH_LONG_HISTORY else _SHORT_HISTORY
-            kept = self.history[look.server] = deque(maxlen=points)
-        if isinstance(look, ScrapeFailure):
-            kept.append(HistoryPoint(look.time_s))
+            kept = self.history[result.server] = deque(maxlen=points)
+        if isinstance(result, ScrapeFailure):
+            kept.append(HistoryPoint(result.time_s))
             return
         steps = watcher.window.steps
         step = steps[-1] if steps else None
@@ -161,7 +158,7 @@ class WatchSession:
         }
         kept.append(
             HistoryPoint(
-                look.time_s,
+                result.time_s,
                 now.kv_use,
                 now.running or 0.0,
                 now.waiting or 0.0,
@@ -171,7 +168,7 @@ class WatchSession:
         )
 
     def add_immediate_findings(self, server: str) -> ServerView:
-        """The view with what is wrong at this very look, for those who do not stay to see whether it lasts."""
+        """Adds conditions that are bad in the last scrape alone, for `--once`."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
         at_once = {
@@ -189,25 +186,25 @@ class WatchSession:
         return self.views[server]
 
     def scraped_only_once(self) -> list[str]:
-        """Servers that were scraped but once: levels are known of them, and nothing that takes two scrapes."""
+        """Servers with a single sample, and so without rates."""
         return [
             name for name, watcher in self._watchers.items() if watcher.window.is_answering and not watcher.window.steps
         ]
 
     @property
     def open_incidents(self) -> tuple[OpenIncident, ...]:
-        """Those that last, the oldest first."""
+        """Open incidents, oldest first."""
         return self._keeper.all()
 
     def close(self) -> None:
-        """The end of watching: what was open is no longer known to be."""
+        """Closes open incidents and writes what is buffered."""
         for incident in self._keeper.all():
             self._end(incident, "lasted when watching ended", time.time())
         self._flush()
         if self._recorder is not None:
             self._recorder.close()
 
-    # The journal: a courtesy here, never in the way of watching.
+    # The journal. Its failure never stops the watching.
 
     def _opened(self, incident: OpenIncident, watcher: Watcher) -> int | None:
         finding, journal = incident.finding, self._journal
@@ -271,7 +268,7 @@ class WatchSession:
 
 
 def _has_live_owner(incident: Incident) -> bool:
-    """Whether somebody will close it: a sidecar does, also after a restart of its own; a watcher while it lives."""
+    """Whether a sidecar or a living `watch` process will close it."""
     if incident.detail.get("by") != "watch":
         return True
     try:
@@ -283,9 +280,9 @@ def _has_live_owner(incident: Incident) -> bool:
     return True
 
 
-def _under_way(look: ScrapeFailure) -> str | None:
-    """What a `legroom run` does to the server meanwhile; of a recording nobody knows any more."""
-    return run_under_way(look.server) if abs(time.time() - look.time_s) < _NOW_S else None
+def _under_way(result: ScrapeFailure) -> str | None:
+    """What a `legroom run` is doing to the server; None for a recording."""
+    return run_under_way(result.server) if abs(time.time() - result.time_s) < _NOW_S else None
 
 
 def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
@@ -306,14 +303,14 @@ def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, no
 
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:
-    """A few scrapes at each server, close together; then the detectors that need no patience are asked."""
+    """Scrapes each server a few times, then adds immediate findings."""
     _run(_looks(config, session, gap_s))
     for server in session.views:
         session.add_immediate_findings(server)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """To its end, also for a caller who is inside an event loop, as in a notebook."""
+    """asyncio.run, also inside a running event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -330,39 +327,39 @@ async def _looks(config: SidecarConfig, session: WatchSession, gap_s: float) -> 
     if config.kubernetes is not None:
         await _until_discovered(replace(config, interval_s=gap_s), session, gap_s)
         return
-    from legroom.live.metrics.scrape import look, open_session  # slow to import
+    from legroom.live.metrics.scrape import open_session, scrape_result  # slow to import
 
     async with open_session() as connections:
         for number in range(ONCE_SCRAPES):
             await asyncio.sleep(gap_s if number else 0)
-            seen = await asyncio.gather(*(look(connections, server.endpoint) for server in config.servers))
-            for look_seen in seen:
-                session.take(look_seen)
+            results = await asyncio.gather(*(scrape_result(connections, server.endpoint) for server in config.servers))
+            for result in results:
+                session.take(result)
 
 
 async def _scrapes(config: PrometheusConfig, session: WatchSession, gap_s: float) -> None:
-    """The last scrapes of every server, and where there was but one, the next, for which one has to wait."""
+    """Polls the last scrapes of every server, and waits for a second one where there was only one."""
     from legroom.live.metrics.scrape import open_session
     from legroom.sidecar.sources import prometheus_source  # slow to import
 
     source, now_s, until = prometheus_source(config), time.time(), time.monotonic() + _SECOND_SCRAPE_S
     async with open_session() as connections:
         for ago_s in _SCRAPES_AGO_S:
-            for look in await source.poll(connections, now_s - ago_s, is_past=True):
-                session.take(look)
+            for result in await source.poll(connections, now_s - ago_s, is_past=True):
+                session.take(result)
         while True:
-            for look in await source.poll(connections, time.time()):
-                session.take(look)
+            for result in await source.poll(connections, time.time()):
+                session.take(result)
             once_only = session.scraped_only_once()
             if not once_only or time.monotonic() >= until:
                 break
             await asyncio.sleep(gap_s)
     if once_only:
-        session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not judged")
+        session.log(f"Prometheus shows one scrape only of {', '.join(once_only)}: rates and waits were not evaluated")
 
 
 async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s: float) -> None:
-    """Servers that others list are found while looking: a few rounds after the first was seen are enough."""
+    """Streams until servers were discovered, and a few rounds more."""
     problems: list[str] = []
     session.log = problems.append
     watching = asyncio.create_task(stream(config, session, lambda now: None))
@@ -376,30 +373,30 @@ async def _until_discovered(config: SidecarConfig, session: WatchSession, gap_s:
     with suppress(asyncio.CancelledError):
         await watching
     if problems and not session.views:
-        raise LegroomError(problems[0], "nothing could be looked at", UNREACHABLE)
+        raise LegroomError(problems[0], "no server could be scraped", UNREACHABLE)
 
 
 async def stream(config: SidecarConfig, session: WatchSession, show: Callable[[ServerView], None]) -> None:
-    """A view after every scrape, for ever."""
+    """Scrapes for ever and shows a view after every scrape."""
     from legroom.sidecar.sources import source_of  # slow to import
 
-    await source_of(config, session.log)(lambda look: show(session.take(look)), session.server_removed)
+    await source_of(config, session.log)(lambda result: show(session.take(result)), session.remove_server)
 
 
 def replayed(path: Path, session: WatchSession) -> Iterator[ServerView]:
-    """A recording through the same eyes, as fast as it can be read."""
+    """Views of a recording, at full speed."""
     from legroom.live.metrics.scrape_recording import replay
 
-    for look in replay(path):
-        yield session.take(look)
+    for result in replay(path):
+        yield session.take(result)
 
 
 def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerView]:
-    """A view after every scrape, for code without an event loop, or inside one. Close the iterator to stop looking."""
+    """Views for synchronous callers. Closing the iterator stops the scraping."""
     seen: queue.Queue[ServerView | BaseException] = queue.Queue(4096)
     stop = threading.Event()
 
-    async def look() -> None:
+    async def scrape() -> None:
         task = asyncio.create_task(stream(config, session, seen.put))
         while not stop.is_set() and not task.done():
             await asyncio.wait([task], timeout=0.05)
@@ -408,7 +405,7 @@ def watching(config: SidecarConfig, session: WatchSession) -> Iterator[ServerVie
 
     def run() -> None:
         try:
-            asyncio.run(look())
+            asyncio.run(scrape())
         except asyncio.CancelledError:
             return
         except BaseException as error:

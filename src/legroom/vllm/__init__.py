@@ -1,1 +1,1 @@
-"""vLLM as seen from outside: command lines in, settings out."""
+"""vLLM from outside: words -> ServeArgs -> EngineSettings -> refusals, and settings -> words."""

@@ -13,7 +13,7 @@ Usage = Literal["serve", "llm"]
 
 @dataclass(frozen=True)
 class ServeArgs:
-    """What the user gave; None means the release's default applies. Field names are vLLM's own `dest` names."""
+    """The given flags under vLLM's `dest` names; None: the release's default applies."""
 
     model: str = ""
     usage: Usage = "serve"
@@ -47,7 +47,7 @@ class ServeArgs:
     max_lora_rank: int | None = None
     speculative_config: Mapping[str, Any] | None = None
     compilation_config: Mapping[str, Any] | None = None
-    """Until 0.11.2 it also holds `-O3` / `--compilation-config 3` as {"level": 3}; `cudagraph_mode`, ..."""
+    """Up to 0.11.2 it also holds `-O3` and `--compilation-config 3`, as {"level": 3}."""
     optimization_level: int | None = None
     """`-O0` to `-O3` from 0.12.0 on."""
     cudagraph_capture_sizes: tuple[int, ...] | None = None
@@ -66,13 +66,13 @@ class ServeArgs:
     runner: str | None = None
     performance_mode: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the server that legroom saw (VLLM_*, PYTORCH_*, CUDA_VISIBLE_DEVICES, NCCL_*)."""
+    """Environment variables of the server (VLLM_*, PYTORCH_*, CUDA_VISIBLE_DEVICES, NCCL_*)."""
     others: tuple[str, ...] = ()
-    """Every other flag as it was written, kept so that a command line survives the round trip."""
+    """Every other flag as written, so that the command line can be written again."""
 
     @property
     def engine_ranks(self) -> int:
-        """The GPUs of one engine: what vLLM calls the world size. Decode context parallelism takes none of its own."""
+        """vLLM's world_size: the GPUs of one engine. Decode context parallelism adds none."""
         sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.prefill_context_parallel_size)
         return math.prod(size or 1 for size in sizes)
 
@@ -84,17 +84,17 @@ class ServeArgs:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the release makes of `ServeArgs` on one model and GPU: no None is left where the release has a value."""
+    """The settings that the release resolves from `ServeArgs` for one model and GPU, defaults included."""
 
     release: str
     engine: Literal["V0", "V1"]
     runner: Literal["V1", "V2"]
-    """The model runner; V2 arrives with 0.22 for some architectures."""
+    """The model runner; V2 exists from 0.22 on."""
     usage: Usage
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
-    """Resolved: `auto` has become the checkpoint's own choice where the release honours it."""
+    """`auto` is replaced by the checkpoint's KV cache dtype where the release does so."""
     max_model_len: int
     auto_fit_len: bool
     max_num_seqs: int
@@ -103,7 +103,7 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     block_size: int | None
-    """As given by the user; None: the attention backend and the hybrid rules decide (`memory.kv`)."""
+    """As given; None: the attention backend decides (`memory.kv`)."""
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
@@ -124,21 +124,21 @@ class EngineSettings:
     num_speculative_tokens: int
     given: ServeArgs
     notes: tuple[str, ...] = ()
-    """Sentences about what was clamped, ignored or replaced."""
+    """Sentences about settings that were clamped, ignored or replaced."""
 
     @property
     def gpus_used(self) -> int:
-        """The GPUs that the tensor, pipeline and data-parallel sizes take together."""
+        """tensor x pipeline x data-parallel size."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def expert_ranks(self) -> int:
-        """Over how many GPUs experts are divided, whole or in slices: data-parallel ranks share them (0.8.0 on)."""
+        """Ranks that share the experts: data-parallel ranks do too (0.8.0+)."""
         return self.tensor_parallel_size * self.data_parallel_size * self.prefill_context_parallel_size
 
 
 def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
-    """The values of a flag kept in `others`: () for a bare switch, None where it was not given. The last one wins."""
+    """The values of a flag in `others`: () for a switch, None where it is not given; the last occurrence counts."""
     tokens = args.others
     if not tokens:
         return None
@@ -158,7 +158,7 @@ def other_values(args: ServeArgs, name: str) -> tuple[str, ...] | None:
 
 
 def other_value(args: ServeArgs, name: str) -> str | None:
-    """The first value of a flag kept in `others`, None where it was not given."""
+    """The first value of a flag in `others`; None where it is not given."""
     values = other_values(args, name)
     return values[0] if values else None
 
@@ -169,7 +169,7 @@ def is_given(args: ServeArgs, name: str) -> bool:
 
 
 def env_flag(args: ServeArgs, name: str) -> bool | None:
-    """An environment variable that holds 0 or 1; None where it is not set or not readable as one."""
+    """A boolean environment variable; None where it is unset or unreadable."""
     value = args.env.get(name)
     if value is None:
         return None
@@ -180,40 +180,40 @@ def env_flag(args: ServeArgs, name: str) -> bool | None:
 
 
 HEADS = frozenset({"eagle", "eagle3"})
-"""Small heads that run on the model's own hidden states and share its embeddings."""
+"""Speculative methods with a small head on the model's hidden states and shared embeddings."""
 WITHOUT_CACHE = frozenset({"ngram", "ngram_gpu", "medusa", "mlp_speculator", "suffix", "custom_class"})
-"""Methods that keep no keys and values of their own."""
+"""Speculative methods without a KV cache."""
 _WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 _PREDICTORS = ("mtp", "dspark")
 _NAMED = (("eagle3", "eagle3"), ("eagle-", "eagle"), ("dflash", "dflash"), ("dspark", "dspark"))
 
 
 def draft_method(config: Mapping[str, Any] | None) -> str:
-    """The method in use, told by the draft's name where none was given; empty without speculative decoding."""
+    """The speculative method, from the draft's name where none is given; empty without speculative decoding."""
     if not config:
         return ""
-    stated, name = str(config.get("method") or ""), str(config.get("model") or "")
-    if stated and stated != "draft_model":
-        return stated
+    given, name = str(config.get("method") or ""), str(config.get("model") or "")
+    if given and given != "draft_model":
+        return given
     if name in ("ngram", "[ngram]"):
         return "ngram"
-    told = next((method for part, method in _NAMED if part in name.lower()), None)
-    return told or ("draft_model" if name or stated else "ngram")
+    by_name = next((method for part, method in _NAMED if part in name.lower()), None)
+    return by_name or ("draft_model" if name or given else "ngram")
 
 
 def head_kind(config: Mapping[str, Any] | None) -> str:
-    """How an EAGLE head is built: vLLM keeps a stated `eagle`, but the head's own class is that of its checkpoint."""
+    """The class of an EAGLE head: `eagle3` by the checkpoint's name, even where the config says `eagle`."""
     method = draft_method(config)
     return "eagle3" if method in HEADS and "eagle3" in draft_name(config).lower() else method
 
 
 def predicts_itself(method: str) -> bool:
-    """Whether the model's own prediction layers draft (MTP)."""
+    """Whether the model's own MTP layers draft."""
     return method.endswith(_PREDICTORS)
 
 
 def draft_name(config: Mapping[str, Any] | None) -> str:
-    """The other checkpoint that is loaded beside the model; empty where there is none."""
+    """The draft checkpoint's name; empty where the method loads none."""
     method = draft_method(config)
     if not config or method in _WITHOUT_MODEL or predicts_itself(method):
         return ""

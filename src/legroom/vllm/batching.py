@@ -1,4 +1,4 @@
-"""How many tokens and requests a step may hold, and whether prompts are split and prefixes cached."""
+"""Defaults of max_num_batched_tokens, max_num_seqs, chunked prefill and prefix caching."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from legroom.vllm.traits import (
     uses_mla,
 )
 
-_LONG_CONTEXT = 32768
 _MIN_BATCHED_TOKENS = 2048
-_POOLING_BATCHED_TOKENS = 32768
-_BATCHED_DP_TOKENS = 256
+"""The V0 engine's _DEFAULT_MAX_NUM_BATCHED_TOKENS."""
 _PREFIX_LM_TYPES = ("gemma4",)
-"""Multimodal models whose image tokens see each other, and that tell vLLM the size of their largest item (0.22+)."""
+"""Multimodal models with bidirectional attention among image tokens, whose largest item must fit a step (0.22+)."""
 _BATCHED_ALL2ALL = {"deepep_low_latency", "pplx", "nixl_ep", "mori_low_latency"}
 
 
@@ -39,7 +37,7 @@ class Batching:
 
 
 def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V1 engine's defaults, and its adjustments where the user left a value open."""
+    """The V1 engine's step limits."""
     chunked = _chunked_prefill_v1(args, model, release)
     tokens, seqs = device_defaults(gpu, release, args.usage)
     if args.performance_mode == "throughput" and release.at_least("0.17.0"):
@@ -47,9 +45,9 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     if args.max_num_seqs is not None:
         seqs = args.max_num_seqs
     given_tokens = args.max_num_batched_tokens
-    # 0.9.2 - 0.10.0 replaced even the user's value when chunked prefill was off.
+    # 0.9.2 - 0.10.0 replace even a given value without chunked prefill.
     if given_tokens is None or (not chunked and release.within("0.9.2", "0.10.0")):
-        tokens = _open_tokens_v1(
+        tokens = _default_tokens_v1(
             args, model, release, tokens=tokens, seqs=seqs, max_model_len=max_model_len, chunked=chunked
         )
     else:
@@ -59,12 +57,12 @@ def batching_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_m
     return Batching(tokens, seqs, chunked, _prefix_caching_v1(args, model, release))
 
 
-def _open_tokens_v1(
+def _default_tokens_v1(
     args: ServeArgs, model: Model, release: Release, *, tokens: int, seqs: int, max_model_len: int, chunked: bool
 ) -> int:
-    """max_num_batched_tokens where the user gave none."""
+    """max_num_batched_tokens where none is given."""
     if release.at_least("0.20.0") and _is_batched_dp_moe(args, model):
-        tokens = _BATCHED_DP_TOKENS * (2 if args.performance_mode == "throughput" else 1)
+        tokens = 256 * (2 if args.performance_mode == "throughput" else 1)
     if not chunked:
         if release.at_least("0.11.1"):
             tokens = max(max_model_len, tokens)
@@ -87,13 +85,13 @@ def _is_batched_dp_moe(args: ServeArgs, model: Model) -> bool:
 
 
 def device_defaults(gpu: Gpu, release: Release, usage: Usage) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) that the V1 engine starts from on this card."""
+    """(max_num_batched_tokens, max_num_seqs): the V1 engine's defaults on this card."""
     offline = usage == "llm"
     name = gpu.name.lower()
     if release.before("0.7.0"):
         return (8192 if offline else 2048), 256
     if gpu.unified and gpu.vendor == "nvidia":
-        # NVML knows no total there, so vLLM falls back on the defaults of a small card.
+        # NVML reports no total there, so vLLM uses the defaults of a small card.
         large = False
     elif release.before("0.8.5"):
         large = "h100" in name or "h200" in name
@@ -129,7 +127,7 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
     elif is_encoder_decoder(model) or is_attention_free(model):
         supported = False
     else:
-        # Hybrid models: impossible until 0.11.0, an opt-in until 0.27.1 (0.26 supports it and leaves it off), on since.
+        # Hybrid models: not supported up to 0.11.0, off by default up to 0.27.1, on since.
         supported = not is_hybrid(model) or release.at_least("0.28.0")
     if (is_hybrid(model) or is_attention_free(model)) and release.before("0.11.1"):
         return False
@@ -139,18 +137,18 @@ def _prefix_caching_v1(args: ServeArgs, model: Model, release: Release) -> bool:
 
 
 def batching_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> Batching:
-    """The V0 engine's defaults."""
+    """The V0 engine's step limits."""
     chunked = _chunked_prefill_v0(args, model, gpu, release, max_model_len)
     seqs = args.max_num_seqs if args.max_num_seqs is not None else 256
     tokens = args.max_num_batched_tokens
     if tokens is None:
-        tokens = _open_tokens_v0(args, model, release, max_model_len, chunked)
+        tokens = _default_tokens_v0(args, model, release, max_model_len, chunked)
         if release.at_least("0.9.0"):
             tokens = min(tokens, seqs * max_model_len)
     return Batching(tokens, seqs, chunked, bool(args.enable_prefix_caching))
 
 
-def _open_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
+def _default_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_len: int, chunked: bool) -> int:
     tokens = max(max_model_len, _MIN_BATCHED_TOKENS)
     steps = other_value(args, "--num-scheduler-steps") or "1"
     multi_step = steps.isdigit() and int(steps) > 1 and release.at_least("0.6.3")
@@ -158,7 +156,7 @@ def _open_tokens_v0(args: ServeArgs, model: Model, release: Release, max_model_l
         tokens = _chunk_tokens_v0(release)
     pooling = is_pooling(args, model)
     if pooling and release.at_least("0.4.3") and (release.at_least("0.6.0") or not chunked):
-        tokens = max(tokens, _POOLING_BATCHED_TOKENS)
+        tokens = max(tokens, 32768)
     if model.modalities and release.at_least("0.6.0"):
         tokens = max(tokens, 4096 if release.before("0.6.3") else 5120)
     return tokens
@@ -171,12 +169,12 @@ def _chunk_tokens_v0(release: Release) -> int:
 
 
 def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Release, max_model_len: int) -> bool:
-    """0.5.3+ turns it on by itself for long contexts, where nothing speaks against it."""
+    """Chunked prefill of the V0 engine: on by default above 32 Ki tokens from 0.5.3 on, with exceptions."""
     if args.enable_chunked_prefill is not None:
         return args.enable_chunked_prefill
-    if release.before("0.5.3") or max_model_len <= _LONG_CONTEXT or gpu.vendor != "nvidia":
+    if release.before("0.5.3") or max_model_len <= 32768 or gpu.vendor != "nvidia":
         return False
-    against = (
+    exceptions = (
         slides_everywhere(model) and other_value(args, "--disable-sliding-window") is None,
         bool(args.speculative_config) or other_value(args, "--speculative-model") is not None,
         bool(args.enable_lora),
@@ -187,4 +185,4 @@ def _chunked_prefill_v0(args: ServeArgs, model: Model, gpu: Gpu, release: Releas
         release.at_least("0.8.0") and uses_mla(model),
         release.at_least("0.6.5") and is_pooling(args, model),
     )
-    return not any(against)
+    return not any(exceptions)

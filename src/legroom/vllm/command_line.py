@@ -1,7 +1,6 @@
-"""Command lines, taken apart and written: the one place that knows how a flag is spelt.
+"""Command lines as words: split into flags with values, changed flag by flag, written from settings, without secrets.
 
-`parse` reads a command for what it means. Here its words are kept as they were written, removed and misspelt flags
-included, so that some flags can be changed and the others stay; and settings become the words that a release takes.
+`parse` converts a command to ServeArgs. Here words are kept as written, removed and misspelled flags included.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ class CommandPart:
 
     words: tuple[str, ...]
     name: str = ""
-    """As written, but for `_` instead of `-`; empty for a bare word."""
+    """As written, with `_` as `-`; empty for a bare word."""
     flag: Flag | None = None
-    """What it means; None for a bare word and for what no release ever had."""
+    """None for a bare word and for a flag that no release has."""
 
     @property
     def value(self) -> str:
-        """As written; "" for a switch."""
+        """The value as written; "" for a switch."""
         return self.words[0].partition("=")[2] or " ".join(self.words[1:])
 
     @property
     def long_name(self) -> str:
-        """Under which all spellings of the flag are one: short, abbreviated, `--no-`."""
+        """The flag's full name for any spelling: short, abbreviated, `--no-`."""
         return self.flag.name if self.flag else _positive(self.name)
 
     @property
@@ -47,11 +46,8 @@ class CommandPart:
         return self.flag.dest if self.flag else dest_name(self.name)
 
 
-# Taking apart
-
-
 def command_parts(words: Sequence[str], release: Release | None = None) -> Iterator[CommandPart]:
-    """The parts in order, as the release reads them; as the last release with each flag did where none is known."""
+    """The flags and words in order, as the release parses them; without a release, as the last one with each flag."""
     table = flags_ever() if release is None else flags_of(release)
     at = 0
     while at < len(words):
@@ -68,26 +64,25 @@ def command_parts(words: Sequence[str], release: Release | None = None) -> Itera
 
 
 def plain_name(word: str) -> str:
-    """The name in a flag's word. vLLM takes `--max_model_len` for `--max-model-len`, and `--compilation-config.level`
-    for a key of it."""
+    """The flag name of a word: `--max-model-len` for `--max_model_len=8`, without the key of a dotted flag."""
     name = word.partition("=")[0]
     return flag_name(name[2:].partition(".")[0]) if name.startswith("--") else name
 
 
 def long_name(name: str) -> str:
-    """What `CommandPart.long_name` is for a flag that is written like this."""
+    """The full name of a flag in any spelling."""
     plain = plain_name(name)
     flag = _named(plain, flags_ever())
     return flag.name if flag else _positive(plain)
 
 
 def flags_in(words: Sequence[str]) -> dict[str, str]:
-    """The flags of a command line with their values, "" for a switch; several values stand one after the other."""
+    """The flags of a command line with their values, "" for a switch; several values are joined by spaces."""
     return {part.name: part.value for part in command_parts(words) if part.name}
 
 
 def value_of(words: Sequence[str], flags_at: int, dest: str, release: Release) -> str | None:
-    """What a command says for one flag, as it was written; "" for a switch, None where it does not stand there."""
+    """The value of one flag as written; "" for a switch, None where the flag is absent."""
     values = [part.value for part in command_parts(words[flags_at:], release) if part.name and part.dest == dest]
     return values[-1] if values else None
 
@@ -97,7 +92,7 @@ def _positive(name: str) -> str:
 
 
 def _named(name: str, table: Mapping[str, Flag]) -> Flag | None:
-    """The flag of a name, as argparse would find it."""
+    """The flag of a name or of a unique prefix, as argparse finds it."""
     flag = table.get(name) or table.get(_positive(name))
     if flag is not None or not name.startswith("--") or len(name) < 4:
         return flag
@@ -106,7 +101,7 @@ def _named(name: str, table: Mapping[str, Flag]) -> Flag | None:
 
 
 def _end(words: Sequence[str], at: int, flag: Flag | None) -> int:
-    """Where the values end that begin at a place."""
+    """The index after the values of a flag that start at `at`."""
     kind = flag.kind if flag else "str"
     if kind in ("switch", "bool"):
         return at
@@ -119,11 +114,8 @@ def _end(words: Sequence[str], at: int, flag: Flag | None) -> int:
     return end
 
 
-# Changing flags, every other word left as it was written
-
-
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
-    """The words with these flags, by name, set ("" for a switch) or taken away (None)."""
+    """The words with these flags set ("" for a switch) or removed (None)."""
     changed = {long_name(name) for name in flags}
     kept = [word for part in command_parts(words) if part.long_name not in changed for word in part.words]
     for name, value in flags.items():
@@ -133,7 +125,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
 
 
 def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """The words with these settings, by vLLM's Python names, written as the release's flags; None takes one away."""
+    """The words with these settings (by dest) written as the release's flags; None removes one."""
     kept = list(words[:flags_at])
     for part in command_parts(words[flags_at:], release):
         if not part.name or part.dest not in changes:
@@ -148,17 +140,14 @@ def with_settings(words: Sequence[str], flags_at: int, changes: Mapping[str, Any
 
 
 def changes_back(now: Sequence[str], before: Sequence[str]) -> dict[str, str | None]:
-    """The flags to set and to take away so that one command line becomes an earlier one."""
+    """The flags to set and to remove (None) to turn `now` into `before`."""
     current, wanted = flags_in(now), flags_in(before)
     gone: dict[str, str | None] = {name: None for name in current if name not in wanted}
     return gone | {name: value for name, value in wanted.items() if current.get(name) != value}
 
 
-# Writing
-
-
 def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
-    """The words of a command that starts this server; a field the release has no flag for is left out."""
+    """The command that starts this server; settings without a flag in the release are left out."""
     by_dest = _by_dest(release)
     words = [*_head(args, release)]
     for dest in FIELDS:
@@ -175,13 +164,13 @@ def command(args: ServeArgs, release: Release) -> tuple[str, ...]:
 
 
 def setting_words(dest: str, value: Any, release: Release) -> list[str] | None:
-    """One setting of a plan as a release's flag, no words for a switch that is off; None where it has no such flag."""
+    """One setting as the release's flag; empty for a switch that is off, None where the release has no such flag."""
     flag = _by_dest(release).get(dest)
     return None if flag is None else flag_words(flag, value)
 
 
 def any_release_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as they are typed where no release is named: `{"enforce_eager": True}` as `--enforce-eager`."""
+    """Settings as flags of any release: `--enforce-eager` for `{"enforce_eager": True}`."""
     words: list[str] = []
     for dest, value in settings.items():
         name = flag_name(dest)
@@ -193,7 +182,7 @@ def any_release_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def change_words(settings: Mapping[str, Any]) -> list[str]:
-    """Changed settings as they are typed; a flag that is to be left out is named as such."""
+    """Changed settings as flags; a removed flag as `(without --flag)`."""
     dropped = [f"(without {flag_name(dest)})" for dest, value in settings.items() if value is None]
     return [*any_release_words(settings), *dropped]
 
@@ -206,7 +195,7 @@ def _any_release_values(name: str, value: Any) -> tuple[str, ...]:
 
 
 def flag_words(flag: Flag, value: Any) -> list[str]:
-    """One flag with its value as a release takes it; no words for a switch that is off."""
+    """One flag with its value as the release accepts it; empty for a switch that is off."""
     if flag.kind in ("switch", "bool", "optbool"):
         if value:
             return [flag.name]
@@ -221,7 +210,7 @@ def flag_words(flag: Flag, value: Any) -> list[str]:
 
 
 def joined(name: str, values: Sequence[str]) -> list[str]:
-    """A value that starts with a dash is joined by `=`."""
+    """A flag and its values; a value that starts with a dash is joined by `=`."""
     if len(values) == 1 and looks_like_flag(values[0]):
         return [f"{name}={values[0]}"]
     return [name, *values]
@@ -240,7 +229,7 @@ def _head(args: ServeArgs, release: Release) -> tuple[str, ...]:
 
 
 def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
-    """A field's value, with capture sizes inside the compilation config where they have no flag yet."""
+    """A field's value, with capture sizes inside the compilation config before 0.11.1."""
     value = getattr(args, dest)
     if release.at_least("0.11.1"):
         return value
@@ -252,17 +241,14 @@ def _field_value(args: ServeArgs, dest: str, release: Release) -> Any:
 
 
 def _legacy_speculative(config: Mapping[str, Any], by_dest: Mapping[str, Flag]) -> Iterator[str]:
-    """The flags that carried speculative decoding until 0.8.2."""
+    """The speculative decoding flags up to 0.8.2."""
     for dest, key in SPECULATIVE_FIELDS.items():
         if key in config and dest in by_dest:
             yield from flag_words(by_dest[dest], config[key])
 
 
-# Hiding secrets
-
-
 def without_secrets(words: Iterable[str], release: Release | None = None) -> Iterator[str]:
-    """The words of a command, variables before it included, with a placeholder for every key, token and credential."""
+    """The words of a command and its variables, with placeholders for keys, tokens and credentials."""
     for part in command_parts(tuple(words), release):
         hidden = _PLACEHOLDERS.get(part.long_name) if part.name else None
         if part.name and hides_inside(part.words[0].partition("=")[0].partition(".")[2]):

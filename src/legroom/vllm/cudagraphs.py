@@ -1,7 +1,7 @@
-"""CUDA graphs: the mode a release ends up with, the sizes it captures, and whether it counts them in the budget.
+"""cudagraph_mode and cudagraph_capture_sizes of a release, and whether the budget counts graph memory.
 
-Attention backends that cannot be captured in full narrow the mode further at load time; the ones vLLM picks by
-default on NVIDIA GPUs (FlashAttention, FlashInfer, FlashMLA) keep it, so that is what is modelled here.
+Attention backends without full-graph support narrow the mode at load time; the default backends on NVIDIA GPUs
+(FlashAttention, FlashInfer, FlashMLA) support it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from legroom.vllm.traits import has_state, is_encoder_decoder, is_pooling
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 _MODE_NUMBERS = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 _COMPILE_LEVELS = {"none": 0, "stock_torch_compile": 1, "dynamo_trace_once": 2, "vllm_compile": 3}
-_LARGEST_V0_SIZE = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """The CUDA graphs a release will capture."""
+    """The CUDA graphs that a release captures."""
 
     mode: str
     sizes: tuple[int, ...]
@@ -40,7 +39,7 @@ def graph_plan(
     max_num_seqs: int,
     max_num_batched_tokens: int,
 ) -> GraphPlan:
-    """Mode and capture sizes, ascending."""
+    """cudagraph_mode and ascending capture sizes."""
     if engine == "V0":
         if args.enforce_eager:
             return GraphPlan("NONE", ())
@@ -56,14 +55,14 @@ def graph_plan(
 
 
 def estimate_applied(args: ServeArgs, gpu: Gpu, release: Release, *, engine: str, runner: str, mode: str) -> bool:
-    """Whether a graph estimate is subtracted from the budget before the KV cache is sized (0.18.0+)."""
+    """Whether the release subtracts a graph estimate from the budget (0.18.0+)."""
     if engine == "V0" or release.before("0.18.0") or mode == "NONE":
         return False
     asked = env_flag(args, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     if not (release.at_least("0.20.0") if asked is None else asked):
         return False
     if runner == "V2" and release.before("0.29.0"):
-        return False  # the V2 runner's estimate was 0 until then
+        return False  # the V2 runner's estimate is 0
     if gpu.vendor == "nvidia":
         return True
     if gpu.vendor == "amd":
@@ -76,7 +75,7 @@ def _compilation(args: ServeArgs) -> Mapping[str, Any]:
 
 
 def _compile_level(args: ServeArgs, release: Release) -> int:
-    """0 no torch.compile ... 3 vLLM's own: what piecewise graphs need."""
+    """The compilation level: 0 no torch.compile ... 3 vLLM's own backend, which piecewise graphs need."""
     config = _compilation(args)
     asked = config.get("mode", config.get("level"))
     if isinstance(asked, str):
@@ -100,7 +99,7 @@ def _mode_v1(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
     if config.get("full_cuda_graph") and release.before("0.11.0"):
         mode = "FULL"
     if mode in ("PIECEWISE", "FULL_AND_PIECEWISE") and level != 3 and not config.get("splitting_ops"):
-        # Without torch.compile graphs were given up; 0.29+ keeps the part that needs none.
+        # Without torch.compile there are no piecewise graphs; 0.29+ keeps full decode graphs.
         mode = "FULL_DECODE_ONLY" if release.at_least("0.29.0") and mode == "FULL_AND_PIECEWISE" else "NONE"
     if mode.startswith("FULL") and is_pooling(args, model) and release.at_least("0.11.0"):
         return "PIECEWISE"
@@ -128,15 +127,15 @@ def _default_mode(args: ServeArgs, model: Model, release: Release, level: int) -
 
 
 def _sizes_v0(release: Release, max_num_seqs: int) -> tuple[int, ...]:
-    """Decode batch sizes up to the first one that holds max_num_seqs."""
-    largest = _LARGEST_V0_SIZE if release.at_least("0.6.0") else 256
+    """Decode batch sizes up to the first one that covers max_num_seqs."""
+    largest = 8192 if release.at_least("0.6.0") else 256
     possible = [1, 2, 4, *range(8, largest + 1, 8)]
     stop = next((size for size in possible if size >= max_num_seqs), possible[-1])
     return tuple(size for size in possible if size <= stop)
 
 
 def _own_top_size(model: Model, release: Release) -> int | None:
-    """gpt-oss raises the largest captured size by itself."""
+    """The largest capture size that a model class sets (gpt-oss)."""
     if model.architecture != "GptOssForCausalLM" or release.before("0.10.1"):
         return None
     return 992 if release.version == "0.11.0" else 1024
@@ -182,7 +181,7 @@ def _strided_sizes(
     max_num_batched_tokens: int,
     asked_top: int | None,
 ) -> tuple[int, ...]:
-    """0.11.1+: steps of 8 to 256, of 16 beyond, and the sizes a full decode batch has."""
+    """Capture sizes from 0.11.1 on: steps of 8 up to 256, of 16 beyond, and the sizes of full decode batches."""
     ceiling = 1024 if release.at_least("0.28.0") and gpu.compute_capability[0] == 10 else 512
     query_len = 1 + num_speculative_tokens(args) if release.at_least("0.13.0") else 1
     asked_top = args.max_cudagraph_capture_size or _compilation(args).get("max_cudagraph_capture_size") or asked_top
@@ -200,7 +199,7 @@ def _strided_sizes(
 
 
 def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: int, top: int) -> set[int]:
-    """Sizes of uniform decode batches, which need not lie on a stride."""
+    """Sizes of uniform decode batches, which may lie between the steps."""
     if query_len > 1 and release.at_least("0.29.0"):
         most = min(max_num_seqs, ceiling)
         counts = {n for n in (1, 2, 4) if n <= most} | set(range(8, min(most + 1, 256), 8))
@@ -212,13 +211,13 @@ def _decode_sizes(release: Release, query_len: int, max_num_seqs: int, ceiling: 
 
 
 def num_speculative_tokens(args: ServeArgs) -> int:
-    """Draft tokens a step, 0 without speculative decoding."""
+    """num_speculative_tokens; 0 without speculative decoding."""
     value = (args.speculative_config or {}).get("num_speculative_tokens")
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _legacy_sizes(args: ServeArgs) -> tuple[int, ...]:
-    """`--cuda-graph-sizes`: one value is the largest size, several are the sizes."""
+    """--cuda-graph-sizes: one value is the largest size, several are the sizes themselves."""
     values = other_values(args, "--cuda-graph-sizes") or ()
     return tuple(int(value) for value in values if value.isdigit() and int(value) > 0)
 

@@ -1,4 +1,4 @@
-"""Which engine generation and which model runner a release picks."""
+"""The engine (V0, V1) and model runner (V1, V2) that a release selects."""
 
 from __future__ import annotations
 
@@ -21,20 +21,11 @@ from legroom.vllm.traits import (
     uses_mla,
 )
 
-BLOCK_SIZE = 128
-"""Tokens of a block on the CPU where nobody says otherwise (V1)."""
-STATE_DTYPE = "float32"
-"""What recurrent states are kept in where nobody says otherwise: 0.32 resets it on a CPU with AVX-512 BF16."""
-
 
 def on_cpu(args: ServeArgs) -> ServeArgs:
-    """The flags as the CPU platform completes them; there are no CUDA graphs, so none limit the sequences."""
-    return replace(
-        args,
-        block_size=args.block_size or BLOCK_SIZE,
-        mamba_ssm_cache_dtype=args.mamba_ssm_cache_dtype or STATE_DTYPE,
-        enforce_eager=True,
-    )
+    """The flags with the defaults of vLLM's CPU platform: blocks of 128 tokens, float32 states, no CUDA graphs."""
+    state_dtype = args.mamba_ssm_cache_dtype or "float32"
+    return replace(args, block_size=args.block_size or 128, mamba_ssm_cache_dtype=state_dtype, enforce_eager=True)
 
 
 _V2_ARCHITECTURES = (
@@ -80,7 +71,7 @@ _V2_ARCHITECTURES = (
         },
     ),
 )
-"""Architectures that ran on the V2 model runner by default while it was new, as each release lists them."""
+"""Architectures with model runner V2 by default in 0.22.0 - 0.28.0, as each release lists them."""
 
 _V2_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark"}
 _V2_REFUSED_SPEC_METHODS = {"suffix", "medusa", "mlp_speculator", "custom_class"}
@@ -102,7 +93,7 @@ _V1_REFUSED_FLAGS = (
     ("--max-num-partial-prefills", "0.10.2"),
     ("--max-long-partial-prefills", "0.10.2"),
 )
-"""Flags that sent 0.8.0 - 0.10.2 back to the V0 engine, with the last release that did so."""
+"""Flags with which 0.8.0 - 0.10.2 select the V0 engine, with the last release that does."""
 
 _HARMLESS = {"--scheduling-policy": "fcfs", "--num-scheduler-steps": "1", "--scheduler-delay-factor": "0.0"}
 _V0_ONLY = (
@@ -112,11 +103,11 @@ _V0_ONLY = (
     ("Phi4FlashForCausalLM", "0.10.2"),
     ("Plamo2ForCausalLM", "0.10.1.1"),
 )
-"""Architectures without a V1 implementation, with the last release that lacked it."""
+"""Architectures without a V1 implementation, with the last release that lacks it."""
 
 
 def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[Literal["V0", "V1"], str]:
-    """The engine generation, and a sentence where a release fell back to V0."""
+    """The engine, and a sentence for the user where the release falls back to V0."""
     if release.at_least("0.11.0"):
         return "V1", ""
     asked = env_flag(args, "VLLM_USE_V1")
@@ -131,7 +122,7 @@ def engine_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tupl
 
 
 def _v0_reasons(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Iterator[str]:
-    """Why 0.8.0 - 0.10.2 would not run on V1, in the order of its own checks."""
+    """Why 0.8.0 - 0.10.2 select the V0 engine, in the order of vLLM's checks."""
     if other_value(args, "--load-format") in ("sharded_state", "tensorizer") and (
         release.before("0.9.0") or other_value(args, "--load-format") == "sharded_state"
     ):
@@ -202,7 +193,7 @@ def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
         yield "--enable-lora"
     pipeline = (args.pipeline_parallel_size or 1) > 1
     executor = other_value(args, "--distributed-executor-backend")
-    # 0.8.3 wanted Ray for it, 0.9.0 any executor that was named, 0.9.1 took its own choice.
+    # 0.8.3 needs Ray for it, 0.9.0 any given executor, 0.9.1 none.
     allowed = {"ray"} if release.before("0.9.0") else {"ray", "mp", "external_launcher"}
     if pipeline and (release.before("0.8.3") or (release.before("0.9.1") and executor not in allowed)):
         yield "pipeline parallelism"
@@ -212,7 +203,7 @@ def _experimental_reasons(args: ServeArgs, release: Release) -> Iterator[str]:
 
 
 def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Literal["V1", "V2"]:
-    """The model runner. V2 began with a few architectures in 0.22.0 and is the default since 0.29.0."""
+    """The model runner: V2 for some architectures from 0.22.0 on, and by default from 0.29.0 on."""
     if release.before("0.22.0"):
         return "V1"
     asked = env_flag(args, "VLLM_USE_V2_MODEL_RUNNER")
@@ -223,13 +214,13 @@ def runner_of(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> Lite
         return "V2"
     if release.at_least("0.29.0"):
         return "V1" if _v2_refuses(args) else "V2"
-    if is_pooling(args, model) or not _is_v2_model(model, release) or _young_v2_refuses(args, model, release):
+    if is_pooling(args, model) or not _is_v2_model(model, release) or _v2_refuses_before_0_29(args, model, release):
         return "V1"
     return "V2"
 
 
 def _is_v2_model(model: Model, release: Release) -> bool:
-    """Whether 0.22.0 - 0.28.0 run this model on V2 unasked."""
+    """Whether 0.22.0 - 0.28.0 run this model on V2 by default."""
     listed = any(
         release.within(first, last) and model.architecture in names for first, last, names in _V2_ARCHITECTURES
     )
@@ -242,8 +233,8 @@ def _is_v2_model(model: Model, release: Release) -> bool:
     return listed or not is_moe(model)
 
 
-def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Features that V2 lacked until 0.28.0."""
+def _v2_refuses_before_0_29(args: ServeArgs, model: Model, release: Release) -> bool:
+    """Whether a feature is in use that V2 lacks up to 0.28.0."""
     method = draft_method(args.speculative_config)
     pipeline = (args.pipeline_parallel_size or 1) > 1
     allowed = _V2_SPEC_METHODS if release.at_least("0.26.0") else {"eagle", "eagle3", "mtp"}
@@ -268,7 +259,7 @@ def _young_v2_refuses(args: ServeArgs, model: Model, release: Release) -> bool:
 
 
 def _v2_refuses(args: ServeArgs) -> bool:
-    """Features that V2 lacks in 0.29.0 and later."""
+    """Whether a feature is in use that V2 lacks from 0.29.0 on."""
     spec = args.speculative_config or {}
     method = draft_method(spec)
     pipeline = (args.pipeline_parallel_size or 1) > 1

@@ -1,7 +1,4 @@
-"""The state of reading one command line: what was stored so far, and how a value enters it.
-
-Values are read as vLLM's parsers do: human-readable counts, JSON, dotted keys, `image=2` pairs.
-"""
+"""Values of flags, converted as vLLM's parsers do: human-readable counts, JSON, dotted keys, `image=2` pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _MAX_JSON_CHARS = 100_000
 
 
 class BadValue(Exception):
-    """A value that the flag's type cannot hold; the text says what is expected."""
+    """A value that does not match the flag's type; the text says what is expected."""
 
 
 def read_int(text: str, *, human: bool) -> int:
@@ -81,7 +78,7 @@ def _plain_number(match: re.Match[str]) -> str:
 
 
 def read_pairs(text: str) -> dict[str, int]:
-    """`image=2,video=1`, the way limits were written until 0.9."""
+    """`image=2,video=1`, the syntax of limits up to 0.9."""
     pairs: dict[str, int] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
@@ -111,7 +108,7 @@ def nested(keys: list[str], value: Any) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """`more` laid over `base`, key by key; lists are joined, as vLLM joins dotted keys."""
+    """`base` updated by `more`, recursively; lists are concatenated, as vLLM does with dotted keys."""
     result = dict(base)
     for key, value in more.items():
         before = result.get(key)
@@ -125,7 +122,7 @@ def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 FIELDS = {f.name: str(f.type) for f in fields(ServeArgs) if f.name not in ("usage", "env", "others")}
-"""The flags with a field of their own, by vLLM's `dest`, with the field's type."""
+"""The fields of ServeArgs that are flags, by vLLM's `dest`, with their types."""
 
 SPECULATIVE_FIELDS = {
     "speculative_model": "model",
@@ -137,7 +134,7 @@ SPECULATIVE_FIELDS = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
 }
-"""Flags of their own until 0.8.2, keys of --speculative-config since."""
+"""Flags up to 0.8.2 that are keys of --speculative-config since."""
 
 NUMBER = re.compile(r"-\d+(\.\d+)?")
 

@@ -1,6 +1,6 @@
-"""A server's command line, read as one release reads it.
+"""A server's command line parsed to ServeArgs, as one release parses it.
 
-`parse_flags` never fails on a flag: what the release would refuse is reported as a `FlagProblem` and left out.
+`parse_flags` raises on no flag: one that the release refuses is reported as a `FlagProblem` and left out.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _DOES_NOTHING = {
     "--disable-log-requests": ("0.10.1", "requests are not logged unless --enable-log-requests is given"),
     "--num-lookahead-slots": ("0.11.0", "speculative decoding reserves its slots itself"),
 }
-"""Flags that a release still takes and that change nothing, since when and why."""
+"""Flags without effect: since which release, and why."""
 
 
 @dataclass
 class FlagReader:
-    """One command line being read for one release."""
+    """The state of parsing one command line for one release."""
 
     release: Release
     tokens: list[str]
@@ -59,7 +59,7 @@ class FlagReader:
     positionals: list[str] = field(default_factory=list)
 
     def problem(self, flag: str, kind: ProblemKind, message: str, instead: str = "", value: str = "") -> None:
-        """Note what the release would not take."""
+        """Record a flag that the release does not accept."""
         self.problems.append(FlagProblem(flag, kind, message, instead, value))
 
     def has_value_next(self) -> bool:
@@ -72,7 +72,7 @@ class FlagReader:
         return self.tokens[self.at - 1]
 
     def convert_and_store(self, flag: Flag, written: str, text: str) -> None:
-        """Read a value as the release does, or note why it cannot."""
+        """Convert and store a value, or record why the release does not accept it."""
         try:
             value = self._convert(flag, text)
         except BadValue as expected:
@@ -87,7 +87,7 @@ class FlagReader:
         self.store(flag, value)
 
     def _newer_takes(self, flag: Flag, value: Any) -> bool:
-        """Whether a build between two known releases may take the value because the newer one does."""
+        """Whether the next release accepts the value, for a build between two known releases."""
         newer = successor(self.release)
         if newer is None or value not in (choices(flag.name, newer) or ()):
             return False
@@ -132,7 +132,7 @@ class FlagReader:
         return value
 
     def store(self, flag: Flag, value: Any) -> None:
-        """Keep a value: in its field, in the speculative config, or among the others."""
+        """Store a value in its field, in the speculative config, or among the others."""
         if flag.dest in SPECULATIVE_FIELDS or flag.dest in _SHORT_SPECULATIVE:
             key = SPECULATIVE_FIELDS.get(flag.dest) or _SHORT_SPECULATIVE[flag.dest]
             self.values["speculative_config"] = {**(self.values.get("speculative_config") or {}), key: value}
@@ -156,12 +156,12 @@ class FlagReader:
             self.problem("--optimization-level", "bad_value", message, value=str(value))
 
     def store_dotted(self) -> None:
-        """Dotted keys are gathered into one JSON value that comes last, and so replaces one given whole."""
+        """Store the dotted keys of a flag as one JSON value, which replaces one given as a whole."""
         for flag, value in self.dotted.values():
             self.store(flag, value)
 
     def to_args(self, usage: Usage, env: Mapping[str, str]) -> ServeArgs:
-        """Everything read, as one value."""
+        """All stored values as ServeArgs."""
         others: list[str] = []
         table = flags_of(self.release)
         for name, words in self.others.items():
@@ -188,14 +188,14 @@ def _nearest_choice(text: str, allowed: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class ParsedArgs:
-    """The flags as `ServeArgs`, and every flag the release would not take."""
+    """The parsed flags, and every flag that the release does not accept."""
 
     args: ServeArgs
     problems: tuple[FlagProblem, ...] = ()
 
 
 def parse_flags(tokens: Sequence[str], release: Release, *, usage: Usage = "serve") -> ParsedArgs:
-    """Read `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or the flags alone."""
+    """Parse `vllm serve MODEL ...`, `python -m vllm.entrypoints.openai.api_server ...`, or the flags alone."""
     env, rest, positional_model = _strip_head(list(tokens))
     reader = FlagReader(release, rest)
     while reader.at < len(rest):
@@ -234,7 +234,7 @@ def _read_token(reader: FlagReader) -> None:
 
 
 def _read_optimization(token: str, reader: FlagReader) -> None:
-    """-O3, -O=3, -O 3: a compilation level until 0.11.2, an optimization level since; also -O '{json}'."""
+    """-O3, -O=3, -O 3: a compilation level up to 0.11.2, an optimization level since; also -O '{json}'."""
     text = token[2:].removeprefix("=")
     if not text and reader.has_value_next():
         text = reader.take()
@@ -278,7 +278,7 @@ def _read_flag(token: str, reader: FlagReader) -> None:
 
 
 def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
-    """The flag a name means, and whether it was negated. Unique prefixes count, as argparse lets them."""
+    """The flag of a name or unique prefix, and whether it is negated by --no-."""
     table = flags_of(reader.release)
     if name in table:
         return table[name], False
@@ -288,7 +288,7 @@ def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
     if not name.startswith("--") or len(name) < 4:
         return None, False
     if flag_history(name) is not None:
-        return None, False  # a flag of its own in another release: that is what has to be said of it
+        return None, False  # a flag of another release, which is reported as such
     matches = {flag.name: (flag, False) for long, flag in table.items() if long.startswith(name)}
     if name.startswith("--no-"):
         for long, flag in table.items():
@@ -303,7 +303,7 @@ def _find(name: str, reader: FlagReader) -> tuple[Flag | None, bool]:
 
 
 def _skip_unknown(name: str, value: str | None, reader: FlagReader) -> None:
-    """Report a flag the release does not know, and step over the value it would have had."""
+    """Report a flag that the release does not have, and skip its value."""
     positive = "--" + name[5:] if name.startswith("--no-") else name
     if any(problem.flag == name for problem in reader.problems):
         pass

@@ -1,4 +1,4 @@
-"""What a release makes of the flags: every default filled in, for one model on one GPU."""
+"""From ServeArgs to the served model and to the EngineSettings that a release resolves for it on one GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def served_model(args: ServeArgs) -> Model:
 
 
 def with_draft(model: Model, args: ServeArgs) -> Model:
-    """The model with the draft that the flags name. A head that cannot be read is left out: memory estimates it."""
+    """The model with the draft of --speculative-config; a head that cannot be read is left out and estimated."""
     name = draft_name(args.speculative_config)
     if not name:
         return model
@@ -43,7 +43,7 @@ def with_draft(model: Model, args: ServeArgs) -> Model:
 
 
 def config_overrides(args: ServeArgs) -> Mapping[str, Any]:
-    """What the flags put over the model's config: --hf-overrides, until 0.11.0 also --rope-scaling."""
+    """Overrides of the model's config: --hf-overrides, and up to 0.11.0 --rope-scaling."""
     given: dict[str, Any] = {}
     for flag, key in (("--rope-scaling", "rope_scaling"), ("--rope-theta", "rope_theta")):
         text = other_value(args, flag)
@@ -59,7 +59,7 @@ _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "flo
 
 
 def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> tuple[str, str]:
-    """The precision of activations and unquantized weights, and a sentence where it is not the checkpoint's."""
+    """The dtype of activations and unquantized weights, and a sentence where it is not the checkpoint's."""
     has_bf16 = gpu.compute_capability == (0, 0) or gpu.vendor != "nvidia" or gpu.compute_capability >= (8, 0)
     asked = (args.dtype or "auto").lower().removeprefix("torch.")
     if asked == "auto":
@@ -78,18 +78,18 @@ def activation_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) 
 
 
 def _narrowed(args: ServeArgs, model: Model, release: Release, has_bf16: bool) -> str:
-    """`auto` never runs a float32 checkpoint in float32."""
+    """The 16-bit dtype that `auto` selects for a float32 checkpoint."""
     if release.before("0.9.1") or not has_bf16:
         return "float16"
     return "float16" if is_pooling(args, model) and release.at_least("0.10.1") else "bfloat16"
 
 
 def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> str:
-    """`auto` follows the checkpoint where the release does; sparse MLA has formats of its own."""
+    """The resolved KV cache dtype: `auto` follows the checkpoint where the release does; sparse MLA has own formats."""
     dtype = args.kv_cache_dtype or "auto"
     if dtype == "auto":
         dtype = _checkpoint_dtype(model, release)
-    # GLM-5 on data-centre Blackwell: an fp8 cache unasked (not yet in 0.28.0, there in 0.32.0).
+    # GLM-5 on data-centre Blackwell: an fp8 cache by default (not in 0.28.0, in 0.32.0).
     glm_dsa = model.architecture == "GlmMoeDsaForCausalLM" and gpu.compute_capability[0] == 10
     if dtype == "auto" and glm_dsa and release.at_least("0.30.0"):
         dtype = "fp8_e4m3"
@@ -97,7 +97,7 @@ def kv_cache_dtype(args: ServeArgs, model: Model, gpu: Gpu, release: Release) ->
 
 
 def _checkpoint_dtype(model: Model, release: Release) -> str:
-    """ModelOpt checkpoints are followed since 0.11.1, compressed-tensors since 0.15.0, NVFP4 caches since 0.20.0."""
+    """The checkpoint's KV cache dtype: ModelOpt from 0.11.1 on, compressed-tensors from 0.15.0, NVFP4 from 0.20.0."""
     stored = model.quantization
     if stored is None or stored.kv_cache_dtype is None:
         return "auto"
@@ -108,7 +108,7 @@ def _checkpoint_dtype(model: Model, release: Release) -> str:
 
 
 def _sparse_dtype(dtype: str, gpu: Gpu, release: Release) -> str:
-    """DeepSeek sparse attention: FlashMLA's packed fp8 entry, where FlashMLA is what runs."""
+    """The KV cache dtype of DeepSeek sparse attention: FlashMLA's packed fp8_ds_mla where FlashMLA runs."""
     if dtype == "bfloat16":
         return "auto"
     if release.before("0.11.1") and dtype == "auto":
@@ -125,7 +125,7 @@ _LONGROPE_KEY = "original_max_position_embeddings"
 
 
 def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
-    """The given length, or the one the release derives where none is given."""
+    """The given length, or the one that the release derives from the config."""
     derived, limit = _derived_and_limit(args, model, release)
     if args.max_model_len is None or args.max_model_len == -1:
         return derived
@@ -134,7 +134,7 @@ def max_model_len(args: ServeArgs, model: Model, release: Release) -> int:
 
 
 def overrides(args: ServeArgs) -> Mapping[str, Any]:
-    """What the flags put over the model's text config: --hf-overrides, until 0.11.0 also --rope-scaling."""
+    """Overrides of the model's text config."""
     given: dict[str, Any] = {}
     for key, value in config_overrides(args).items():
         if key == "text_config" and isinstance(value, Mapping):
@@ -145,23 +145,23 @@ def overrides(args: ServeArgs) -> Mapping[str, Any]:
 
 
 def _derived_and_limit(args: ServeArgs, model: Model, release: Release) -> tuple[int, int]:
-    """The default length, and the longest one the release accepts."""
+    """The default max_model_len, and the longest one that the release accepts."""
     given = overrides(args)
     if not model.config:
-        # Without the config there is nothing to lay the overrides over: the user's length is taken at its word.
+        # Without the config the overrides cannot be applied, so the given length is accepted.
         asked = args.max_model_len or 0
         return model.max_position_embeddings, max(model.max_position_embeddings, asked if given else 0)
     if all(model.config.get(key) is None and given.get(key) is None for key in LENGTH_NAMES):
-        # Where a config names no length (Mamba), every release takes whatever it is asked for.
+        # Every release accepts any length for a config without one (Mamba).
         return model.max_position_embeddings, max(model.max_position_embeddings, args.max_model_len or 0)
     scaled = any(key in model.config or key in given for key in ("rope_scaling", "rope_parameters"))
     if not scaled and not given:
         return model.max_position_embeddings, model.max_position_embeddings
     config = {**model.config, **given}
     original = config.pop(_LONGROPE_KEY, None)
-    # YaRN: until 0.28.0 the length is original x factor, later max_position_embeddings as it stands.
+    # YaRN: up to 0.28.0 the length is original x factor, later max_position_embeddings.
     full = derived_max_len(config, config, yarn_multiplies=release.before("0.29.0"))
-    # LongRoPE: since 0.11.1 the server starts at the original length, and may be asked for the full one.
+    # LongRoPE: from 0.11.1 on the default is the original length, and the limit the full one.
     starts_short = isinstance(original, int) and _is_longrope(config) and release.at_least("0.11.1")
     return (int(original or full) if starts_short else full), full
 
@@ -178,7 +178,7 @@ _ASYNC_SPEC_METHODS = {"eagle", "eagle3", "mtp", "dflash", "dspark", "ngram_gpu"
 
 
 def resolve(args: ServeArgs, model: Model, gpu: Gpu, release: Release) -> EngineSettings:
-    """The settings vLLM ends up with. Raises `LegroomError` where the release would refuse them."""
+    """The settings that vLLM resolves; LegroomError where the release refuses them."""
     check_given(args, release)
     notes: list[str] = [release.note] if release.note else []
     engine, fallback = engine_of(args, model, gpu, release)
@@ -270,7 +270,7 @@ def _async_scheduling(args: ServeArgs, model: Model, release: Release, runner: s
 
 
 def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> int:
-    """Steps in flight: a pipeline needs one a stage, async scheduling one more."""
+    """max_concurrent_batches: one per pipeline stage, and one more with async scheduling."""
     if async_scheduling:
         if runner == "V2":
             return pipeline + 1
@@ -280,7 +280,7 @@ def _concurrent_batches(async_scheduling: bool, runner: str, pipeline: int) -> i
 
 
 def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether sliding-window and chunked layers are given as many blocks as full attention."""
+    """Whether the hybrid KV cache manager is off: sliding and chunked layers get the blocks of full attention."""
     if release.before("0.9.1"):
         return True
     if args.disable_hybrid_kv_cache_manager:
@@ -298,7 +298,7 @@ def _hybrid_manager_off(args: ServeArgs, model: Model, release: Release) -> bool
 
 
 def _ignored(args: ServeArgs, release: Release, engine: str) -> list[str]:
-    """Flags that are read and then change nothing."""
+    """Sentences about given flags without effect."""
     notes = []
     if engine == "V1" and args.swap_space is not None:
         notes.append("--swap-space does nothing here: the V1 engine never swaps: a preempted request is recomputed")

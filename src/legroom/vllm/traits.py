@@ -1,4 +1,4 @@
-"""What vLLM asks of a model before it sets its defaults."""
+"""Properties of a model that vLLM's defaults depend on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _POOLING_TASKS = {"embed", "embedding", "classify", "score", "reward"}
 
 @dataclass(frozen=True, slots=True)
 class _LayerTraits:
-    """What one pass over the layers tells."""
+    """The properties of a model's layers."""
 
     has_state: bool
     attention_free: bool
@@ -95,7 +95,7 @@ def is_pooling(args: ServeArgs, model: Model) -> bool:
 
 
 def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
-    """Whether the encoders are there at all: from 0.11 on a limit of no item for every kind leaves them out."""
+    """Whether encoders are loaded: from 0.11 on not where --limit-mm-per-prompt is 0 for every kind."""
     limits = args.limit_mm_per_prompt or {}
     barred = {kind for kind, limit in limits.items() if limit in (0, {"count": 0})}
     taken = frozenset[str]().union(*(encoder.kinds for encoder in model.modalities))
@@ -104,7 +104,7 @@ def builds_encoders(args: ServeArgs, model: Model, release: Release) -> bool:
 
 
 def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Modality, ...]:
-    """The encoders that are loaded: one none of whose kinds of items is allowed is left out (0.11+)."""
+    """The encoders that are loaded: without those whose items all have a limit of 0 (0.11+)."""
     if not builds_encoders(args, model, release):
         return ()
     if release.before("0.11.0"):
@@ -114,7 +114,7 @@ def built_encoders(args: ServeArgs, model: Model, release: Release) -> tuple[Mod
 
 
 def replicates_encoders(args: ServeArgs) -> bool:
-    """Whether every tensor-parallel rank holds the encoders whole and encodes its share of the items."""
+    """Whether the encoders are replicated on every tensor-parallel rank (--mm-encoder-tp-mode data)."""
     return other_value(args, "--mm-encoder-tp-mode") == "data"
 
 

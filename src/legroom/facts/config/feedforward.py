@@ -1,4 +1,4 @@
-"""Reads how each layer of a config.json transforms tokens: its widths, and which layers hold experts or nothing."""
+"""The feed-forward block of every layer, from a config.json: dense, experts or none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.model import Dense, Experts, FeedForward
+from legroom.units import round_up
 
 Config = Mapping[str, Any]
 
@@ -45,7 +46,7 @@ _PLAIN = frozenset(
         "nemotron_h_puzzle",
     }
 )
-"""Model types whose block is up, activation, down: no gate."""
+"""Model types with an ungated block: up, activation, down."""
 
 _BIASED = frozenset(
     {
@@ -71,7 +72,7 @@ _BIASED = frozenset(
         "deberta-v2",
     }
 )
-"""Model types whose linear layers have biases whether or not the config says so."""
+"""Model types whose linear layers have biases without a config field."""
 
 _EXPERT_COUNT = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 _EXPERTS_PER_TOKEN = (
@@ -97,7 +98,7 @@ _SHARED_WIDTH = (
 
 
 def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None, ...]:
-    """The feed-forward block of every layer of a text config; None where a layer has none (Mamba, attention-only)."""
+    """The feed-forward block of every layer; None for layers without one (Mamba, attention-only)."""
     count = layer_count(config)
     special = _SPECIAL.get(_model_type(config, architecture))
     if special:
@@ -110,7 +111,7 @@ def feedforwards(config: Config, architecture: str) -> tuple[FeedForward | None,
 
 
 def layer_count(config: Config) -> int:
-    """The number of decoder layers, whatever this family calls it."""
+    """The number of decoder layers, under any of its field names."""
     for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"):
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -158,7 +159,6 @@ def _first(config: Config, names: Sequence[str]) -> int:
 
 
 def hidden_size(config: Config) -> int:
-    """The width of the residual stream."""
     width = _first(config, ("hidden_size", "n_embd", "d_model", "dim", "model_dim"))
     if not width:
         raise LegroomError("config.json does not say how wide the model is", "it needs hidden_size")
@@ -174,7 +174,7 @@ def _width(config: Config, model_type: str) -> int:
     names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "inner_hidden_size", "encoder_ffn_dim")
     width = _first(config, names)
     if model_type == "qwen" and width >= 4 * hidden:
-        # Qwen-1 states gate and up together, and its code halves it; some copies of the config state one half already.
+        # Qwen-1's config gives gate and up together, and its code halves it; some copies give one half.
         return width // 2
     return width or 4 * hidden
 
@@ -271,7 +271,7 @@ def _shared_width(config: Config, kind: str, width: int) -> int:
 
 
 def _sparse_layers(config: Config, count: int) -> list[bool]:
-    """Which layers hold experts. Families write it in seven ways; absent all of them, every layer does."""
+    """Whether each layer has experts, from any of seven config fields; without them every layer does."""
     types = config.get("mlp_layer_types")
     if isinstance(types, (list, tuple)) and len(types) >= count:
         return [kind == "sparse" for kind in types[:count]]
@@ -329,13 +329,9 @@ def _deci(config: Config, count: int) -> tuple[FeedForward | None, ...]:
             out.append(None)
             continue
         stated = ffn.get("intermediate_size")
-        width = int(stated) if stated else _up(int(2 * float(ffn.get("ffn_mult") or 1) * hidden / 3), 256)
+        width = int(stated) if stated else round_up(int(2 * float(ffn.get("ffn_mult") or 1) * hidden / 3), 256)
         out.append(Dense(hidden, width))
     return tuple(out[:count]) if out else (_dense(config, ""),) * count
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _jamba(config: Config, count: int) -> tuple[FeedForward | None, ...]:
@@ -356,7 +352,7 @@ def _granite_hybrid(config: Config, count: int) -> tuple[FeedForward | None, ...
 
 
 def _at(widths: object, index: int) -> int:
-    """The width of one layer where a config lists them; 0 where it does not."""
+    """The width of one layer in a per-layer list; 0 without one."""
     if not isinstance(widths, (list, tuple)) or index >= len(widths) or not isinstance(widths[index], int):
         return 0
     return int(widths[index])
@@ -395,7 +391,7 @@ def _lfm2(config: Config, count: int) -> tuple[FeedForward | None, ...]:
     width = _first(config, ("block_ff_dim", "intermediate_size"))
     if config.get("block_auto_adjust_ff_dim", True) and "block_ff_dim" in config:
         width = int(2 * width / 3 * float(config.get("block_ffn_dim_multiplier") or 1))
-        width = _up(width, _first(config, ("block_multiple_of",)) or 256)
+        width = round_up(width, _first(config, ("block_multiple_of",)) or 256)
     dense, experts = Dense(hidden_size(config), width), _experts(config, "")
     return tuple(experts if experts and sparse else dense for sparse in _sparse_layers(config, count))
 

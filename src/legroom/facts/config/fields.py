@@ -1,4 +1,4 @@
-"""Reading a config.json safely: where the language model's fields are, their many names, and what is absurd."""
+"""The fields of a config.json: nested text configs, alternative names, defaults and sanity limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from legroom.errors import LegroomError
 from legroom.facts import read_data
 
 NESTED_KEYS = ("text_config", "llm_config", "language_config", "language_model_config", "text_model_config")
-"""Where multimodal checkpoints keep the config of their language model."""
+"""Keys of the language model's config in multimodal checkpoints."""
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
@@ -38,10 +38,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     ),
     "vocab_size": ("padded_vocab_size", "n_vocab"),
 }
-"""The canonical name of a width, and the other names that released configs use for it."""
+"""The canonical name of a width, and its other names in released configs."""
 
 EXPERT_COUNTS = frozenset({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
-"""The names of one number: a config that has one of them needs no default for the others."""
+"""Alternative names of the expert count; a config with one of them gets no default for the others."""
 
 LENGTH_NAMES = (
     "max_position_embeddings",
@@ -54,7 +54,7 @@ LENGTH_NAMES = (
     "max_seq_length",
     "seq_len",
 )
-"""Where vLLM looks for the longest sequence."""
+"""Fields from which vLLM derives max_model_len."""
 
 _LIMITS = {
     "num_hidden_layers": 2_000,
@@ -69,20 +69,20 @@ _LIMITS = {
 
 @cache
 def config_defaults() -> dict[str, dict[str, Any]]:
-    """What a model type's configuration class fills in for fields its config.json leaves out."""
+    """Defaults of the configuration class, by model type."""
     defaults: dict[str, dict[str, Any]] = read_data("config_defaults.json")["defaults"]
     return defaults
 
 
 @cache
 def architecture_table() -> tuple[dict[str, str], frozenset[str]]:
-    """The architecture of a model type, and the architectures that vLLM serves."""
+    """The architecture of each model type, and all architectures that vLLM serves."""
     document = read_data("architectures.json")
     return document["architectures"], frozenset(document["known"])
 
 
 def nested_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The sub-config of the language model, or None where the config is flat."""
+    """The sub-config of the language model; None for a flat config."""
     for key in NESTED_KEYS:
         nested = config.get(key)
         if isinstance(nested, Mapping) and nested:
@@ -97,18 +97,12 @@ def nested_text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's fields under their canonical names, with its class's defaults for what is left out."""
+    """The language model's fields under their canonical names, with the defaults of its configuration class."""
     nested = nested_text_config(config)
     text = dict(nested if nested is not None else config)
     if nested is not None:
-        for key in (
-            "architectures",
-            "dtype",
-            "torch_dtype",
-            "tie_word_embeddings",
-            "quantization_config",
-            "transformers_version",
-        ):
+        inherited = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+        for key in (*inherited, "transformers_version"):
             if text.get(key) is None and config.get(key) is not None:
                 text[key] = config[key]
     attn = text.get("attn_config")
@@ -132,14 +126,14 @@ def canonical_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(text.get(name) is not None for name in LENGTH_NAMES):
         withheld |= {"max_position_embeddings"}
     for name, value in config_defaults().get(text["model_type"], {}).items():
-        # A flat config without its widths is a broken file; a nested one holds only what differs from its class.
+        # A flat config without its widths is broken; a nested one holds only the differences from its class.
         if text.get(name) is None and name not in withheld and (nested is not None or name not in essential):
             text[name] = value
     return text
 
 
 def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The language model's own type: `qwen2_5_vl` is a `qwen2`, `llava (llama text)` a `llama`."""
+    """The model type of the language model: `llama` for `llava (llama text)`."""
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     described = re.fullmatch(r"\S+ \((\S+) text\)", model_type)
     if described:
@@ -149,7 +143,7 @@ def text_model_type(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int | None = None) -> int:
-    """A whole number of the config within sane bounds, or a clear refusal."""
+    """A whole number of the config; LegroomError where it is missing or out of range."""
     value = text.get(name)
     if value is None:
         if default is not None:
@@ -171,5 +165,5 @@ def int_field(text: Mapping[str, Any], name: str, *, low: int = 1, default: int 
 
 
 def optional_int(text: Mapping[str, Any], name: str, low: int = 1) -> int | None:
-    """A whole number where the config gives one."""
+    """A whole number of the config; None where it is missing."""
     return None if text.get(name) is None else int_field(text, name, low=low)

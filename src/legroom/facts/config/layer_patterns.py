@@ -1,4 +1,4 @@
-"""Which kind of mixer each layer has: `full`, `sliding`, `chunked`, `none`, a state-space kind, or `KIND+full`."""
+"""The kind of mixer of each layer: `full`, `sliding`, `chunked`, `none`, a recurrent kind, or `KIND+full`."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _FULL_EVERY = {
     "exaone_moe": 4,
     "mellum": 4,
 }
-"""Interleaved families: one full-attention layer in so many, the last of each run."""
+"""Interleaved families: the last layer of every N has full attention."""
 
 _FULL_FIRST = {"step3p5": 4, "step3p7": 4, "laguna": 4}
-"""The same, but the full-attention layer opens each run."""
+"""Interleaved families: the first layer of every N has full attention."""
 
 
 def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def layer_kinds(text: Mapping[str, Any], architecture: str) -> tuple[str, ...]:
 
 
 def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """`layer_types` and the names it goes by elsewhere."""
+    """The pattern from `layer_types` or one of its alternative fields."""
     linear = _linear_kind(model_type)
     for key in ("layer_types", "layers_block_type", "layer_type_list"):
         types = text.get(key)
@@ -104,7 +104,7 @@ def _written_pattern(text: Mapping[str, Any], count: int, model_type: str) -> tu
 
 
 def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Facts that only count the kinds: the family's pattern where it agrees, else full layers spread evenly."""
+    """The pattern from `layer_type_counts`: the family's own where the counts agree, else full layers spread evenly."""
     counts = text.get("layer_type_counts")
     if not isinstance(counts, Mapping) or not all(isinstance(number, int) for number in counts.values()):
         return ()
@@ -121,7 +121,7 @@ def _counted(text: Mapping[str, Any], count: int, model_type: str, known: tuple[
 
 
 def _described(text: Mapping[str, Any]) -> int | None:
-    """A pattern told in words: `3 sliding : 1 full`, `alternating sliding/full`."""
+    """The interval from a `layer_pattern` text: `3 sliding : 1 full`, `alternating sliding/full`."""
     words = str(text.get("layer_pattern") or "")
     ratio = re.match(r"(\d+) sliding\s*:\s*1 full", words)
     if ratio:
@@ -130,14 +130,14 @@ def _described(text: Mapping[str, Any]) -> int | None:
 
 
 def _without_window(kinds: tuple[str, ...], text: Mapping[str, Any]) -> tuple[str, ...]:
-    """A `sliding` layer of a config with no window is full attention."""
+    """`sliding` layers as `full` where the config has no sliding_window."""
     if text.get("sliding_window") is not None:
         return kinds
     return tuple("full" if kind == "sliding" else kind for kind in kinds)
 
 
 def _block_configs(text: Mapping[str, Any]) -> tuple[str, ...]:
-    """DeciLM and Nemotron-NAS: a layer may drop its attention."""
+    """The pattern from `block_configs` (DeciLM, Nemotron-NAS), where a layer may have no attention."""
     blocks = text.get("block_configs")
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, Mapping) for block in blocks):
         return ()
@@ -186,7 +186,7 @@ def _linear_kind(model_type: str) -> str:
 
 
 def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[str, ...]:
-    """Sliding or chunked layers with a full one every so often."""
+    """The pattern of families that interleave sliding or chunked layers with full ones."""
     if model_type in ("llama4", "llama4_text"):
         rope = text.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(count)]
         chunk = text.get("attention_chunk_size", 8192)
@@ -207,7 +207,7 @@ def _interleaved(text: Mapping[str, Any], count: int, model_type: str) -> tuple[
 
 
 def _all_sliding(text: Mapping[str, Any], model_type: str) -> bool:
-    """A config-wide window: Mistral-7B-v0.1, Phi-3 ... Qwen only where use_sliding_window says so."""
+    """Whether every layer has the config's sliding_window (Mistral-7B-v0.1, Phi-3; Qwen with use_sliding_window)."""
     window = text.get("sliding_window")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
         return False

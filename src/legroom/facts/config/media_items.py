@@ -1,7 +1,7 @@
-"""The items that vLLM profiles an encoder with: how many tokens the largest image, video or recording has.
+"""The dummy items of encoder profiling: tokens of the largest image, video or recording.
 
-A family's rule is a row of `data/towers.json`; the sizes in it come from the checkpoint's own processor files where
-they lie beside its config, else they are the family's usual ones.
+A family's rule is a row of `data/towers.json`; sizes come from the checkpoint's processor files, or are the family's
+usual ones.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from legroom.facts.model import LiveTensors, MediaItem
 Config = Mapping[str, Any]
 
 PROCESSOR_KEY = "_processor"
-"""Where a config read from a folder keeps what its processor files say: {"image": ..., "video": ...}."""
+"""The key under which a config holds the content of its processor files: {"image": ..., "video": ...}."""
 
 
 def media_items(row: Config, config: Config, *, patch: int, merge: int, image_size: int) -> tuple[MediaItem, ...]:
-    """Every kind of item of a family. `patch`, `merge` and `image_size` are those of its tower."""
+    """The items of a family, for an encoder with this patch size, merge factor and image size."""
     specs = row.get("items") or {"image": {}}
     class_token = 1 if "class_token" in row.get("style", ()) else 0
     grid = _Grid(config, patch, merge, max(image_size // max(patch, 1), 1), class_token)
@@ -27,12 +27,12 @@ def media_items(row: Config, config: Config, *, patch: int, merge: int, image_si
 
 
 def live_tensors(rows: Sequence[Config]) -> tuple[LiveTensors, ...]:
-    """A family's moments as data/towers.json writes them."""
+    """The live sets of a family's encoder block, from data/towers.json."""
     return tuple(LiveTensors(**row) for row in rows)
 
 
 def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:
-    """What a checkpoint's processor files say of its images and videos, by file name."""
+    """The image and video settings of a checkpoint's processor files."""
     joint = files.get("processor_config.json", {})
     parts: dict[str, Config] = {}
     for kind, name, key in (
@@ -47,7 +47,7 @@ def processor_files(files: Mapping[str, Config]) -> dict[str, Config]:
 
 
 class _Grid:
-    """The tower's grid of patches, and what the processor lets through."""
+    """The encoder's patch grid and the processor's size limits."""
 
     def __init__(self, config: Config, patch: int, merge: int, side: int, class_token: int) -> None:
         self.config, self.patch, self.merge, self.side, self.class_token = config, patch, merge, side, class_token
@@ -69,7 +69,7 @@ class _Grid:
         return [MediaItem(kind, tokens, patches, int(spec.get("outputs") or 0), **dates)]
 
     def _by_pixels(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """Qwen-VL: the largest picture has max_pixels; a video's budget is spread over pairs of frames."""
+        """Qwen-VL: the largest image has max_pixels; a video shares them among pairs of frames."""
         unit = (self.patch * self.merge) ** 2 * int(spec.get("frames") or 1)
         tokens = max((self._max_pixels(kind) or int(spec["max_pixels"])) // unit, 1)
         inflated = int(tokens * float(spec.get("inflated", 1)))
@@ -80,13 +80,13 @@ class _Grid:
         )
 
     def _sampled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """GLM-V: a video of the number of frames that makes the most tokens within the longest request."""
+        """GLM-V: a video with the number of frames that gives the most tokens within max_model_len."""
         video, image = (self._max_pixels(k) or int(spec[f"{k}_pixels"]) for k in ("video", "image"))
         lengths = _video_lengths(video, image, self.patch * self.merge, int(spec["frames_up_to"]))
         return MediaItem(kind, max(lengths), max(lengths) * self.merge**2, lengths=lengths, **dates)
 
     def _growing(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """A video of as many frames as fit. `steps`: what one step of frames is made of."""
+        """A video of as many frames as fit into max_model_len; `steps` describes one step of frames."""
         step = self._tile() if spec["steps"] == "tile" else self.items("image", spec["steps"])[0]
         return MediaItem(
             kind,
@@ -108,7 +108,7 @@ class _Grid:
         return MediaItem("image", tokens, self.side**2 + self.class_token)
 
     def _tiled(self, kind: str, spec: Config, dates: dict[str, Any]) -> MediaItem:
-        """InternVL: as many tiles as the processor cuts a large picture into, and a thumbnail."""
+        """InternVL: the most tiles of an image, and a thumbnail."""
         processor = self._processor("image")
         tiles = int(self.config.get("max_dynamic_patch") or spec["tiles"])
         if "crop_to_patches" in processor:
@@ -119,7 +119,7 @@ class _Grid:
         return MediaItem(kind, tiles * tile.tokens, tiles * tile.patches, **dates)
 
     def _stated(self, spec: Config) -> int:
-        """The number of tokens where the config names it."""
+        """The number of tokens from the config's own fields; 0 without one."""
         for key in spec.get("fields", ()):
             value: Any = self.config
             for part in str(key).split("."):
@@ -143,23 +143,20 @@ class _Grid:
         return 0
 
 
-_FRAMES_PER_STEP = 2
-
-
 def _video_lengths(video_pixels: int, image_pixels: int, unit: int, most_frames: int) -> tuple[int, ...]:
-    """Tokens of a video as large as the largest picture, by its number of frames, as GLM-V's processor resizes it.
+    """Tokens of a video by its number of frames, as GLM-V's processor resizes it: frames are encoded in pairs.
 
-    The size is chosen for the frames given, and then an odd number of them is filled up: so a video of 11 frames has
-    more tokens than the processor's limit of pixels holds.
+    The size is chosen before an odd number of frames is padded to even, so a video of 11 frames exceeds the
+    processor's pixel limit.
     """
-    side = math.floor(math.sqrt(image_pixels / _FRAMES_PER_STEP) / unit) * unit
+    side = math.floor(math.sqrt(image_pixels / 2) / unit) * unit
     lengths = []
     for frames in range(1, most_frames + 1):
-        sized_for = max(frames, _FRAMES_PER_STEP)
+        sized_for = max(frames, 2)
         height = side
-        if round(sized_for / _FRAMES_PER_STEP) * _FRAMES_PER_STEP * side**2 > video_pixels:
+        if round(sized_for / 2) * 2 * side**2 > video_pixels:
             height = max(unit, math.floor(math.sqrt(video_pixels / sized_for) / unit) * unit)
-        lengths.append(-(-frames // _FRAMES_PER_STEP) * (height // unit) ** 2)
+        lengths.append(-(-frames // 2) * (height // unit) ** 2)
     return tuple(lengths)
 
 

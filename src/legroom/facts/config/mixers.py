@@ -1,8 +1,4 @@
-"""The mixer of every layer, read from a config.json.
-
-A layer pattern comes from `layer_types` where the config has one, else from the fields and the defaults of its
-architecture (Gemma-2 alternates, Gemma-3 has one full layer in six ...), else every layer is full attention.
-"""
+"""The attention or recurrent mixer of every layer, from a config.json."""
 
 from __future__ import annotations
 
@@ -17,21 +13,13 @@ from legroom.facts.model import Attention, LatentAttention, Mixer, StateSpace, a
 
 
 def state_space(text: Mapping[str, Any], kind: str) -> StateSpace:
-    """The state-space mixer of one layer of the given kind."""
-    readers = {
-        "mamba1": _mamba1,
-        "mamba2": _mamba2,
-        "gdn": _gdn,
-        "kda": _kda,
-        "lightning": _lightning,
-        "short_conv": _short_conv,
-    }
-    if kind not in readers:
+    """The recurrent mixer of one layer of the given kind."""
+    if kind not in _STATE_SPACES:
         raise LegroomError(
             f"the model config has a layer of type {kind!r}, which legroom does not know",
             "known: full, sliding, chunked, linear attention, mamba, conv",
         )
-    return StateSpace(kind, tuple(sorted(readers[kind](text).items())))
+    return StateSpace(kind, tuple(sorted(_STATE_SPACES[kind](text).items())))
 
 
 def _first(text: Mapping[str, Any], *names: str, default: int | None = None) -> int:
@@ -114,6 +102,14 @@ def _short_conv(text: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
+_STATE_SPACES = {
+    "mamba1": _mamba1,
+    "mamba2": _mamba2,
+    "gdn": _gdn,
+    "kda": _kda,
+    "lightning": _lightning,
+    "short_conv": _short_conv,
+}
 _LATENT_TYPES = {
     "axk1",
     "deepseek_v2",
@@ -136,26 +132,7 @@ _LATENT_TYPES = {
     "deepseek_mtp",
     "k3_dspark",
 }
-"""Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank keep full heads."""
-
-_QKV_BIAS = (
-    "Qwen2",
-    "QWen",
-    "GPT2",
-    "GPTNeoX",
-    "GPTBigCode",
-    "Bloom",
-    "OPT",
-    "Starcoder2",
-    "PhiForCausal",
-    "Bert",
-    "Roberta",
-    "XLMRoberta",
-    "Whisper",
-    "Bart",
-    "GptOss",
-    "MiMoForCausal",
-)
+"""Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank have full heads."""
 _O_BIAS = (
     "GPT2",
     "GPTNeoX",
@@ -171,6 +148,7 @@ _O_BIAS = (
     "Bart",
     "GptOss",
 )
+_QKV_BIAS = (*_O_BIAS, "Qwen2", "QWen", "MiMoForCausal")
 _QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
 _GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
 _ENCODER_ONLY = (
@@ -192,13 +170,13 @@ _ENCODER_ONLY = (
 
 
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
-    """The main mixer of every layer; None where a layer has none (Nemotron-H blocks, DeciLM no-ops)."""
+    """The main mixer of every layer; None for layers without one (Nemotron-H blocks, DeciLM no-ops)."""
     kinds = layer_kinds(text, architecture)
     return tuple(_mixer(text, architecture, index, kind) for index, kind in enumerate(kinds))
 
 
 def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mixer, ...], ...]:
-    """What a layer mixes with besides its main mixer, a tuple a layer."""
+    """The further mixers of every layer: cross attention, or the attention beside a Mamba mixer."""
     kinds = layer_kinds(text, architecture)
     if any(word in architecture for word in ("Whisper", "BartFor", "MBart", "T5For", "CohereAsr", "Florence2")):
         cross = _attention(text, architecture, "cross", 0)
@@ -210,7 +188,7 @@ def further_mixers(text: Mapping[str, Any], architecture: str) -> tuple[tuple[Mi
 
 
 def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, ...]:
-    """The encoder of an encoder-decoder model: attention without a cache."""
+    """The attention layers of an encoder-decoder model's encoder."""
     if not any(word in architecture for word in ("Whisper", "BartFor", "MBart")):
         return ()
     heads = int_field(text, "encoder_attention_heads", default=int_field(text, "num_attention_heads"))
@@ -219,14 +197,11 @@ def encoder_mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer, .
     return (Attention(heads, heads, head_dim, head_dim, qkv_bias=True, o_bias=True, causal=False),) * count
 
 
-_PREDICTS_ONE = frozenset({"qwen3_next"})
-"""Families whose configs do not name their prediction layers; vLLM builds one (measured: 3.07 GiB for Qwen3-Next)."""
-
-
 def draft_mixers(text: Mapping[str, Any], layer_mixers: tuple[Mixer | None, ...]) -> tuple[Mixer, ...]:
-    """The multi-token-prediction layers of the checkpoint: full attention of the model's own widths."""
+    """The multi-token-prediction layers of the checkpoint: full attention of the model's widths."""
     names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
-    unnamed = 1 if text.get("model_type") in _PREDICTS_ONE else 0
+    # Qwen3-Next's config does not count its MTP layers; vLLM builds one (measured: 3.07 GiB).
+    unnamed = 1 if text.get("model_type") == "qwen3_next" else 0
     count = next((text[name] for name in names if isinstance(text.get(name), int)), unnamed)
     attention = attending(layer_mixers)
     if not attention or not 0 < count < 64:
@@ -252,7 +227,7 @@ def _mixer(text: Mapping[str, Any], architecture: str, index: int, kind: str) ->
 
 
 def is_latent(text: Mapping[str, Any]) -> bool:
-    """Whether vLLM serves this as multi-head latent attention."""
+    """Whether vLLM serves the model as multi-head latent attention."""
     return str(text.get("model_type")) in _LATENT_TYPES and (
         text.get("kv_lora_rank") is not None or text.get("compress_ratios") is not None
     )
@@ -274,7 +249,7 @@ def _latent(text: Mapping[str, Any], index: int) -> LatentAttention:
 
 
 def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
-    """GLM-5.2 shares one indexer among several layers: only the `full` ones keep an index cache."""
+    """Whether a sparse layer has its own indexer: GLM-5.2 shares one among several layers."""
     if not text.get("index_head_dim"):
         return False
     types = text.get("indexer_types")
@@ -285,7 +260,7 @@ def _has_indexer(text: Mapping[str, Any], index: int) -> bool:
 
 
 def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
-    """DeepSeek-V4: one shared latent head, a sliding window, and compressed states every `compress_ratio` tokens."""
+    """DeepSeek-V4: one shared latent head, a sliding window, and a compressed state per `compress_ratio` tokens."""
     ratios = text["compress_ratios"]
     ratio = ratios[index] if isinstance(ratios, list) and index < len(ratios) else 0
     rope_dim = int_field(text, "qk_rope_head_dim", low=0)
@@ -306,19 +281,17 @@ def _compressed_latent(text: Mapping[str, Any], index: int) -> LatentAttention:
 
 
 def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> Attention:
-    heads, kv_heads, head_dim, v_head_dim = _head_shape(text, architecture, kind, index)
-    plain = not text.get("attention_bias")
+    has_bias = bool(text.get("attention_bias"))
+    states_qkv_bias = bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
+    biased_o = str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
     return Attention(
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        v_head_dim=v_head_dim,
-        window=_window(text) if kind == "sliding" else None,
+        *_head_shape(text, architecture, kind, index),
+        window=int_field(text, "sliding_window") if kind == "sliding" else None,
         chunk=int_field(text, "attention_chunk_size", default=8192) if kind == "chunked" else None,
         shares_kv=_shares_kv(text, index),
         k_equals_v=kind == "full" and bool(text.get("attention_k_eq_v", False)),
-        qkv_bias=_bias(text, architecture, _QKV_BIAS) or not plain or _states_qkv_bias(text),
-        o_bias=_bias(text, architecture, _O_BIAS) or (not plain and "GptOss" not in architecture and _o_bias(text)),
+        qkv_bias=_bias(text, architecture, _QKV_BIAS) or has_bias or states_qkv_bias,
+        o_bias=_bias(text, architecture, _O_BIAS) or (has_bias and "GptOss" not in architecture and biased_o),
         qk_norm=architecture.startswith(_QK_NORM) or bool(text.get("use_qk_norm") or text.get("qk_layernorm")),
         output_gate=architecture.startswith(_GATED_OUTPUT) or bool(text.get("attention_output_gate", False)),
         sinks="GptOss" in architecture,
@@ -329,9 +302,9 @@ def _attention(text: Mapping[str, Any], architecture: str, kind: str, index: int
 
 
 def is_encoder_only(architecture: str, text: Mapping[str, Any]) -> bool:
-    """Embedding models that attend both ways keep no KV cache at all."""
-    both_ways = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
-    return both_ways or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
+    """Whether attention is bidirectional, so that no KV cache exists."""
+    bidirectional = architecture == "Gemma3TextModel" and text.get("use_bidirectional_attention") is True
+    return bidirectional or architecture.startswith(_ENCODER_ONLY) or text.get("is_causal") is False
 
 
 def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...]) -> bool:
@@ -340,20 +313,8 @@ def _bias(text: Mapping[str, Any], architecture: str, families: tuple[str, ...])
     return architecture.startswith(families)
 
 
-def _states_qkv_bias(text: Mapping[str, Any]) -> bool:
-    return bool(text.get("add_qkv_bias") or text.get("use_qkv_bias"))
-
-
-def _o_bias(text: Mapping[str, Any]) -> bool:
-    return str(text.get("model_type")) in ("llama", "granite", "internlm", "exaone4", "phimoe")
-
-
-def _window(text: Mapping[str, Any]) -> int:
-    return int_field(text, "sliding_window")
-
-
 def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: int) -> tuple[int, int, int, int]:
-    """Heads, KV heads, head size and value head size of one layer, before tensor parallelism."""
+    """heads, kv_heads, head_dim and v_head_dim of one layer, before tensor parallelism."""
     heads = int_field(text, "num_attention_heads")
     hidden = int_field(text, "hidden_size")
     blocks = text.get("block_configs")
@@ -366,7 +327,7 @@ def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: in
     if text.get("swa_num_key_value_heads") is not None or text.get("swa_head_dim") is not None:
         return _mimo_head_shape(text, kind, heads)
     if text.get("kv_lora_rank") is not None and text.get("qk_nope_head_dim") is not None:
-        # MLA weights served with full heads (MiniCPM3): keys and values are padded to one head size.
+        # MLA weights with full heads in the cache (MiniCPM3): keys and values are padded to one head size.
         head_dim = int_field(text, "qk_nope_head_dim") + int_field(text, "qk_rope_head_dim", low=0)
         return heads, heads, head_dim, head_dim
     kv_heads = _per_layer(text, "num_key_value_heads", index)
@@ -384,7 +345,7 @@ def _head_shape(text: Mapping[str, Any], architecture: str, kind: str, index: in
 
 
 def _default_kv_heads(text: Mapping[str, Any], heads: int) -> int:
-    """Multi-query flags of Falcon, StarCoder and ChatGLM; else one KV head an attention head."""
+    """KV heads without num_key_value_heads: multi-query (Falcon, StarCoder, ChatGLM), else one per attention head."""
     if text.get("multi_query_attention") and isinstance(text.get("multi_query_group_num"), int):
         return int(text["multi_query_group_num"])
     if text.get("multi_query") and not text.get("new_decoder_architecture"):
@@ -431,7 +392,7 @@ def _mimo_head_shape(text: Mapping[str, Any], kind: str, heads: int) -> tuple[in
 
 
 def _shares_kv(text: Mapping[str, Any], index: int) -> bool:
-    """The last layers of Gemma-3n and the small Gemma-4 models read the cache of an earlier one."""
+    """Whether the layer reads the cache of an earlier one (last layers of Gemma-3n and small Gemma-4 models)."""
     shared = text.get("num_kv_shared_layers")
     return isinstance(shared, int) and index >= int_field(text, "num_hidden_layers") - shared > 0
 

@@ -1,7 +1,7 @@
-"""Reads the encoders of a multimodal config.json: a tower of transformer blocks and a projector, by family.
+"""The encoders of a multimodal config.json: transformer blocks and a projector, by family.
 
-A family is a row of `data/towers.json`: the names its vision config uses, what its blocks are made of, which
-projector follows, and the tower to assume where a config says "there is vision" and nothing more.
+A family is a row of `data/towers.json`: the field names of its vision config, the structure of its blocks, its
+projector, and the default encoder for a config without a vision_config.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Config = Mapping[str, Any]
 def modalities(config: Config) -> tuple[Modality, ...]:
     """The encoders that vLLM loads beside the language model of this config."""
     thinker = config.get("thinker_config")
-    if isinstance(thinker, Mapping):  # Qwen-Omni: what vLLM serves is the part that listens and writes
+    if isinstance(thinker, Mapping):  # Qwen-Omni: vLLM serves the thinker
         config = {**config, **thinker}
     family = _family(config)
     row = families().get(family)
@@ -72,7 +72,7 @@ def _family(config: Config) -> str:
 
 
 def _defaults(row: Mapping[str, Any] | None, width: int) -> dict[str, Any]:
-    """The usual tower of the family; some families pick it by the width of their language model."""
+    """The family's default encoder; some families choose it by the width of their language model."""
     if row is None:
         return {}
     chosen: dict[str, Any] = dict(row.get("default", {}))

@@ -1,4 +1,4 @@
-"""A model's config.json read into a `Model`, and the longest length vLLM derives from it without --max-model-len."""
+"""A `Model` from a config.json, and the max_model_len that vLLM derives from it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from legroom.facts.model import Layer, Mixer, Model, latent, with_kv_heads
 _DTYPES = {"float16", "bfloat16", "float32"}
 _DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 
-# A decoder published as an embedding model carries a sentence-transformers pooling config, by which vLLM serves it with
-# the pooling runner; its config.json alone is that of the decoder, so the name has to tell.
+# vLLM serves a decoder with a sentence-transformers pooling config with the pooling runner. The config.json does not
+# show that, so the model's name decides.
 _NAMED_EMBEDDING = re.compile(r"(?<![a-z])embed(ding)?s?(?![a-z])", re.IGNORECASE)
 
 
 def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "") -> Model:
-    """The model that a config.json describes; a config that describes none is refused with what is wrong."""
+    """The model of a config.json; LegroomError where it describes none."""
     if not isinstance(config, Mapping) or not config:
         raise LegroomError("the model config is empty or not a JSON object", "pass a model's config.json")
     text = canonical_text_config(config)
@@ -44,7 +44,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
         )
     kinds: dict[Layer, Layer] = {}
     layers = tuple(
-        kinds.setdefault(layer, layer)  # one object for all that are alike, which is quicker to tell than by comparing
+        kinds.setdefault(layer, layer)  # equal layers are one object, which compares faster
         for layer in map(Layer, layer_mixers, blocks, further)
     )
     last_block = next((block for block in reversed(blocks) if block is not None), None)
@@ -70,7 +70,7 @@ def model_from_config(config: Mapping[str, Any], name: str = "", source: str = "
 
 
 def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The first architecture the config names, or the one its model type is served by."""
+    """The first architecture of the config, or that of its model type."""
     for given in (config.get("architectures"), text.get("architectures")):
         if isinstance(given, list | tuple) and given and isinstance(given[0], str):
             return given[0]
@@ -83,7 +83,7 @@ def architecture_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """The precision the checkpoint says it is stored in; bfloat16 where it says nothing, as nearly all are."""
+    """The checkpoint's dtype; bfloat16 where the config has none."""
     for where in (config, text, config.get("vision_config") or {}):
         value = where.get("dtype") or where.get("torch_dtype") if isinstance(where, Mapping) else None
         if isinstance(value, str):
@@ -95,7 +95,7 @@ def dtype_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
-    """Newer multimodal checkpoints state it at the top, older ones in the text config."""
+    """tie_word_embeddings, from the top level or the text config."""
     nested = nested_text_config(config)
     if nested is not None and nested.get("tie_word_embeddings") is None and config.get("tie_word_embeddings") is None:
         return bool(text.get("tie_word_embeddings", False))
@@ -128,10 +128,10 @@ _FALLBACK_LEN = 2048
 
 
 def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_multiplies: bool = False) -> int:
-    """The smallest length the config names, times its rope scaling.
+    """The smallest length in the config, times its rope scaling.
 
-    `yarn_multiplies`: older releases computed YaRN lengths as original length x factor; newer ones take
-    max_position_embeddings as already scaled. The two agree for checkpoints that follow the convention.
+    `yarn_multiplies`: older releases compute YaRN lengths as original length x factor; newer ones use
+    max_position_embeddings unscaled.
     """
     lengths = {key: _length(text, key) for key in LENGTH_NAMES if text.get(key) is not None}
     if not lengths:
@@ -142,7 +142,7 @@ def derived_max_len(config: Mapping[str, Any], text: Mapping[str, Any], *, yarn_
         derived = _scaled(derived, ropes, yarn_multiplies)
     if any(_rope_type(rope) in ("longrope", "su") for rope in ropes):
         original = text.get("original_max_position_embeddings")
-        # 0.11.1+ starts LongRoPE models at their original length unless asked for more.
+        # 0.11.1+ starts LongRoPE models at their original length by default.
         if isinstance(original, int) and original > 0:
             return original
     return int(derived)
@@ -156,7 +156,7 @@ def _length(text: Mapping[str, Any], key: str) -> int:
 
 
 def _rope_parameters(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One set of parameters, or one for every layer type (Gemma-3, Gemma-4)."""
+    """The rope parameters: one set, or one per layer type (Gemma-3, Gemma-4)."""
     for key in ("rope_parameters", "rope_scaling"):
         rope = text.get(key)
         if not isinstance(rope, Mapping):

@@ -1,4 +1,4 @@
-"""Reads the `quantization_config` of a config.json: one reader a method, in the form that vLLM's loader of it takes."""
+"""The `Quantization` of a config.json's `quantization_config`: one reader per method."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from legroom.facts.model import Quantization
 
 Config = Mapping[str, Any]
 LINEAR_ATTENTION = "re:.*linear_attn.*"
-"""The gated delta nets of a hybrid, by the name of their module."""
+"""The module pattern of gated delta nets."""
 
 
 def quantization(config: Config) -> Quantization | None:
-    """The quantization of a checkpoint from its whole config.json, or None; nested text configs are searched too."""
+    """The quantization of a checkpoint from its config.json or nested text config; None where it is unquantized."""
     section = _section(config)
     if section is None:
         return None
@@ -29,8 +29,8 @@ def quantization(config: Config) -> Quantization | None:
 
 
 def _with_usual_list(scheme: Quantization, config: Config) -> Quantization:
-    """Ten of ten published recipes for Qwen3.5's gated delta nets in 4 bits (NVFP4, AWQ, GPTQ, llm-compressor's own
-    examples) leave `linear_attn` at 16 bits: a config that lists nothing of it lost its list."""
+    """The scheme with `linear_attn` unquantized where a 4-bit config lists no unquantized modules: ten of ten published
+    recipes for Qwen3.5's gated delta nets (NVFP4, AWQ, GPTQ, llm-compressor) leave it at 16 bits."""
     readable = scheme.weight_bits == 4 and scheme.method not in ("bitsandbytes", "gguf") and not scheme.rules
     if not readable or set(scheme.ignored) - {"lm_head"} or not _has_linear_attention(config):
         return scheme
@@ -43,7 +43,7 @@ def _has_linear_attention(config: Config) -> bool:
 
 
 def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) -> Quantization:
-    """DeepSeek-V4 stores its routed experts in 4 bits, and says so beside its fp8 quantization_config, not in it."""
+    """The scheme with DeepSeek-V4's 4-bit routed experts, which `expert_dtype` outside quantization_config declares."""
     if scheme.method != "fp8" or "fp4" not in (config.get("expert_dtype"), section.get("expert_dtype")):
         return scheme
     nvfp4 = str(section.get("moe_quant_algo")).upper() == "NVFP4"
@@ -52,7 +52,7 @@ def _with_expert_dtype(scheme: Quantization, config: Config, section: Config) ->
 
 
 def online_quantization(method: str) -> Quantization | None:
-    """What `--quantization METHOD` makes of a plain checkpoint; None where that method needs a quantized one."""
+    """The scheme of `--quantization METHOD` on an unquantized checkpoint; None where the method cannot do that."""
     return _ONLINE.get(method)
 
 
@@ -116,7 +116,7 @@ def _gptq(section: Config) -> Quantization:
         "gptq",
         _int(section, "bits", default=4),
         _group(_int(section, "group_size", default=128)),
-        # GPTQ checkpoints always hold zero points; vLLM loads them even where the kernel drops them.
+        # GPTQ checkpoints always have zero points; vLLM loads them even where the kernel drops them.
         zero_point=not section.get("sym", True),
         act_order=bool(section.get("desc_act", False)),
         ignored=_ignored(section, "modules_to_not_convert"),
@@ -230,7 +230,7 @@ def _modelopt(section: Config) -> Quantization:
         raise LegroomError(f"modelopt algorithm {algo!r} is not known", f"known: {', '.join(_MODELOPT)}")
     unlisted = algo == "NVFP4" and not ignored
     if unlisted:
-        # Every published checkpoint lists what it leaves alone; where the list got lost, it held the attention.
+        # Every published checkpoint lists its unquantized modules, attention among them.
         ignored = ("lm_head", "re:.*(self_attn|linear_attn).*")
     scheme = replace(_MODELOPT[algo], ignored=ignored, kv_cache_dtype=kv_dtype, list_assumed=unlisted)
     size = inner.get("group_size")
@@ -253,7 +253,7 @@ def _mixed(section: Config, ignored: tuple[str, ...], kv_dtype: str | None) -> Q
             rules.extend((str(target), scheme) for target in group.get("targets") or ())
     unlisted = not rules
     if unlisted:
-        # The list lives in a file that is not here: such checkpoints keep attention in FP8, the rest in NVFP4.
+        # The list is in another file: such checkpoints have attention in FP8 and the rest in NVFP4.
         rules = [("re:.*(self_attn|linear_attn).*", _MODELOPT["FP8"]), ("Linear", _MODELOPT["NVFP4"])]
     base = Quantization("modelopt_mixed", 8, number="float", strategy="tensor", targets=(), rules=tuple(rules))
     return replace(base, ignored=ignored, kv_cache_dtype=kv_dtype, list_assumed=unlisted)
@@ -267,7 +267,7 @@ def _mxfp4(section: Config) -> Quantization:
         scale_bits=8,
         ignored=_ignored(section, "modules_to_not_convert"),
         number="float",
-        # vLLM's gpt-oss loader quantizes the experts alone; linear layers stay as they are.
+        # vLLM's gpt-oss loader quantizes the experts only.
         targets=("experts",),
     )
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a serving vLLM, one file each. `DETECTORS` lists them; `watch_all` makes one of each."""
+"""Detectors of problems of a running vLLM, one per file. `DETECTORS` lists them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     SeveralServers,
     NoTraffic,
 )
-"""The gravest first: the first finding is what a server's state is named after."""
+"""Most severe first: a server's state is named after its first finding."""
 
 
 def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> tuple[Detector, ...]:
@@ -53,17 +53,17 @@ def make_detectors(levels: Thresholds = DEFAULT, plan: PlanDocument | None = Non
 
 
 class Watcher:
-    """One server's window and detectors together."""
+    """The window and detectors of one server."""
 
     def __init__(self, server: str, levels: Thresholds = DEFAULT, plan: PlanDocument | None = None) -> None:
         self.window = Window(server, window_s=max(WINDOW_S, levels.longest_over_s))
         self.detectors = make_detectors(levels, plan)
         self.findings: tuple[DetectorFinding, ...] = ()
 
-    def take(self, look: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
-        """Add a scrape; what is wrong now, the gravest first. Time is the scrape's own unless given."""
-        self.window.add(look)
-        time_s = look.time_s if now_s is None else now_s
+    def take(self, result: ScrapeResult, now_s: float | None = None) -> tuple[DetectorFinding, ...]:
+        """Adds a scrape result and returns the current findings, most severe first."""
+        self.window.add(result)
+        time_s = result.time_s if now_s is None else now_s
         updates = (detector.update(self.window, time_s) for detector in self.detectors)
         self.findings = tuple(finding for finding in updates if finding is not None)
         return self.findings

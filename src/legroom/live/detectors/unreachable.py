@@ -39,7 +39,7 @@ class Unreachable(Detector):
         lost = (window.latest.running or 0.0) if window.latest else 0.0
         running = f", with {counted(lost, 'request')} running" if lost else ""
         at_fault = last.kind in _SERVER_IS_AT_FAULT
-        reason = f"{last.message} ({counted(len(window.failures), 'look')} in a row{before}{running})"
+        reason = f"{last.message} ({counted(len(window.failures), 'scrape')} in a row{before}{running})"
         return Condition(
             True,
             reason,

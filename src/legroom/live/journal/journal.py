@@ -1,7 +1,7 @@
-"""The incident journal: what was seen, what was found and what was done, in one SQLite file.
+"""The journal: incidents, actions, leases and samples in one SQLite file.
 
-Written ahead (WAL) and synced at every commit, so a kill at any moment loses nothing that a call returned for. Every
-method is one transaction. One object may be used by several threads, and one file by several processes.
+WAL with a sync at every commit: a kill loses nothing that a call returned for. Every method is one transaction. Threads
+may share an object, and processes a file.
 """
 
 from __future__ import annotations
@@ -57,19 +57,17 @@ __all__ = [
     "journal_path",
 ]
 
-_BUSY_S = 5.0
-_CHECKPOINT_PAGES = 1000
 _ACTION_COLUMNS = 'id, incident_id, "group", name, state, begun_s, finished_s, detail'
 _INCIDENT_COLUMNS = "id, server, kind, title, opened_s, closed_s, outcome, detail, key"
 
 
 def journal_path() -> Path:
-    """Beside calibration: `$LEGROOM_HOME/journal.db`, or where that is by default."""
+    """`$LEGROOM_HOME/journal.db`."""
     return store_path().with_name("journal.db")
 
 
 class Journal:
-    """An open journal. `Journal.open()` makes the file when there is none."""
+    """An open journal."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
         self.path = path
@@ -79,12 +77,10 @@ class Journal:
         self._samples = SampleStore(db)
 
     @classmethod
-    def open(
-        cls, path: Path | None = None, *, busy_s: float = _BUSY_S, clock: Callable[[], float] = time.time
-    ) -> Journal:
-        """The journal at `path`, or the user's own. Raises `JournalUnavailable` where that cannot be."""
+    def open(cls, path: Path | None = None, *, busy_s: float = 5.0, clock: Callable[[], float] = time.time) -> Journal:
+        """Opens or creates the journal at `path`, by default the user's. Raises `JournalUnavailable`."""
         path = path or journal_path()
-        with _explained(path):
+        with _translated_errors(path):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -99,7 +95,6 @@ class Journal:
         return cls(db, path, clock)
 
     def close(self) -> None:
-        """Lets go of the file. Nothing is lost without it."""
         with self._lock:
             self._db.close()
 
@@ -120,7 +115,7 @@ class Journal:
         time_s: float | None = None,
         key: str | None = None,
     ) -> int:
-        """Records that a problem began. The same `key` twice is the same incident: a write may be tried again."""
+        """Opens an incident and returns its id. A second call with the same `key` returns the first one's."""
         values = (key, server, kind, masked(title), _json(detail), self._now(time_s))
         with self._writing() as db:
             db.execute(
@@ -133,7 +128,7 @@ class Journal:
             return int(db.execute(query, () if made else (key,)).fetchone()[0])
 
     def incident_id(self, key: str) -> int | None:
-        """The incident that was opened with this key."""
+        """The id of the incident with this key."""
         with self._reading() as db:
             row = db.execute("SELECT id FROM incidents WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
@@ -141,7 +136,7 @@ class Journal:
     def note(
         self, incident_id: int, text: str, detail: Mapping[str, Any] | None = None, time_s: float | None = None
     ) -> None:
-        """Adds a line to an incident's story."""
+        """Adds a note to an incident."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO notes (incident_id, time_s, text, detail) VALUES (?, ?, ?, ?)",
@@ -149,7 +144,7 @@ class Journal:
             )
 
     def close_incident(self, incident_id: int, outcome: str, time_s: float | None = None) -> None:
-        """Records that it is over and how. An incident that is closed already keeps its first end."""
+        """Closes an incident, unless it is closed already."""
         with self._writing() as db:
             db.execute(
                 "UPDATE incidents SET closed_s = ?, outcome = ? WHERE id = ? AND closed_s IS NULL",
@@ -159,7 +154,7 @@ class Journal:
     def incidents(
         self, since_s: float | None = None, server: str | None = None, limit: int | None = None, open_only: bool = False
     ) -> tuple[Incident, ...]:
-        """Incidents that lasted until `since_s` or later, the newest first, without their notes and actions."""
+        """Incidents that were open at or after `since_s`, newest first, without notes and actions."""
         wanted, values = ["1"], list[Any]()
         if since_s is not None:
             wanted.append("(closed_s IS NULL OR closed_s >= ?)")
@@ -191,7 +186,7 @@ class Journal:
     # Actions
 
     def begin_action(self, incident_id: int | None, group: str, name: str, detail: Mapping[str, Any]) -> int:
-        """Records what is about to be done. Called before anything is done; returns when it is in the file."""
+        """Records a planned action, before it begins, and returns its id."""
         with self._writing() as db:
             made = db.execute(
                 'INSERT INTO actions (incident_id, "group", name, state, begun_s, detail) VALUES (?, ?, ?, ?, ?, ?)',
@@ -200,7 +195,7 @@ class Journal:
             return int(made.lastrowid or 0)
 
     def reach_stage(self, action_id: int, stage: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records how far an action has come. The first stage makes it `started`."""
+        """Records a stage of an action. The first one sets its state to `started`."""
         with self._writing() as db:
             db.execute("UPDATE actions SET state = ? WHERE id = ? AND state = ?", (STARTED, action_id, PLANNED))
             db.execute(
@@ -209,7 +204,7 @@ class Journal:
             )
 
     def finish_action(self, action_id: int, outcome: str, detail: Mapping[str, Any] | None = None) -> None:
-        """Records how an action ended: done, failed or undone. What was `done` may still become `undone`."""
+        """Records an action's outcome. `done` may later become `undone`."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
         with self._writing() as db:
@@ -221,12 +216,12 @@ class Journal:
             )
 
     def unfinished_actions(self) -> tuple[Action, ...]:
-        """Actions that were begun and never ended: legroom was killed in the middle of them."""
+        """Actions without an outcome: legroom was killed during them."""
         with self._reading():
             return self._actions("state IN (?, ?)", UNFINISHED)
 
     def actions(self, since_s: float = 0.0, group: str | None = None) -> tuple[Action, ...]:
-        """Actions begun since then, the oldest first."""
+        """Actions that began since then, oldest first."""
         with self._reading():
             if group is None:
                 return self._actions("begun_s >= ?", (since_s,))
@@ -250,7 +245,7 @@ class Journal:
     # Leases
 
     def take_lease(self, group: str, holder: str, seconds: float) -> bool:
-        """Whether `holder` may act on the group for so long. Asking again prolongs one's own."""
+        """Takes or prolongs the lease of a group; False while another holder has it."""
         now_s = self._now(None)
         with self._writing() as db:
             db.execute(
@@ -262,22 +257,14 @@ class Journal:
         return bool(row and row[0] == holder)
 
     def release_lease(self, group: str, holder: str) -> None:
-        """Gives it back. Somebody else's stays."""
+        """Releases the lease, if `holder` has it."""
         with self._writing() as db:
             db.execute('DELETE FROM leases WHERE "group" = ? AND holder = ?', (group, holder))
-
-    def lease_holder(self, group: str) -> str | None:
-        """Who may act on the group just now."""
-        with self._reading() as db:
-            row = db.execute(
-                'SELECT holder FROM leases WHERE "group" = ? AND until_s > ?', (group, self._now(None))
-            ).fetchone()
-        return None if row is None else str(row[0])
 
     # Samples
 
     def add_samples(self, samples: Iterable[Sample]) -> None:
-        """Keeps what matters of each. One transaction for all of them."""
+        """Stores samples in one transaction."""
         self.add_rows((sample.server, sample.time_s, values_of(sample)) for sample in samples)
 
     def add_rows(self, rows: Iterable[tuple[str, float, Sequence[float | None]]]) -> None:
@@ -289,19 +276,19 @@ class Journal:
     def samples(
         self, server: str, since_s: float, until_s: float | None = None, max_points: int = 3000
     ) -> tuple[JournalPoint, ...]:
-        """What one server did between two times: every sample, or minutes or ten minutes where that is too many."""
+        """A server's samples between two times, rolled up where they would be more than `max_points`."""
         with self._reading():
             if version_of(self._db) < VERSION:  # an old journal on a disk that cannot be written
                 return ()
             return self._samples.points(server, since_s, self._now(until_s), max_points)
 
     def servers(self) -> tuple[str, ...]:
-        """Every server that ever had a sample."""
+        """All servers with samples."""
         with self._reading():
             return tuple(self._samples.servers())
 
     def maintain(self, now_s: float | None = None, retention: Retention | None = None) -> None:
-        """Packs hours that are over, and forgets what is older than it is kept. Cheap when there is nothing to do."""
+        """Rolls up samples and deletes what is past its retention."""
         now_s, retention = self._now(now_s), retention or Retention()
         for server_id in self._samples.servers().values():
             with self._writing():  # one transaction a server: a writer of incidents never waits long
@@ -309,20 +296,20 @@ class Journal:
                 self._samples.delete_old(server_id, now_s, retention)
         with self._writing() as db:
             _delete_incidents(db, now_s - retention.incidents_s)
-        with _explained(self.path), self._lock:
+        with _translated_errors(self.path), self._lock:
             self._db.execute("PRAGMA incremental_vacuum(2000)").fetchall()
 
     def problems(self) -> tuple[str, ...]:
-        """What SQLite finds wrong with the file; nothing when it is whole."""
+        """The findings of SQLite's integrity check."""
         with self._reading() as db:
             lines = [str(row[0]) for row in db.execute("PRAGMA integrity_check")]
         return () if lines == ["ok"] else tuple(lines)
 
-    # One transaction a call
+    # Transactions
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with _explained(self.path), self._lock:
+        with _translated_errors(self.path), self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -334,7 +321,7 @@ class Journal:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with _explained(self.path), self._lock:
+        with _translated_errors(self.path), self._lock:
             yield self._db
 
     def _now(self, given_s: float | None) -> float:
@@ -346,7 +333,6 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
-    db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     version = version_of(db)
     if version > VERSION:
         raise JournalUnavailable(
@@ -358,8 +344,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """SQLite's errors as one exception with a sentence."""
+def _translated_errors(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors into JournalUnavailable."""
     try:
         yield
     except sqlite3.Error as error:

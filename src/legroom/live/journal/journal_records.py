@@ -1,7 +1,4 @@
-"""What the journal holds: its tables, and the plain objects that are read from them.
-
-The version of the tables is SQLite's `user_version`; a later legroom adds steps, never edits one.
-"""
+"""The journal's tables and records. `user_version` is the schema version; steps are added, never edited."""
 
 from __future__ import annotations
 
@@ -51,12 +48,12 @@ VERSION = len(_STEPS)
 
 
 def version_of(db: sqlite3.Connection) -> int:
-    """The version of the tables in this file; 0 for an empty one."""
+    """The schema version; 0 for an empty file."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def bring_up_to_date(db: sqlite3.Connection) -> None:
-    """Adds the tables that are missing, all in one transaction: a kill in between leaves the old version whole."""
+    """Migrates the schema in one transaction."""
     if version_of(db) >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
@@ -72,17 +69,14 @@ def bring_up_to_date(db: sqlite3.Connection) -> None:
 
 
 SQLITE_HEAD = b"SQLite format 3\0"
-"""How every journal begins, once something was written."""
+"""The first bytes of every SQLite file."""
 PLANNED, STARTED, DONE, FAILED, UNDONE = "planned", "started", "done", "failed", "undone"
 UNFINISHED = (PLANNED, STARTED)
 OUTCOMES = (DONE, FAILED, UNDONE)
 
 
 class JournalUnavailable(LegroomError):
-    """The journal cannot be read or written just now: a full disk, a lock, a file that is no journal.
-
-    Whoever watches goes on watching and says so; whoever acts does not act, because nothing is done unrecorded.
-    """
+    """The journal cannot be read or written: a full disk, a lock, not a journal."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint, UNREACHABLE)
@@ -90,7 +84,7 @@ class JournalUnavailable(LegroomError):
 
 @dataclass(frozen=True)
 class Note:
-    """One thing that was seen, found or said while an incident was open."""
+    """An entry of an incident."""
 
     time_s: float
     text: str
@@ -99,7 +93,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ActionStage:
-    """How far an action had come. `name` is the platform's word for it ("drained", "stopped")."""
+    """A stage that an action reached, such as `drained`."""
 
     time_s: float
     name: str
@@ -108,7 +102,7 @@ class ActionStage:
 
 @dataclass(frozen=True)
 class Action:
-    """Something legroom did to the world, or was about to do. Recorded as `planned` before it is begun."""
+    """A restart, drain or other change. Recorded as `planned` before it begins."""
 
     id: int
     incident_id: int | None
@@ -122,17 +116,16 @@ class Action:
 
     @property
     def unfinished(self) -> bool:
-        """Whether nobody has said yet how it ended."""
         return self.state in UNFINISHED
 
     def stage(self, name: str) -> ActionStage | None:
-        """The last stage of this name, if it got there."""
+        """The last stage with this name."""
         return next((stage for stage in reversed(self.stages) if stage.name == name), None)
 
 
 @dataclass(frozen=True)
 class Incident:
-    """A problem of one server from when it was noticed until it was over. `closed_s` is None while it lasts."""
+    """A problem of one server. `closed_s` is None while it is open."""
 
     id: int
     server: str
@@ -145,4 +138,4 @@ class Incident:
     notes: tuple[Note, ...] = ()
     actions: tuple[Action, ...] = ()
     key: str | None = None
-    """What whoever opened it calls it."""
+    """An identifier that the writer chose."""

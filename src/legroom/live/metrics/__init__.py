@@ -1,1 +1,1 @@
-"""What a serving vLLM shows of itself: scraped, read into samples, kept in a window."""
+"""Scraping, parsing and windows of vLLM's metrics."""

@@ -1,4 +1,4 @@
-"""A server's address as people give it: with or without scheme and path, with credentials, which never show again."""
+"""Addresses of servers as users type them. Credentials are kept out of names and reprs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS_PATH = "/metrics"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server's metrics are, and how to ask. Printing it shows no secret."""
+    """A metrics URL with headers and TLS settings. Its repr shows no secret."""
 
     url: str
     """Without credentials and query."""
@@ -25,16 +25,16 @@ class Endpoint:
     verify_tls: bool = True
     ca_file: str | None = None
     query: str = field(default="", repr=False)
-    """What some proxies want after the `?`; it may hold a key."""
+    """The query string, which may contain a key."""
 
     @property
     def full_url(self) -> str:
-        """What is asked for, query included. Not to be printed."""
+        """The URL with its query; not to be printed."""
         return f"{self.url}?{self.query}" if self.query else self.url
 
     @property
     def server(self) -> str:
-        """The name in samples and incidents: the address without `/metrics`."""
+        """The server's name in samples and incidents: the URL without `/metrics`."""
         return self.url.removesuffix(METRICS_PATH)
 
 
@@ -45,7 +45,7 @@ def endpoint(
     verify_tls: bool = True,
     ca_file: str | None = None,
 ) -> Endpoint:
-    """The endpoint that `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ... mean."""
+    """The endpoint of `host:8000`, `http://host:8000`, `https://user:pass@host/vllm/metrics` ..."""
     given = address.strip()
     parts = _split(given if "://" in given else f"http://{given}")
     all_headers = dict(headers or {})
@@ -62,7 +62,7 @@ def endpoint(
 
 
 def masked_url(address: str) -> str:
-    """An address fit to print: user, password and what a query holds are left out."""
+    """An address without user, password and query."""
     try:
         parts = urlsplit(address.strip())
         host = _host(parts)
@@ -74,23 +74,23 @@ def masked_url(address: str) -> str:
 
 @lru_cache(16_384)
 def is_loopback(address: str) -> bool:
-    """Whether an address stays on this machine."""
+    """Whether requests to an address stay on this machine."""
     host = urlsplit(address if "://" in address else f"http://{address}").hostname or ""
     try:
         ip = ipaddress.ip_address(host)
-        return ip.is_loopback or ip.is_unspecified  # 0.0.0.0 is what a server is told to listen on
+        return ip.is_loopback or ip.is_unspecified  # 0.0.0.0: a listening address used as a target
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
 
 
 def port_of(address: str) -> int:
-    """The port that an address means."""
+    """The port of an address, with the scheme's default."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def is_loopback_host(host: str) -> bool:
-    """Whether only this machine can reach what listens on this host; unlike an address to call, 0.0.0.0 is no such."""
+    """Whether only this machine can reach a socket that listens on this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

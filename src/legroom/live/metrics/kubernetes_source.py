@@ -17,18 +17,18 @@ _PORT_NOTE, _PATH_NOTE, _SCHEME_NOTE = "prometheus.io/port", "prometheus.io/path
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What is needed of a pod to look at its server."""
+    """A running pod."""
 
     namespace: str
     name: str
     ip: str
     ports: tuple[tuple[str, int], ...] = ()
-    """(name, number) of its containers' ports."""
+    """(name, number) of each container port."""
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where its metrics are: by the annotations that Prometheus reads, else by the port's name."""
+        """Its metrics endpoint, by the prometheus.io annotations, else by port name."""
         scheme = self.annotations.get(_SCHEME_NOTE, "http")
         path = self.annotations.get(_PATH_NOTE, "/metrics")
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -48,14 +48,14 @@ class Pod:
 
 
 class Pods(Protocol):
-    """Lists running pods. The cluster's API behind it can be any that answers this."""
+    """Lists running pods."""
 
     def running(self, selector: str, namespace: str | None) -> Iterable[Pod]:
-        """The pods that a label selector names, in one namespace or in all."""
+        """The pods of a label selector, in one namespace or in all."""
 
 
 class KubernetesPods:
-    """The pods of the cluster that this process runs in, or that the kubeconfig names."""
+    """Pods of this process's own cluster, or of the kubeconfig's."""
 
     def __init__(self, context: str | None = None, api: Any = None) -> None:
         self._api = api if api is not None else _connected(context)
@@ -74,7 +74,7 @@ class KubernetesPods:
                 _refused(error.status, namespace), "kubectl auth can-i list pods", UNREACHABLE
             ) from error
         except Exception as error:
-            # The client raises whatever its HTTP library does.
+            # The client passes its HTTP library's exceptions on.
             raise LegroomError(
                 f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
             ) from error
@@ -96,7 +96,7 @@ def _connected(context: str | None) -> Any:
         raise LegroomError("reading pods needs the Kubernetes client", "pip install 'legroom[kubernetes]'") from error
     try:
         if context is not None:
-            raise config.ConfigException  # a pod may be told to look at another cluster than its own
+            raise config.ConfigException  # a named context goes before the pod's own cluster
         config.load_incluster_config()
     except config.ConfigException:
         try:
@@ -109,7 +109,7 @@ def _connected(context: str | None) -> Any:
 
 
 def _pod(item: Any) -> Pod | None:
-    """A pod that runs and has an address; one that is on its way out is none."""
+    """A running pod with an address; None for any other, or one being deleted."""
     status, meta = item.status, item.metadata
     if status.phase != "Running" or not status.pod_ip or meta.deletion_timestamp is not None:
         return None
@@ -122,7 +122,7 @@ def _pod(item: Any) -> Pod | None:
 
 
 def discovered(pods: Pods, selector: str, namespace: str | None = None) -> dict[str, Endpoint]:
-    """Where the metrics of every selected pod are, by `namespace/name`."""
+    """The metrics endpoint of each selected pod by `namespace/name`."""
     if not selector.strip():
         raise LegroomError("no label says which pods run vLLM", "give a label: --kubernetes app=vllm")
     return {f"{pod.namespace}/{pod.name}": pod.endpoint for pod in pods.running(selector, namespace)}

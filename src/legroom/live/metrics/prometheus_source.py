@@ -20,33 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from legroom.facts import metrics
 from legroom.live.metrics.endpoint import Endpoint, endpoint
-from legroom.live.metrics.exposition import sample_of_series
-from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES, WORKER
+from legroom.live.metrics.exposition import LABELLED_ROLES, SERVER_SERIES, VALUE_ROLES, sample_of_series
 from legroom.live.metrics.sample import ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import ScrapeFailed, fetch
 
 if TYPE_CHECKING:
     import aiohttp
 
-_VALUES = (
-    "kv_use",
-    "running",
-    "waiting",
-    "waiting_by_reason",
-    "swapped",
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "prefix_hit_rate",
-    "prompt_tokens",
-    "generation_tokens",
-    "prompt_tokens_cached",
-    "prompt_tokens_recomputed",
-    "request_success",
-    "cache_config",
-    "sleep_state",
-    "admission_rejections",
-)
 _LATENCIES = ("ttft", "inter_token", "e2e_latency", "queue_time")
 _TIMED_BY = "running"
 """Every release has it, one series per engine: its scrape times are the server's."""
@@ -151,13 +131,13 @@ class PrometheusSource:
         )
 
     def _values_of(self, matchers: str) -> str:
-        names = [name for role in _VALUES for name in metrics.names_of(role)]
+        names = [name for role in (*VALUE_ROLES, *LABELLED_ROLES) for name in metrics.names_of(role)]
         parts = ("bucket", "sum", "count") if self._buckets else ("sum", "count")
         names += [f"{name}_{part}" for role in _LATENCIES for name in metrics.names_of(role) for part in parts]
-        names += [*WORKER, STOPPED_ENGINES]
+        names += [name for name in SERVER_SERIES if name.startswith("legroom_")]
         # Every scraped process has this metric; the join keeps those that have vLLM's too.
-        process = f"{_selector(API_SERVER_RSS, matchers)} and on (job, instance) {_selector(_timed(), matchers)}"
-        return f"{_selector('|'.join(names), matchers)} or {process}"
+        memory, of_vllm = (_selector(name, matchers) for name in ("process_resident_memory_bytes", _timed()))
+        return f"{_selector('|'.join(names), matchers)} or {memory} and on (job, instance) {of_vllm}"
 
     async def poll(
         self, session: aiohttp.ClientSession, time_s: float, timeout_s: float = 20.0, *, is_past: bool = False
@@ -237,7 +217,7 @@ class PrometheusSource:
         return {server: at_s for _, server, at_s in taken}
 
     def _samples_of(self, turn: Mapping[str, float], series: _SeriesByServer, servers: int) -> list[ScrapeResult]:
-        looks: list[ScrapeResult] = []
+        results: list[ScrapeResult] = []
         apart_s = _apart_s(servers)
         for server, at_s in turn.items():
             sample = sample_of_series(series.get(server, ()), at_s, server)
@@ -246,8 +226,8 @@ class PrometheusSource:
                 is_known = server in self._last_s
                 self._due_s[server] = at_s + (apart_s if is_known else apart_s * (1 + number) / _TURNS)
                 self._last_s[server] = at_s
-                looks.append(sample)
-        return looks
+                results.append(sample)
+        return results
 
     def _due_now(
         self, due: list[tuple[float, str, float]], servers: int, apart_s: float, time_s: float
@@ -269,8 +249,8 @@ class PrometheusSource:
         failures: list[ScrapeResult] = []
         usual_s = statistics.median(self._scrape_s.values()) if self._scrape_s else _USUAL_SCRAPE_S
         for server in [known for known in self._last_s if known not in present]:
-            looks = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
-            if looks > _FORGET_AFTER_POLLS:
+            polls = self._missing[server] = 1 if server in is_up else self._missing.get(server, 0) + 1
+            if polls > _FORGET_AFTER_POLLS:
                 self._forget(server)
                 continue
             if server in self._targets and server not in is_up:

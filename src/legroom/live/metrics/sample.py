@@ -21,7 +21,7 @@ FailureKind = Literal[
     "dns",
     "unreachable",
 ]
-"""Why a scrape brought nothing."""
+"""Why a scrape failed."""
 
 COUNTERS = (
     "preemptions",
@@ -35,17 +35,16 @@ COUNTERS = (
     "aborted",
     "errored",
 )
-"""Fields of an engine's sample that only grow while it lives."""
+"""Counter fields of EngineSample."""
 HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A Prometheus histogram: how many observations were at or below each bound."""
+    """A Prometheus histogram with cumulative counts."""
 
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
-    """Running totals at each bound; the last is of all observations."""
     sum: float
 
     @property
@@ -54,11 +53,11 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """The mean observation; None without any."""
+        """None without observations."""
         return self.sum / self.count if self.count > 0 else None
 
     def since(self, older: Histogram | None) -> Histogram | None:
-        """What was observed since an older look; None where the two do not continue each other."""
+        """The observations since an older sample; None after a restart or with other bounds."""
         if older is None or older.bounds != self.bounds:
             return None
         # Whole numbers, because Python keeps the small ones once: a window holds thousands of them.
@@ -68,7 +67,7 @@ class Histogram:
         return Histogram(self.bounds, grown, self.sum - older.sum)
 
     def plus(self, other: Histogram) -> Histogram:
-        """Both together; the first alone where their bounds differ."""
+        """The sum of both; self where the bounds differ."""
         if other.bounds != self.bounds:
             return self
         return Histogram(
@@ -76,10 +75,7 @@ class Histogram:
         )
 
     def quantile(self, share: float) -> float | None:
-        """The value that `share` of the observations stay at or below, straight-line inside its bucket.
-
-        None without observations or bounds. In the last bucket, which has no end, its lower bound.
-        """
+        """The quantile by linear interpolation; in the last bucket its lower bound. None without observations."""
         if self.count <= 0 or len(self.bounds) < 2:
             return None
         wanted = share * self.count
@@ -95,19 +91,19 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One engine of a server (a data-parallel rank, or one of several models). None: not shown by its release."""
+    """One engine of a server: a data-parallel rank or one of several models. None: not reported."""
 
     model: str
     engine: str
     kv_use: float | None = None
-    """Share of the pool's blocks in use, 0..1. V1 does not count cached blocks that nobody uses."""
+    """Share of the pool's blocks in use, 0..1. V1 does not count unreferenced cached blocks."""
     running: float | None = None
     waiting: float | None = None
     waiting_for_capacity: float | None = None
-    """Of those waiting, the ones that wait for blocks or a place in the batch (0.20.0 on)."""
+    """Requests that wait for blocks or a place in the batch (0.20.0 on)."""
     swapped: float | None = None
     preemptions: float | None = None
-    """Lags: vLLM counts a preemption when its victim runs again."""
+    """vLLM counts a preemption when its victim runs again."""
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     prefix_hit_rate: float | None = None
@@ -122,9 +118,9 @@ class EngineSample:
     num_blocks: int | None = None
     block_size: int | None = None
     size_tokens: int | None = None
-    """Tokens the pool holds, as vLLM says (0.24.0 on): right also where a token takes blocks of several groups."""
+    """Tokens that the pool holds, as vLLM reports (0.24.0 on), also for several KV cache groups."""
     max_concurrency: float | None = None
-    """Full-length requests the pool holds, as vLLM says (0.24.0 on)."""
+    """Full-length requests that the pool holds, as vLLM reports (0.24.0 on)."""
     prefix_caching: bool | None = None
     asleep: bool = False
     ttft: Histogram | None = None
@@ -135,12 +131,12 @@ class EngineSample:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Tells engines of one server apart."""
+        """Identifies an engine within its server."""
         return self.model, self.engine
 
     @property
     def pool_tokens(self) -> int | None:
-        """Tokens the pool holds: as vLLM says, else those of all its blocks."""
+        """`size_tokens`, else blocks times block size."""
         if self.size_tokens:
             return self.size_tokens
         return self.num_blocks * self.block_size if self.num_blocks and self.block_size else None
@@ -160,26 +156,25 @@ class Sample:
     """Its address, without credentials."""
     engines: tuple[EngineSample, ...]
     rejections: float | None = None
-    """Requests refused on arrival by vLLM's own queue limits (0.32.0 on)."""
+    """Requests rejected by vLLM's queue limits (0.32.0 on)."""
     process_start_s: float | None = None
     memory_used_bytes: int | None = None
-    """What its processes hold on the GPUs, where NVML can be asked."""
+    """GPU memory of the server's processes, from NVML or the worker plugin."""
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
-    """PyTorch's allocator inside the workers, where telemetry of theirs is exposed."""
+    """PyTorch's allocator in the workers, from the worker plugin."""
     host_rss_bytes: int | None = None
-    """What the workers' processes hold of the host's memory, where telemetry of theirs is exposed."""
+    """Resident host memory of the workers."""
     others_bytes: int | None = None
-    """What other processes hold of the workers' GPUs, where the driver tells the workers."""
+    """GPU memory of other processes on the workers' GPUs, from the worker plugin."""
     alloc_retries: int | None = None
-    """How often the workers' allocators gave their caches back to serve a request."""
+    """Allocator retries: PyTorch released its cache to serve an allocation."""
     api_server_rss_bytes: int | None = None
-    """What the process that serves the page holds of the host's memory; not shown where several serve it."""
+    """Resident host memory of the API server; not reported with several API servers."""
     stopped_engines: int | None = None
-    """Processes of it that a signal has stopped (SIGSTOP), where they can be seen: on this machine, or by a guard
-    inside of vLLM."""
+    """Processes stopped by SIGSTOP, seen on this machine or by the guard in vLLM."""
     notes: tuple[str, ...] = ()
-    """What was wrong with the answer, where it could still be read."""
+    """Problems of the response that left it readable."""
 
     def total(self, field: str) -> float | None:
         """The sum of an engine field over all engines; None where no engine shows it."""
@@ -187,12 +182,10 @@ class Sample:
 
     @property
     def running(self) -> float | None:
-        """Requests in the batch."""
         return self.total("running")
 
     @property
     def waiting(self) -> float | None:
-        """Requests in the queue."""
         return self.total("waiting")
 
     @property
@@ -201,12 +194,11 @@ class Sample:
 
     @property
     def prefix_queries(self) -> float | None:
-        """Tokens looked up in the prefix cache so far."""
+        """Tokens queried in the prefix cache."""
         return self.total("prefix_queries")
 
     @property
     def prefix_hits(self) -> float | None:
-        """Tokens found there so far."""
         return self.total("prefix_hits")
 
     @property
@@ -219,18 +211,17 @@ class Sample:
 
     @property
     def finished(self) -> float | None:
-        """Requests ended so far, whatever the reason."""
+        """Ended requests, for any reason."""
         return self.total("finished")
 
     @property
     def num_blocks(self) -> int | None:
-        """Blocks of all pools."""
         total = self.total("num_blocks")
         return None if total is None else int(total)
 
     @property
     def kv_use(self) -> float | None:
-        """Share of all blocks in use, every engine weighed by its pool."""
+        """Mean KV use, weighted by pool size."""
         known = [(e.kv_use, e.num_blocks or 0) for e in self.engines if e.kv_use is not None]
         if not known:
             return None
@@ -241,13 +232,13 @@ class Sample:
 
     @property
     def kv_use_max(self) -> float | None:
-        """The fullest engine's."""
+        """KV use of the fullest engine."""
         return max((e.kv_use for e in self.engines if e.kv_use is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ScrapeFailure:
-    """A scrape that brought nothing, and why."""
+    """A failed scrape."""
 
     time_s: float
     server: str

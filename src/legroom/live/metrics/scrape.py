@@ -1,4 +1,4 @@
-"""Asking servers for their metrics: one, or a fleet spread over the interval on one event loop."""
+"""HTTP scrapes of one server, or of a fleet spread evenly over the interval."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = [
     "ScrapeFailed",
     "endpoint",
     "fetch",
-    "look",
     "open_session",
     "scrape",
     "scrape_fleet",
     "scrape_once",
+    "scrape_result",
     "tls_of",
 ]
 
 TIMEOUT_S = 4.0
-"""Below the usual interval. At a shorter one a slow server is scraped less often: slow is not gone."""
+"""Below the default interval of 5 s."""
 MAX_BYTES = 16 * 1024 * 1024
-"""A vLLM answers with 60 kB; sixteen MiB is hundreds of engines, and more is no vLLM."""
+"""A vLLM engine answers with 60 kB, so this is hundreds of engines."""
 MAX_QUERY_BYTES = 512 * 1024 * 1024
-"""Of one query: a thousand servers with every latency bucket are a tenth of it."""
+"""Of a Prometheus query: a thousand servers with all latency buckets take a tenth of it."""
 MAX_CONCURRENT_SCRAPES = 64
 _ACCEPT = {"Accept": "text/plain;version=0.0.4;q=1,*/*;q=0.1"}
 
 
 class ScrapeFailed(LegroomError):
-    """A server could not be asked, or did not answer with metrics."""
+    """A scrape failed."""
 
     def __init__(self, kind: FailureKind, message: str, hint: str = "") -> None:
         super().__init__(message, hint, UNREACHABLE)
@@ -50,11 +50,11 @@ class ScrapeFailed(LegroomError):
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session that keeps connections open between scrapes. To be closed by the caller."""
+    """A session that keeps connections alive between scrapes; the caller closes it."""
     import aiohttp  # slow to import
 
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=60)
-    # A scrape needs no cookies, and credentials of ~/.netrc must not go to whatever host is watched.
+    # Without trust_env, credentials of ~/.netrc are not sent to watched hosts.
     return aiohttp.ClientSession(
         connector=connector, headers=_ACCEPT, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
     )
@@ -63,7 +63,7 @@ def open_session() -> aiohttp.ClientSession:
 async def scrape(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> Sample:
-    """One scrape at a server; raises ScrapeFailed with the reason where there is none."""
+    """Scrapes a server. Raises ScrapeFailed."""
     body = await fetch(session, target, timeout_s)
     try:
         return parse_sample(body, time.time() if time_s is None else time_s, target.server)
@@ -71,10 +71,10 @@ async def scrape(
         raise ScrapeFailed("not_metrics", f"{target.server}: {error.message}", error.hint) from error
 
 
-async def look(
+async def scrape_result(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float = TIMEOUT_S, time_s: float | None = None
 ) -> ScrapeResult:
-    """A sample, or the failure as a value: what a watcher puts into its window either way."""
+    """Scrapes a server; a failure is returned, not raised."""
     try:
         return await scrape(session, target, timeout_s, time_s)
     except ScrapeFailed as error:
@@ -84,7 +84,7 @@ async def look(
 async def fetch(
     session: aiohttp.ClientSession, target: Endpoint, timeout_s: float, form: Mapping[str, str] | None = None
 ) -> bytes:
-    """The body of an answer; a form is posted. Raises ScrapeFailed with the reason where there is none."""
+    """The body of a GET, or of a POST where a form is given. Raises ScrapeFailed."""
     import aiohttp  # slow to import
 
     server = target.server
@@ -96,7 +96,7 @@ async def fetch(
             headers=target.headers,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
             ssl=tls_of(target.verify_tls, target.ca_file),
-            # Following could carry the credentials elsewhere, and a metrics address has no reason to move.
+            # A redirect could send the credentials elsewhere.
             allow_redirects=False,
         ) as response:
             _check_status(server, response.status, response.headers.get("Location"))
@@ -155,7 +155,7 @@ _contexts: Memo[ssl.SSLContext | bool] = Memo(64)
 
 
 def tls_of(verify_tls: bool, ca_file: str | None) -> ssl.SSLContext | bool:
-    """How to check the certificate. Contexts are kept: making one reads the whole store of authorities."""
+    """aiohttp's `ssl` argument. Contexts are cached, because making one reads the whole CA store."""
     if not verify_tls:
         return False
     if ca_file is None:
@@ -173,7 +173,7 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 
 def scrape_once(address: str | Endpoint, timeout_s: float = TIMEOUT_S) -> Sample:
-    """One scrape from code that has no event loop."""
+    """Scrapes a server without an event loop."""
     target = endpoint(address) if isinstance(address, str) else address
 
     async def once() -> Sample:
@@ -204,8 +204,8 @@ async def scrape_fleet(
 
         async def one(target: Endpoint) -> None:
             async with gate:
-                seen = await look(session, target, timeout_s)
-            done = take(seen)
+                result = await scrape_result(session, target, timeout_s)
+            done = take(result)
             if done is not None:
                 await done
 

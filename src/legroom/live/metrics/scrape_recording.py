@@ -7,8 +7,8 @@ one a scrape, with only what changed since the server's last:
     {"t": 1700000000.0, "s": "http://host:8000", "new": ["vllm:num_requests_running{...}"], "v": [[0, 3.0]]}
     {"t": 1700000005.0, "s": "http://host:8000", "fail": ["timeout", "did not answer within 4 s"]}
 
-`new` names series that are met for the first time, numbered on from the last; `v` pairs numbers with values; `gone`
-lists numbers that are no longer shown; `full` marks a line that does not build on those before it.
+`new` numbers new series; `v` pairs numbers with values; `gone` lists numbers that are no longer shown; `full` marks a
+line that is independent of those before it.
 """
 
 from __future__ import annotations
@@ -25,53 +25,25 @@ from typing import IO, Any, Literal, cast
 
 from legroom.errors import LegroomError
 from legroom.facts import metrics
-from legroom.live.metrics.exposition import NotMetrics, parse_sample
-from legroom.live.metrics.names import API_SERVER_RSS, STOPPED_ENGINES
-from legroom.live.metrics.sample import EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
-
-_PLAIN = {
-    "kv_use": "kv_use",
-    "running": "running",
-    "waiting": "waiting",
-    "swapped": "swapped",
-    "preemptions": "preemptions",
-    "prefix_queries": "prefix_queries",
-    "prefix_hits": "prefix_hits",
-    "prefix_hit_rate": "prefix_hit_rate",
-    "prompt_tokens": "prompt_tokens",
-    "generation_tokens": "generation_tokens",
-    "prompt_tokens_cached": "cached_tokens",
-    "prompt_tokens_recomputed": "recomputed_tokens",
-}
-_HISTOGRAMS = ("ttft", "inter_token", "e2e_latency", "queue_time", "request_prompt_tokens")
-_SERVER = {
-    "allocated_bytes": "legroom_worker_allocated_bytes",
-    "reserved_bytes": "legroom_worker_reserved_bytes",
-    "host_rss_bytes": "legroom_worker_host_rss_bytes",
-    "others_bytes": "legroom_worker_others_bytes",
-    "alloc_retries": "legroom_worker_alloc_retries",
-    "api_server_rss_bytes": API_SERVER_RSS,
-    "stopped_engines": STOPPED_ENGINES,
-}
+from legroom.live.metrics.exposition import SERVER_SERIES, VALUE_ROLES, NotMetrics, parse_sample
+from legroom.live.metrics.sample import HISTOGRAMS, EngineSample, Histogram, Sample, ScrapeFailure, ScrapeResult
 
 
 def rendered(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Every series of a sample, with its value. GPU memory seen from outside is no series of the server's."""
+    """The series and values of a sample."""
     pools = Counter((engine.model, *_pool(engine).items()) for engine in sample.engines)
     for engine in sample.engines:
         yield from _engine(engine)
         if pool := _pool(engine):
-            # As vLLM has it: every one of a server's data-parallel engines names the blocks of all together.
+            # As in vLLM, each data-parallel engine names the blocks of all together.
             if engine.num_blocks is not None:
                 pool["num_gpu_blocks"] = str(engine.num_blocks * pools[engine.model, *pool.items()])
             yield _named("cache_config", _base(engine), **pool), 1.0
     if sample.rejections is not None:
         yield metrics.names_of("admission_rejections")[0] + '{reason="any"}', sample.rejections
-    if sample.process_start_s is not None:
-        yield "process_start_time_seconds", sample.process_start_s
-    for field, name in _SERVER.items():
+    for name, field in SERVER_SERIES.items():
         value = getattr(sample, field)
-        if value is not None:
+        if value is not None and field != "memory_used_bytes":  # written as `m`: NVML may have measured it
             yield name, float(value)
 
 
@@ -90,7 +62,7 @@ def _base(engine: EngineSample) -> str:
 
 def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
     base = _base(engine)
-    for role, field in _PLAIN.items():
+    for role, field in VALUE_ROLES.items():
         value = getattr(engine, field)
         if value is not None:
             yield _named(role, base), value
@@ -104,7 +76,7 @@ def _engine(engine: EngineSample) -> Iterator[tuple[str, float]]:
             yield _named("request_success", base, finished_reason=reason), value
     if engine.asleep:
         yield _named("sleep_state", base, sleep_state="discard_all"), 1.0
-    for field in _HISTOGRAMS:
+    for field in HISTOGRAMS:
         histogram = getattr(engine, field)
         if histogram is not None:
             yield from _histogram(metrics.names_of(field)[0], base, histogram)
@@ -130,15 +102,15 @@ def _histogram(name: str, base: str, histogram: Histogram) -> Iterator[tuple[str
 
 _HEADER = {"legroom": "recording", "version": 1}
 _FULL_EVERY = 200
-"""Scrapes of a server between two that stand by themselves."""
+"""Scrapes of a server per full line."""
 _FLUSH_EVERY = 24
-"""Scrapes between flushes: two minutes of one server are lost at worst when the recorder is killed."""
+"""Scrapes per flush: a kill loses two minutes of one server."""
 _LATEST_S = 1e11
-"""Three thousand years from now: a time beyond that is none, and no calendar shows it."""
+"""The year 5138: a later time is damage."""
 
 
 class Recorder:
-    """Writes scrapes to a file as they come."""
+    """Writes scrape results to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -146,7 +118,7 @@ class Recorder:
         self._numbers: dict[str, int] = {}
         self._last: dict[str, dict[int, float]] = {}
         self._written: dict[str, int] = {}
-        self._looks = 0
+        self._scrapes = 0
         self._write(_HEADER)
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -160,15 +132,15 @@ class Recorder:
         except OSError as error:
             raise LegroomError(f"could not write to {self._path}: {error.strerror}", "is the disk full?") from error
 
-    def add(self, look: ScrapeResult) -> None:
-        line: dict[str, Any] = {"t": round(look.time_s, 3), "s": look.server}
-        if isinstance(look, ScrapeFailure):
-            line["fail"] = [look.kind, look.message]
+    def add(self, result: ScrapeResult) -> None:
+        line: dict[str, Any] = {"t": round(result.time_s, 3), "s": result.server}
+        if isinstance(result, ScrapeFailure):
+            line["fail"] = [result.kind, result.message]
         else:
-            line |= self._changes(look)
+            line |= self._changes(result)
         self._write(line)
-        self._looks += 1
-        if self._looks % _FLUSH_EVERY == 0:
+        self._scrapes += 1
+        if self._scrapes % _FLUSH_EVERY == 0:
             with self._write_errors():
                 self._file.flush()
 
@@ -212,7 +184,7 @@ def _short(value: float) -> float | int:
 
 
 def replay(path: Path) -> Iterator[ScrapeResult]:
-    """Every scrape of a recording, in order. A last line that was cut off is left out."""
+    """The scrape results of a recording. A truncated last line is ignored."""
     numbered: list[str] = []
     last: dict[str, dict[int, float]] = {}
     lines = _lines(path)
@@ -226,7 +198,7 @@ def replay(path: Path) -> Iterator[ScrapeResult]:
         if entry is None and next(lines, None) is None:
             return  # cut off while it was written
         try:
-            yield _look(entry or {}, numbered, last)
+            yield _scrape(entry or {}, numbered, last)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise LegroomError(f"{path}, line {number}: not a recorded sample", "the file is damaged") from error
 
@@ -239,7 +211,7 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
+def _scrape(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, float]]) -> ScrapeResult:
     time_s, server = float(entry["t"]), str(entry["s"])
     if not abs(time_s) < _LATEST_S:
         raise ValueError(time_s)
@@ -256,7 +228,7 @@ def _look(entry: dict[str, Any], numbered: list[str], last: dict[str, dict[int, 
     try:
         sample = parse_sample(text, time_s, server)
     except NotMetrics:
-        sample = Sample(time_s, server, ())  # recorded before the server showed a figure of its own
+        sample = Sample(time_s, server, ())  # recorded before the first metrics
     return replace(sample, memory_used_bytes=int(entry["m"])) if "m" in entry else sample
 
 
@@ -274,7 +246,7 @@ def _open(path: Path, mode: Literal["r", "w"]) -> IO[str]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file that may end anywhere, or not be compressed as its name says."""
+    """The lines of a file that may be truncated, or compressed otherwise than its name says."""
     with _open(path, "r") as file:
         try:
             yield from file

@@ -1,8 +1,7 @@
-"""The last minutes of one server: its scrapes turned into steps, so that detectors compare rates and never raw totals.
+"""The last minutes of one server as steps between samples, so that detectors compare rates and not totals.
 
-A step is what happened between two samples that follow each other: how much each counter grew, and where the gauges
-stood at its end. There is no step across a gap, a clock that jumped or the first scrape; a counter that fell means the
-engine started anew, and what it shows by then was all done since.
+A step has the increase of each counter and the gauges at its end. There is no step across a gap, a clock jump or before
+the second sample. A counter that fell means a restart; its value is then the increase.
 """
 
 from __future__ import annotations
@@ -27,31 +26,30 @@ from legroom.live.thresholds import LONGEST_INTERVAL_S
 from legroom.records import dataclass
 
 MAX_STEPS = 120
-"""Ten minutes at five seconds, about a quarter of a megabyte. What needs days keeps a thinned line of its own."""
+"""Ten minutes at 5 s: about 250 kB per server."""
 WINDOW_S = 600.0
-"""The longest that anyone looks back: at a Prometheus' 15 s that is 40 steps. A fleet's memory is these steps."""
+"""The longest window that a detector reads. A fleet's memory is mostly these steps."""
 _MIN_STEPS = 16
-"""However far apart: a trend and the time before it need that many (`forecast_least_steps`, and a few)."""
+"""Kept at any interval: `forecast_least_steps` and a few."""
 SHORTEST_STEP_S = 1e-3
-"""Samples closer together than this are one: over next to no time any growth is an endless rate. Clocks that are put
-right a little do that, and so does a source that tells the same sample twice; no watcher scrapes this often."""
+"""Closer samples are repeats of one sample, or a corrected clock."""
 _GAP_S = 60.0
 _GAP_INTERVALS = 6.0
-"""A pause this long is no interval: what happened in it is unknown, and its mean rate would hide that."""
+"""A longer pause makes no step: its mean rate would hide what happened."""
 _FIRST_GAP_S = 1.1 * LONGEST_INTERVAL_S
-"""A Prometheus may scrape every few minutes, and a scrape may be late."""
+"""A Prometheus may scrape every few minutes."""
 _CLOCK_SKEW_S = 60.0
-"""A server's clock and ours may differ by this much: a process that started later than that is a new one."""
+"""Tolerated difference between the server's clock and ours."""
 _THIN_S = 300.0
 _MAX_MEMORY_POINTS = 2048
-"""One point in five minutes for a week."""
+"""A week of one point in five minutes."""
 _RESTART_COUNTERS = ("generation_tokens", "prompt_tokens", "preemptions", "prefix_queries")
-"""Counters of one series each: where one fell, the engine is a new one."""
+"""Counters with a single series each: a fall means a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One engine between two samples. Counters are how much they grew; None: not shown."""
+    """One engine between two samples. Counters are increases; None: not reported."""
 
     key: tuple[str, str]
     seconds: float
@@ -86,26 +84,22 @@ class EngineStep:
 
     @property
     def queued(self) -> float:
-        """Requests that wait for blocks or a place; those that wait for something else do not count."""
+        """Requests that wait for blocks or a place in the batch."""
         return self.waiting_for_capacity if self.waiting_for_capacity is not None else self.waiting or 0.0
 
     @property
     def queued_before(self) -> float:
-        """The same at the step's beginning."""
+        """`queued` at the start of the step."""
         before = self.waiting_for_capacity_before
         return before if before is not None else self.waiting_before or 0.0
 
     @property
     def peak_kv_use(self) -> float:
-        """Of the pool, at the step's beginning or end: what a request or a victim of preemption held is free until the
-        next one is computed, so the use may have just dipped."""
+        """The higher KV use of start and end: it dips between a preemption and the next prefill."""
         return max(self.kv_use or 0.0, self.kv_use_before or 0.0)
 
     def has_no_room(self, full_ratio: float) -> bool:
-        """Whether the pool is full, or requests wait and one more like those that run does not fit it.
-
-        Where requests are large to the pool, it is as full as it gets well below 1.
-        """
+        """Whether the pool is full, or requests wait and one more of the mean running size does not fit."""
         use = self.peak_kv_use
         if use >= full_ratio:
             return True
@@ -113,14 +107,14 @@ class EngineStep:
 
     @property
     def tokens_per_request(self) -> float | None:
-        """What a running request holds of the pool, in tokens, on average."""
+        """Mean KV tokens of a running request."""
         if self.kv_use is None or self.pool_tokens is None or not self.running:
             return None
         return self.kv_use * self.pool_tokens / self.running
 
     @property
     def has_progress(self) -> bool:
-        """Whether anything the engine reports moved. A stopped engine's figures stand still to the last digit."""
+        """Whether any metric of the engine changed."""
         if any(getattr(self, counter) for counter in COUNTERS):
             return True
         pairs = (
@@ -133,7 +127,7 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class WindowStep:
-    """A server between two samples."""
+    """All engines of a server between two samples."""
 
     time_s: float
     seconds: float
@@ -141,7 +135,7 @@ class WindowStep:
     restarted: bool = False
 
     def total(self, field: str) -> float | None:
-        """The sum over the engines; None where none shows it."""
+        """The sum over the engines; None where none reports it."""
         if len(self.engines) == 1:  # nearly always, and asked hundreds of times a scrape
             return getattr(self.engines[0], field)  # type: ignore[no-any-return]
         known = [value for engine in self.engines if (value := getattr(engine, field)) is not None]
@@ -150,7 +144,7 @@ class WindowStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPoint:
-    """A moment of the thinned line that is kept for days."""
+    """Memory at one time, kept for days."""
 
     time_s: float
     memory_used_bytes: int | None
@@ -171,7 +165,7 @@ def _grown(new: float | None, old: float | None, restarted: bool) -> float | Non
 def _engine_step(
     new: EngineSample, old: EngineSample, seconds: float, key: tuple[str, str] | None = None
 ) -> EngineStep:
-    """`key` is the engine's from the step before, so that all steps share one."""
+    """`key` is the previous step's, so that all steps share one tuple."""
     pairs = ((getattr(new, name), getattr(old, name)) for name in _RESTART_COUNTERS)
     restarted = any(now is not None and before is not None and now < before for now, before in pairs)
     values: dict[str, Any] = {name: _grown(getattr(new, name), getattr(old, name), restarted) for name in COUNTERS}
@@ -200,71 +194,69 @@ def _engine_step(
 
 
 class Window:
-    """What is remembered of one server. Feed it scrapes in the order they were made."""
+    """The recent scrapes of one server, added in order."""
 
     def __init__(self, server: str, max_steps: int = MAX_STEPS, window_s: float = WINDOW_S) -> None:
         self.server = server
         self._window_s = window_s
         self.latest: Sample | None = None
-        """The last sample; older than the last scrape where the server does not answer."""
+        """The last sample, also while scrapes fail."""
         self.steps: deque[WindowStep] = deque(maxlen=max_steps)
         self.failures: deque[ScrapeFailure] = deque(maxlen=64)
         """Failed scrapes since the last sample."""
         self.restarts: deque[float] = deque(maxlen=64)
-        """When the server was seen to have started anew."""
+        """Times of detected restarts."""
         self.switches: deque[float] = deque(maxlen=64)
-        """When another server than the last time answered, one that had been there already."""
+        """Times at which another running server answered."""
         self.points: deque[MemoryPoint] = deque(maxlen=_MAX_MEMORY_POINTS)
         self.last_scrape_s: float | None = None
         self.jumps = 0
-        """How often the clock went backwards."""
+        """Count of backward clock jumps."""
 
     def snapshot(self) -> Window:
-        """The window as it is now, for a thread to read while the next scrape comes in."""
+        """A copy for another thread."""
         snapshot = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, deque):
                 setattr(snapshot, name, value.copy())
         return snapshot
 
-    def add(self, look: ScrapeResult) -> None:
-        if self._is_repeated_sample(look):
-            self.last_scrape_s = look.time_s
+    def add(self, result: ScrapeResult) -> None:
+        if self._is_repeated_sample(result):
+            self.last_scrape_s = result.time_s
             self.failures.clear()
             return
-        if self.last_scrape_s is not None and look.time_s <= self.last_scrape_s:
-            self._reset_after_clock_jump(look)
-        self.last_scrape_s = look.time_s
-        if isinstance(look, ScrapeFailure):
-            self.failures.append(look)
+        if self.last_scrape_s is not None and result.time_s <= self.last_scrape_s:
+            self._reset_after_clock_jump(result)
+        self.last_scrape_s = result.time_s
+        if isinstance(result, ScrapeFailure):
+            self.failures.append(result)
             return
-        step = self._step(look)
+        step = self._step(result)
         if step is None:
-            self.steps.clear()  # what lies before a gap does not continue into what comes after
+            self.steps.clear()
         else:
             self.steps.append(step)
             self._drop_old()
-        if self._has_restarted(look, step):
-            self.restarts.append(look.time_s)
-        if self._is_other_replica(look):
-            self.switches.append(look.time_s)
+        if self._has_restarted(result, step):
+            self.restarts.append(result.time_s)
+        if self._is_other_replica(result):
+            self.switches.append(result.time_s)
         self.failures.clear()
-        self.latest = look
-        self._thin(look)
+        self.latest = result
+        self._thin(result)
 
     def _drop_old(self) -> None:
         steps, from_s = self.steps, self.steps[-1].time_s - self._window_s
         while len(steps) > _MIN_STEPS and steps[0].time_s <= from_s:
             steps.popleft()
 
-    def _is_repeated_sample(self, look: ScrapeResult) -> bool:
-        """What it grew by then counts for the step that ends with the next sample."""
-        if self.latest is None or isinstance(look, ScrapeFailure):
+    def _is_repeated_sample(self, result: ScrapeResult) -> bool:
+        if self.latest is None or isinstance(result, ScrapeFailure):
             return False
-        return 0 <= look.time_s - self.latest.time_s < SHORTEST_STEP_S
+        return 0 <= result.time_s - self.latest.time_s < SHORTEST_STEP_S
 
-    def _reset_after_clock_jump(self, look: ScrapeResult) -> None:
-        """Nothing seen before can be put in time with what comes now."""
+    def _reset_after_clock_jump(self, result: ScrapeResult) -> None:
         self.jumps += 1
         self.steps.clear()
         self.failures.clear()
@@ -272,7 +264,7 @@ class Window:
         self.switches.clear()
         self.points.clear()
         if self.latest is not None:
-            self.latest = replace(self.latest, time_s=look.time_s)
+            self.latest = replace(self.latest, time_s=result.time_s)
 
     def _step(self, sample: Sample) -> WindowStep | None:
         before = self.latest
@@ -303,7 +295,7 @@ class Window:
         return max(_GAP_S, _GAP_INTERVALS * usual)
 
     def _is_other_replica(self, sample: Sample) -> bool:
-        """Whether this answer is of another process that ran all along: several servers behind one address."""
+        """Whether another process answered that started long ago: several servers behind one address."""
         before = self.latest
         if before is None or not sample.process_start_s or not before.process_start_s:
             return False
@@ -318,7 +310,7 @@ class Window:
             return sample.process_start_s > before.process_start_s + 1
         if step is not None:
             return step.restarted
-        # Across a gap: a new engine's totals are below the old one's, unless it did more than that already.
+        # Across a gap: a new engine's totals are usually below the old one's.
         old = {engine.key: engine for engine in before.engines}
         return any(
             engine.key in old and _engine_step(engine, old[engine.key], 1.0).restarted for engine in sample.engines
@@ -339,17 +331,17 @@ class Window:
 
     @property
     def interval_s(self) -> float | None:
-        """The usual time between scrapes; None before there were two."""
+        """The median time between scrapes; None before the second."""
         recent = [step.seconds for step in list(self.steps)[-20:]]
         return statistics.median(recent) if recent else None
 
     @property
     def is_answering(self) -> bool:
-        """Whether the last scrape brought a sample."""
+        """Whether the last scrape succeeded."""
         return self.latest is not None and not self.failures
 
     def recent(self, seconds: float) -> list[WindowStep]:
-        """The steps that ended in the last `seconds` before the last scrape, the newest last."""
+        """The steps of the last `seconds`, oldest first."""
         if not self.steps:
             return []
         from_s = self.steps[-1].time_s - seconds
@@ -361,16 +353,15 @@ class Window:
         return kept[::-1]
 
     def newest_first(self) -> Iterator[WindowStep]:
-        """The steps, the newest first."""
         return reversed(self.steps)
 
     def increase(self, field: str, seconds: float) -> float | None:
-        """How much a counter grew over the last `seconds`; None where it is not shown."""
+        """A counter's increase over the last `seconds`; None where it is not reported."""
         grown = [value for step in self.recent(seconds) if (value := step.total(field)) is not None]
         return sum(grown) if grown else None
 
     def rate(self, field: str, seconds: float = 60.0) -> float | None:
-        """A counter's growth a second over the last `seconds`."""
+        """A counter's increase per second over the last `seconds`."""
         grown = spent_s = 0.0
         for step in self.recent(seconds):
             growth = step.total(field)
@@ -379,7 +370,7 @@ class Window:
         return grown / spent_s if spent_s > 0 else None
 
     def histogram(self, field: str, seconds: float = 60.0) -> Histogram | None:
-        """What a histogram observed over the last `seconds`, all engines together."""
+        """A histogram of the last `seconds`, summed over engines."""
         total: Histogram | None = None
         for step in self.recent(seconds):
             for engine in step.engines:
@@ -389,16 +380,16 @@ class Window:
         return total
 
     def quantile(self, field: str, share: float, seconds: float = 60.0) -> float | None:
-        """A latency's quantile over the last `seconds`; None where nothing was observed."""
+        """One quantile of the last `seconds`; None without observations."""
         return self.quantiles(field, (share,), seconds)[0]
 
     def quantiles(self, field: str, shares: Sequence[float], seconds: float = 60.0) -> list[float | None]:
-        """Several of the same."""
+        """Quantiles of the last `seconds`; None without observations."""
         seen = self.histogram(field, seconds)
         return [seen.quantile(share) if seen is not None else None for share in shares]
 
     def hit_rate(self, seconds: float = 300.0) -> float | None:
-        """Share of looked-up tokens found in the prefix cache; the V0 gauge where there are no counters."""
+        """Prefix-cache hits per query; the V0 gauge where there are no counters."""
         asked = self.increase("prefix_queries", seconds)
         if asked:
             return min((self.increase("prefix_hits", seconds) or 0.0) / asked, 1.0)

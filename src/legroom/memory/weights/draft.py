@@ -1,4 +1,4 @@
-"""What speculative decoding loads beside the model: prediction layers of its own checkpoint, a head, or a model."""
+"""The weights of speculative decoding: MTP layers, an EAGLE head, or a draft model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from legroom.units import cdiv
 from legroom.vllm.args import HEADS, EngineSettings, draft_method, predicts_itself
 
 _EAGLE_VOCABULARY = 32000
+"""draft_vocab_size of the published EAGLE-3 heads for Llama."""
 EAGLE3_STATES = 3
-"""Hidden states of the model that an EAGLE-3 head sees at once."""
+"""Hidden states of the target model that an EAGLE-3 head reads."""
 
 
 def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """Prediction layers or a head. Embeddings are shared with the model; ngram and suffix methods load nothing."""
+    """The modules of MTP layers or an EAGLE head; embeddings are shared with the target model."""
     if predicts_itself(method):
         for layer in model.draft_layers:
             yield Module("draft", "mtp.eh_proj", model.hidden_size, 2 * model.hidden_size)
@@ -31,7 +32,7 @@ def draft_modules(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> It
 
 
 def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[Module]:
-    """An EAGLE head as its own config says; without one, a dense layer as wide as the model's last."""
+    """The modules of an EAGLE head; without its config, of one dense layer of the target's width."""
     head = model.draft
     hidden = head.hidden_size if head else model.hidden_size
     layers = head.layers if head else (_dense(model.layers[-1], model),)
@@ -41,7 +42,7 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
         yield from _layer(hidden, layer, shape, ranks)
     if method == "eagle3":
         for first in with_kv_heads([layers[0].mixer]):
-            # Its first layer reads the embedding beside the hidden state, so the queries' matrix is twice as wide.
+            # The first layer also reads the embedding, so qkv_proj has twice the inputs.
             rows = (first.heads + 2 * first.kv_heads) * first.head_dim // ranks.tensor
             yield Module("draft", "qkv.embedding", rows, hidden)
         vocabulary = head.config.get("draft_vocab_size") or head.vocab_size if head else _EAGLE_VOCABULARY
@@ -49,8 +50,8 @@ def _head(model: Model, method: str, shape: Anatomy, ranks: Ranks) -> Iterator[M
 
 
 def _dense(layer: Layer, model: Model) -> Layer:
-    """vLLM's EAGLE heads are layers of Llama (llama_eagle.py, llama_eagle3.py): dense, of whatever model they draft
-    for. A published head of Gemma-4-26B-A4B takes 0.35 GiB, a layer of its experts would take 1.6."""
+    """The layer with a dense feed-forward block: vLLM's EAGLE heads are Llama layers (llama_eagle.py). A published head
+    of Gemma-4-26B-A4B takes 0.35 GiB, a layer with its experts would take 1.6."""
     experts = layer.feedforward
     if not isinstance(experts, Experts):
         return layer
@@ -62,7 +63,7 @@ def _dense(layer: Layer, model: Model) -> Layer:
 
 
 def draft_settings(settings: EngineSettings) -> EngineSettings:
-    """How a draft model is run: in one stage, by the model's tensor-parallel size unless it was given its own."""
+    """The settings of the draft model: one pipeline stage, and draft_tensor_parallel_size or the target's."""
     given = settings.given
     spec = given.speculative_config or {}
     size = spec.get("draft_tensor_parallel_size")
@@ -86,13 +87,13 @@ def draft_settings(settings: EngineSettings) -> EngineSettings:
 
 
 def draft_is_uncounted(settings: EngineSettings) -> bool:
-    """V0 from 0.6.5 on charges the weights of the model that it profiles; a draft model's worker has none."""
+    """Whether a draft model's weights are outside the budget (V0 from 0.6.5 on)."""
     uncounted = settings.engine == "V0" and known_release(settings.release).at_least("0.6.5")
     return uncounted and draft_method(settings.given.speculative_config) == "draft_model"
 
 
 def is_estimated(model: Model, settings: EngineSettings) -> bool:
-    """Whether the draft is another checkpoint that legroom could not read or does not know part by part."""
+    """Whether the draft's weights are an estimate: its config was not read, or its architecture is not known."""
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model":
         return model.draft is None or not model.draft.known

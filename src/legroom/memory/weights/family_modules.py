@@ -1,6 +1,5 @@
-"""Tensors that only a few families have: inputs of every layer (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n),
-hyper-connections (DeepSeek-V4). And workspaces that kernels take while a model loads, which vLLM therefore counts as
-weights."""
+"""Modules of single families: per-layer inputs (Gemma-3n, Gemma-4 E), AltUp and Laurel (Gemma-3n), hyper-connections
+(DeepSeek-V4); and kernel workspaces that are allocated during loading and count as weights."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ def _number(config: Mapping[str, Any], name: str, default: int = 0) -> int:
 
 
 def _layer_input_width(config: Mapping[str, Any]) -> int:
-    """Gemma-3n always has inputs of its own in every layer, Gemma-4 where it says so."""
+    """hidden_size_per_layer_input: 256 by default in Gemma-3n, 0 in other families."""
     return _number(config, "hidden_size_per_layer_input", 256 if _number(config, "altup_num_inputs") else 0)
 
 
 def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -> Iterator[Module]:
-    """Beside the embeddings: a table of every layer's own inputs, and the projections of AltUp's further streams."""
+    """Per-layer embeddings, hyper-connection head and AltUp projections, beside the embeddings."""
     width = _layer_input_width(config)
     if width:
         rows = round_up(_number(config, "vocab_size_per_layer_input", 262144), 64) // tp
@@ -44,7 +43,7 @@ def model_extras(config: Mapping[str, Any], hidden: int, layers: int, tp: int) -
 
 
 def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
-    """DeepSeek-V4 mixes several copies of the residual stream, before attention and before the experts."""
+    """DeepSeek-V4's hyper-connections, before attention and before the experts."""
     copies = _number(config, "hc_mult")
     if not copies:
         return []
@@ -58,7 +57,7 @@ def _hyper_connections(config: Mapping[str, Any], hidden: int) -> list[Module]:
 
 
 def layer_extras(config: Mapping[str, Any], hidden: int, tp: int) -> list[Module]:
-    """What each layer adds to use them."""
+    """Hyper-connections, per-layer inputs, AltUp and Laurel modules of one layer."""
     out: list[Module] = _hyper_connections(config, hidden)
     width = _layer_input_width(config)
     if width:
@@ -88,37 +87,37 @@ _FLASHINFER_MLA_BYTES = 128 * MIB
 
 
 def workspace(name: str, size_bytes: int) -> Module:
-    """A block of bytes that is no weight."""
+    """A workspace as a module."""
     return Module("workspace", name, size_bytes // 4, dtype="float32")
 
 
 def before_layers(scheme: Quantization | None, context: StorageContext) -> list[Module]:
-    """DeepGEMM's, where the linear layers of a checkpoint quantize their inputs to FP8 (0.20+ ships it)."""
+    """DeepGEMM's workspace, where linear layers quantize their inputs to FP8 (0.20+)."""
     eight_bit_inputs = scheme is not None and scheme.number == "float" and scheme.weight_bits == 8
-    # The `fp8` method has imported DeepGEMM before loading is measured.
+    # The `fp8` method imports DeepGEMM before vLLM measures loading.
     if eight_bit_inputs and scheme is not None and scheme.method != "fp8" and _has_deep_gemm(context):
         return [workspace("DeepGEMM", _DEEP_GEMM_BYTES)]
     return []
 
 
 def with_first_attention(model: Model, settings: EngineSettings, context: StorageContext) -> list[Module]:
-    """What the first attention layer brings: DeepGEMM's (MLA, FP8 KV cache) and FlashInfer's MLA workspace."""
+    """Workspaces of the first attention layer: DeepGEMM's (MLA, FP8 KV cache), FlashInfer's, and the indexer's."""
     latents = latent(layer.mixer for layer in model.layers)
     out: list[Module] = []
     release = known_release(settings.release)
-    # A module-level buffer of the backend, taken on import: 0.11.1 imports every candidate, 0.25 made it lazy.
+    # A module-level buffer of the backend: 0.11.1 imports every candidate, 0.25 allocates it lazily.
     if latents and context.vendor == "nvidia" and release.at_least("0.11.1") and release.before("0.25.0"):
         out.append(workspace("FlashInfer MLA", _FLASHINFER_MLA_BYTES))
     if _has_deep_gemm(context) and (latents or settings.kv_cache_dtype.startswith("fp8")):
         out.append(workspace("DeepGEMM", _DEEP_GEMM_BYTES))
     chosen = model.config.get("index_topk")
     if isinstance(chosen, int) and any(mixer.index_head_dim for mixer in latents):
-        # Every sparse layer writes the tokens it picked into one shared table.
+        # All sparse layers share one topk_indices buffer.
         out.append(workspace("picked tokens", 4 * settings.max_num_batched_tokens * chosen))
     return out
 
 
 def _has_deep_gemm(context: StorageContext) -> bool:
-    """0.27 pins a newer DeepGEMM; the one of 0.32 takes nothing from torch when it is imported (measured)."""
+    """Whether importing DeepGEMM allocates its workspace: 0.20 to 0.26; the version of 0.32 does not (measured)."""
     shipped = context.at_least("0.20.0") and not context.at_least("0.27.0")
     return context.vendor == "nvidia" and context.capability[0] in (9, 10) and shipped

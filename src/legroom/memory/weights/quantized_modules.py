@@ -1,4 +1,4 @@
-"""Which scheme a module is stored in: what a checkpoint ignores, and what it stores otherwise than the rest."""
+"""The quantization scheme of each module: the checkpoint's ignore list, targets and mixed-precision rules."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _EXPERT_LEAVES = {"w13": ("gate_proj", "up_proj", "w1", "w3"), "w2": ("down_proj
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Module name patterns, sorted by how they match."""
+    """Module name patterns, by how they match."""
 
     exact: frozenset[str]
     """Names from `layers.` on, or whole names."""
     words: tuple[tuple[str, ...], ...]
-    """Dotted parts that appear anywhere in a name."""
+    """Dotted parts that match anywhere in a name."""
     regex: re.Pattern[str] | None
     """Globs and regular expressions, joined into one."""
     starts: tuple[str, ...] = ()
-    """Of globs with a star at their end alone: hundreds of them as one expression take long to compile."""
+    """Prefixes of globs with one trailing star: hundreds of them as one expression compile slowly."""
     starts_in_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Those that name a layer: by its number, what the rest of a name begins with."""
+    """Prefixes within a layer, by layer number."""
     numbers: frozenset[str] = frozenset()
-    """Every number in them but in expressions: layers whose number begins with none of these look alike to them."""
+    """Every number outside of expressions: layers whose number starts with none of these match equally."""
     tells_layers_apart: bool = False
     """Whether an expression may match one layer and not another with as many digits."""
 
@@ -87,13 +87,13 @@ _TELLS_DIGITS_APART = re.compile(r"[\d\[{]|\\\w|\(\?")
 
 
 def _tells_digits_apart(expression: str) -> bool:
-    """Whether one digit may match where another does not: where no digit and no class stands, only dots match them."""
+    """Whether an expression may match one digit and not another: it has a digit or a character class."""
     return _TELLS_DIGITS_APART.search(_CHOICE_OF_LETTERS.sub("", expression.removeprefix("re:"))) is not None
 
 
 @lru_cache(maxsize=64)
 def patterns(names: tuple[str, ...]) -> Patterns:
-    """Sort patterns once; a checkpoint may list tens of thousands."""
+    """The compiled patterns of a checkpoint, which may list tens of thousands."""
     exact, words, expressions, starts = set(), [], [], []
     starts_in_layers: dict[str, tuple[str, ...]] = {}
     numbers, tells_apart = set[str](), False
@@ -131,7 +131,7 @@ def patterns(names: tuple[str, ...]) -> Patterns:
 
 @lru_cache(maxsize=64)
 def _by_scheme(rules: tuple[tuple[str, Quantization], ...]) -> tuple[tuple[Quantization, Patterns], ...]:
-    """Rules grouped by their scheme, in the order in which schemes first appear."""
+    """Rules grouped by scheme, in order of first appearance."""
     grouped: dict[Quantization, list[str]] = {}
     for name, scheme in rules:
         grouped.setdefault(scheme, []).append("*" if name == "Linear" else name)
@@ -151,7 +151,7 @@ class Schemes:
         self._known: dict[tuple[str, tuple[str, ...], int], Quantization | None] = {}
 
     def of(self, module: Module, layer: int) -> Quantization | None:
-        """The scheme of a module in layer `layer`; None: it is not quantized."""
+        """The scheme of a module in a layer; None: unquantized."""
         if self._quantization is None or not module.quantizable:
             return None
         key = module.name, module.shards, self.kind_of_layer(layer)
@@ -160,12 +160,12 @@ class Schemes:
         return self._known[key]
 
     def kind_of_layer(self, layer: int) -> int:
-        """The same for layers whose modules the checkpoint's patterns cannot tell apart."""
+        """A key that is equal for layers in which every pattern matches the same modules."""
         named = any(each.names_layer(layer) for each in self._patterns)
         return layer if named else -len(str(layer))  # a dot in an expression matches one digit
 
     def of_lm_head(self) -> Quantization | None:
-        """The output layer is quantized only where the checkpoint names it."""
+        """The scheme of the output layer, which is quantized only where the checkpoint names it."""
         main = self._quantization
         if main is None:
             return None
@@ -189,7 +189,7 @@ class Schemes:
         return main if main.targets and any(patterns(main.targets).match(name) for name in names) else None
 
     def _names(self, module: Module, layer: int) -> list[str]:
-        """What checkpoints call this module: under its family's path, by its own name and by those it is fused from."""
+        """The checkpoint's names of this module: with the family's path, by its own name and by its fused parts."""
         head, _, rest = module.name.partition(".")
         path = {
             "self_attn": self._anatomy.attention_path,

@@ -1,4 +1,4 @@
-"""Everything one rank holds of a model, in the order vLLM creates it."""
+"""Every module of a model on one rank, in the order in which vLLM creates them."""
 
 from __future__ import annotations
 
@@ -24,42 +24,34 @@ from legroom.vllm.traits import is_pooling
 
 
 def scheme_in_use(model: Model, settings: EngineSettings) -> Quantization | None:
-    """None: weights are stored in the model's dtype.
+    """The quantization of the loaded weights; None: the model's dtype.
 
-    A checkpoint says how it is stored. Where --quantization names another method, vLLM refuses the pair, so the config
-    at hand is not that of the weights that were loaded: the flag is believed, as far as it says how weights are stored.
+    vLLM refuses a --quantization that contradicts the config, so such a config is not the checkpoint's: the flag
+    decides where it quantizes online.
     """
-    stated, asked = model.quantization, settings.given.quantization or settings.quantization
-    if stated is None or names_another_method(model, settings):
-        return (online_quantization(asked) if asked else None) or stated
-    return stated
+    declared, flag = model.quantization, settings.given.quantization or settings.quantization
+    if declared is None or names_another_method(model, settings):
+        return (online_quantization(flag) if flag else None) or declared
+    return declared
 
 
 def names_another_method(model: Model, settings: EngineSettings) -> bool:
-    """Whether --quantization contradicts the config: then the config is not that of the weights that were loaded."""
-    stated, asked = model.quantization, settings.given.quantization or settings.quantization
-    return stated is not None and bool(asked) and not _agree(stated.method, str(asked))
-
-
-def _agree(stated: str, asked: str) -> bool:
-    """The same method, or one that runs it by other kernels (awq and awq_marlin, modelopt and modelopt_fp4)."""
-    return stated.startswith(asked) or asked.startswith(stated)
-
-
-EXTRA_VOCABULARY = 256
-"""Tokens that an adapter could add, until 0.11: the tables had room for them, and were padded to 256 rows."""
+    """Whether --quantization contradicts the config; awq and awq_marlin, modelopt and modelopt_fp4 agree."""
+    declared, flag = model.quantization, settings.given.quantization or settings.quantization
+    if declared is None or not flag:
+        return False
+    return not (declared.method.startswith(str(flag)) or str(flag).startswith(declared.method))
 
 
 def extra_vocabulary(settings: EngineSettings) -> int:
-    """Rows that LoRA adds to the vocabulary of this release; 0.12 dropped them."""
-    wanted = bool(settings.given.enable_lora) and known_release(settings.release).before("0.12.0")
-    return EXTRA_VOCABULARY if wanted else 0
+    """Vocabulary rows for tokens that a LoRA adapter adds (lora_extra_vocab_size), up to 0.11."""
+    return 256 if settings.given.enable_lora and known_release(settings.release).before("0.12.0") else 0
 
 
 def lora_buffers(
     modules: Iterable[Module], model: Model, settings: EngineSettings, dtype_bytes: int
 ) -> Iterator[Module]:
-    """One pair of matrices a slice of every linear layer, room for `max_loras` adapters of `max_lora_rank` in each."""
+    """LoRA's A and B matrices for each slice of every linear layer, for `max_loras` adapters of `max_lora_rank`."""
     given = settings.given
     if not given.enable_lora:
         return
@@ -81,26 +73,27 @@ def lora_buffers(
                 yield Module("lora", f"{module.name}_b", slots * module.copies * outputs, rank)
     vocabulary = model.vocab_size
     if extra_vocabulary(settings):
-        vocabulary = round_up(vocabulary + EXTRA_VOCABULARY, 256)
+        vocabulary = round_up(vocabulary + extra_vocabulary(settings), 256)
     if embeddings:
         yield Module("lora", "logits_a", slots * rank, model.hidden_size)
         yield Module("lora", "logits_b", slots * vocabulary, rank)
     tokens = settings.max_num_batched_tokens
-    # Index tensors of the adapter kernels: five of 64-bit and four of 32-bit numbers, one a token.
+    # Index tensors of the LoRA kernels: five of 64-bit and four of 32-bit numbers per token.
     yield Module("lora", "indices", 14 * tokens, dtype="float32")
 
 
 _VOCABULARY_PADDING = 64
+"""vLLM's DEFAULT_VOCAB_PADDING_SIZE."""
 _ATTENTION_SCALARS = 4
-"""Scales of K, V, Q and probabilities: buffers of 4 bytes, 512 each to the allocator."""
+"""vLLM's _k_scale, _v_scale, _q_scale and _prob_scale: each takes 512 bytes of the allocator."""
 _QUANTIZED_SCALARS = 5
-"""More of them where the checkpoint's method also speaks for the KV cache."""
+"""Further scales of methods with a KV cache method (BaseKVCacheMethod)."""
 _KV_METHODS = ("fp8", "compressed-tensors", "modelopt")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModule:
-    """A module, how it is stored, and what comes into being right after it."""
+    """A module, its storage, and the rotary tables that are created after it."""
 
     module: Module
     storage: Storage
@@ -110,7 +103,7 @@ class StoredModule:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """What building the modules of one rank needs to know."""
+    """The inputs of building the modules of one rank."""
 
     model: Model
     settings: EngineSettings
@@ -126,10 +119,10 @@ class _Build:
 def loaded_modules(
     model: Model, settings: EngineSettings, context: StorageContext, pp_rank: int
 ) -> Iterator[StoredModule]:
-    """Every tensor of one rank: encoders, embeddings, layers, output layer, adapters, draft."""
+    """Every module of one rank: encoders, embeddings, layers, output layer, LoRA, draft."""
     shape = anatomy(model.model_type, model.architecture, model.config)
-    tp, ways = settings.tensor_parallel_size, settings.expert_ranks
-    ranks = Ranks(tp, expert=ways) if settings.enable_expert_parallel else Ranks(tp, expert_slices=ways)
+    tp, experts = settings.tensor_parallel_size, settings.expert_ranks
+    ranks = Ranks(tp, expert=experts) if settings.enable_expert_parallel else Ranks(tp, expert_slices=experts)
     scheme = scheme_in_use(model, settings)
     last = settings.pipeline_parallel_size - 1
     build = _Build(
@@ -144,11 +137,11 @@ def loaded_modules(
 
 
 def _draft(build: _Build) -> Iterator[StoredModule]:
-    """What speculative decoding loads on the last stage: a whole model, a head, or the model's own extra layers."""
+    """The speculative decoding weights of the last stage: a draft model, a head, or the model's MTP layers."""
     model, settings, context = build.model, build.settings, build.context
     method = draft_method(settings.given.speculative_config)
     if method == "draft_model" and model.draft is not None:
-        # It shares nothing with the model: embeddings and output layer are its own, and so is its quantization.
+        # A draft model has its own embeddings, output layer and quantization.
         for drafted in loaded_modules(model.draft, draft_settings(settings), replace(context, asked=None), 0):
             part = drafted.module.part if drafted.module.part in ("buffers", "workspace") else "draft"
             yield replace(drafted, module=replace(drafted.module, part=part), in_layer=False)
@@ -174,7 +167,7 @@ def _base(build: _Build, stage: range) -> list[StoredModule]:
 
 
 def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[StoredModule]:
-    """Unquantized modules, each stored once however often it comes: the blocks of an encoder are alike."""
+    """Unquantized modules; equal modules share one StoredModule."""
     known: dict[int, StoredModule] = {}
     alike = []
     for module in modules:
@@ -186,7 +179,7 @@ def _stored_alike(modules: Iterable[Module], context: StorageContext) -> list[St
 
 
 def _encoder(build: _Build) -> Iterator[Module]:
-    """The encoder of an encoder-decoder: what feeds it, its layers, and its last norm."""
+    """The encoder of an encoder-decoder model: convolutions, layers and final norm."""
     model, shape, hidden = build.model, build.shape, build.model.hidden_size
     if not model.encoder_layers:
         return
@@ -201,7 +194,7 @@ def _encoder(build: _Build) -> Iterator[Module]:
 
 
 def _vocabulary(build: _Build) -> int:
-    """Rows of the tables on one rank: padded to a multiple of 64."""
+    """Embedding rows of one rank, padded to a multiple of 64."""
     if build.shape.whole_embeddings:
         return build.model.vocab_size
     rows = build.model.vocab_size + extra_vocabulary(build.settings)
@@ -209,13 +202,13 @@ def _vocabulary(build: _Build) -> int:
 
 
 def _embedding_width(build: _Build) -> int:
-    """OPT-350m embeds in fewer numbers than its layers work with."""
+    """The embedding width, which is smaller than hidden_size in OPT-350m."""
     stated = build.model.config.get("word_embed_proj_dim")
     return stated if isinstance(stated, int) and stated > 0 else build.model.hidden_size
 
 
 def _table_rows(rows: int, build: _Build) -> int:
-    """Rows of a position or type table: whole, or padded and split like the vocabulary."""
+    """Rows of a position or type table: replicated, or padded and split like the vocabulary."""
     return round_up(rows, _VOCABULARY_PADDING) // build.ranks.tensor if build.shape.tables_split else rows
 
 
@@ -255,7 +248,7 @@ def _outputs(build: _Build) -> Iterator[Module]:
 
 
 class _StoredLayers:
-    """The modules of layers, each kind of layer built and stored once: a model has many layers of few kinds."""
+    """The stored modules of layers; equal layers share them."""
 
     def __init__(self, build: _Build) -> None:
         self._build = build
@@ -286,7 +279,7 @@ class _StoredLayers:
             scheme = self._build.schemes.of(module, index)
             yield StoredModule(module, storage(module, scheme, context), in_layer=True)
             if scheme is not None and module.name == "self_attn.kv_b_proj":
-                # MLA multiplies by this matrix in 16 bits when it decodes: a quantized one is kept twice.
+                # MLA decodes with a 16-bit copy of this matrix, so a quantized one exists twice.
                 copy = replace(module, name="self_attn.kv_b_copy", quantizable=False)
                 yield StoredModule(copy, storage(copy, None, context), in_layer=True)
 
@@ -315,12 +308,12 @@ def _layers(build: _Build, stage: range) -> Iterator[StoredModule]:
 
 
 def _same_kind(model: Model, first: int, index: int) -> bool:
-    """Whether a stage that starts after layer `first` needs its table at `index`."""
+    """Whether a pipeline stage that starts after layer `first` creates its rotary table at `index`."""
     return first == index or (first < index and model.layers[first].mixer == model.layers[index].mixer)
 
 
 def _stored_mixer(mixer: Mixer, model: Model) -> Mixer:
-    """Latent weights that vLLM serves with full heads (MiniCPM3): the cache is one thing, the weights another."""
+    """The mixer by its weights: latent weights with full heads in the cache (MiniCPM3)."""
     config = model.config
     if not with_kv_heads([mixer]) or not isinstance(config.get("kv_lora_rank"), int):
         return mixer

@@ -94,9 +94,9 @@ def diagnose(request: dict[str, Any]) -> dict[str, Any]:
 
 def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom diagnose --json` for a log that is streamed."""
-    from legroom.diagnosis.diagnose import read_log
     from legroom.diagnosis.diagnosis_json import readings_json
-    from legroom.diagnosis.starting_plan import Hints
+    from legroom.diagnosis.fixes.failed_run import Hints
+    from legroom.diagnosis.log_diagnosis import read_log
 
     hints = Hints(
         request.get("command") or None,
