@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from legroom.diagnosis.log_diagnosis import read_log
-from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.log_scanner import all_marks
 from legroom.vllm_logs.log_sources import pieces_of_file
 
 LOOK_ALIKES = frozenset({"not_memory", "driver_or_cuda_mismatch"})
@@ -113,7 +113,7 @@ def speed(mib: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         log, texts = Path(folder) / "server.log", Path(folder) / "texts"
         write_log(log, mib)
-        texts.write_bytes(b"\n".join(every_mark()))
+        texts.write_bytes(b"\n".join(all_marks()))
         megabytes = log.stat().st_size / 1e6
         start = time.perf_counter()
         child = subprocess.run([sys.executable, __file__, "read", str(log)], capture_output=True, text=True, check=True)

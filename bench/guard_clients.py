@@ -3,10 +3,12 @@
 
     guard_clients.py small VLLM_PYTHON [--tries 12]        a small request now and then beside 60 large ones of another
     guard_clients.py herd VLLM_PYTHON [--requests 240]     many that are refused and come back when they are told to
+    guard_clients.py burst VLLM_PYTHON                     20 times the pool at once: no guard, strict, overcommit
     guard_clients.py uploads [--uploads 100] [--mib 20]    large bodies, and an upstream that never reads
 
 Each prints what it measured as a line of JSON. small: seconds of each try, against twice its time alone and one prefill
 of a large request. herd: of the looks at the engine while any client still waits, how many found it without work.
+burst: preemptions, and who was served or refused, on one server whose policy file changes between the runs.
 uploads: the proxy's memory at its peak, and what the uploads were answered.
 """
 
@@ -28,19 +30,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from guard_real import free_port
+from guard_real import CPU_FLAGS, PREEMPTIONS, free_port
 from guard_toggle import ROOT, Connection, RealServer, read_metrics
 
-FLAGS = (
-    "--max-model-len",
-    "1024",
-    "--block-size",
-    "128",
-    "--num-gpu-blocks-override",
-    "33",
-    "--kv-cache-memory-bytes",
-    "16M",
-)
+FLAGS = CPU_FLAGS.split()
 
 
 def body(rnd: random.Random, prompt: int, output: int) -> dict[str, Any]:
@@ -120,20 +113,45 @@ async def obeying(port: int, url: str, requests: int) -> dict[str, Any]:
     }
 
 
+async def burst(port: int, guard: bool, count: int = 160) -> dict[str, Any]:
+    """Requests of 500 tokens, all sent at once."""
+    rnd = random.Random(3)
+
+    async def one() -> tuple[int, dict[str, str], dict[str, Any]]:
+        client = await Connection(port).open()
+        status, headers, answer = await client.post("/v1/completions", body(rnd, 200, 300), guard)
+        client.close()
+        return status, headers, json.loads(answer)
+
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(one() for _ in range(count)))
+    refused = [headers for status, headers, _ in answers if status == 429]
+    return {
+        "served_whole": sum(status == 200 and a["usage"]["completion_tokens"] == 300 for status, _, a in answers),
+        "refused": len(refused),
+        "refused_with_retry_after": sum(int(headers.get("retry-after", 0)) >= 1 for headers in refused),
+        "failed": sum(status not in (200, 429) for status, _, _ in answers),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def bursts(server: RealServer, policy: Path) -> dict[str, Any]:
+    found = {}
+    for name, overcommit in (("without", None), ("strict", 1.0), ("overcommit 1.25", 1.25)):
+        policy.write_text(f'[pool]\nadmit = "strict"\novercommit = {overcommit or 1.0}\n')
+        time.sleep(1.5)  # the guard checks the file once a second
+        before = server.metrics()[PREEMPTIONS]
+        found[name] = asyncio.run(burst(server.port, overcommit is not None))
+        found[name]["preemptions"] = server.metrics()[PREEMPTIONS] - before
+    return found
+
+
 async def stuck_uploads(uploads: int, mib: int) -> dict[str, Any]:
     """Bodies through the proxy to a server that takes connections and reads nothing."""
     stuck = socket.create_server(("127.0.0.1", 0), backlog=512)
     port = free_port()
-    words = [
-        sys.executable,
-        "-m",
-        "legroom",
-        "guard",
-        "--upstream",
-        f"http://127.0.0.1:{stuck.getsockname()[1]}",
-        "--port",
-        str(port),
-    ]
+    upstream = f"http://127.0.0.1:{stuck.getsockname()[1]}"
+    words = [sys.executable, "-m", "legroom", "guard", "--upstream", upstream, "--port", str(port)]
     child = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, stderr=subprocess.DEVNULL)
     peak, answers, began = 0, Counter[str](), time.perf_counter()
     when: dict[str, list[float]] = {}
@@ -183,8 +201,8 @@ async def stuck_uploads(uploads: int, mib: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("small", "herd", "uploads"))
-    parser.add_argument("python", type=Path, nargs="?", help="the Python of a vLLM, for small and herd")
+    parser.add_argument("what", choices=("small", "herd", "burst", "uploads"))
+    parser.add_argument("python", type=Path, nargs="?", help="the Python of a vLLM, but for uploads")
     parser.add_argument("--tries", type=int, default=12)
     parser.add_argument("--every-s", type=float, default=2.0)
     parser.add_argument("--requests", type=int, default=240)
@@ -202,12 +220,12 @@ def main() -> None:
         file = Path(folder) / "policy.toml"
         file.write_text(policy)
         with RealServer(args.python, free_port(), *FLAGS, env={"LEGROOM_GUARD_POLICY": str(file)}) as server:
-            work = (
-                beside_large(server.port, args.tries, args.every_s)
-                if args.what == "small"
-                else obeying(server.port, server.url, args.requests)
-            )
-            print(json.dumps(asyncio.run(work)))
+            if args.what == "burst":
+                print(json.dumps(bursts(server, file), indent=1))
+            elif args.what == "small":
+                print(json.dumps(asyncio.run(beside_large(server.port, args.tries, args.every_s))))
+            else:
+                print(json.dumps(asyncio.run(obeying(server.port, server.url, args.requests))))
 
 
 if __name__ == "__main__":

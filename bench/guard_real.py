@@ -34,7 +34,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Run:
     p50_s: float = 0.0
     p99_s: float = 0.0
     cpu_ms: dict[str, float] = field(default_factory=dict)
-    looks: dict[str, float] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
     series: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -145,16 +145,16 @@ SERIES = {
 }
 
 
-class Looks:
+class GaugeSampler:
     """The server's gauges and the guard's, five times a second while a load runs: what it held, and whether it had
     room while requests waited in the guard.
     """
 
     def __init__(self, url: str) -> None:
         self.url, self.rows, self.stop = url, list[dict[str, float]](), threading.Event()
-        self.thread, self.began = threading.Thread(target=self._look), time.perf_counter()
+        self.thread, self.began = threading.Thread(target=self._sample), time.perf_counter()
 
-    def __enter__(self) -> Looks:
+    def __enter__(self) -> GaugeSampler:
         self.thread.start()
         return self
 
@@ -162,7 +162,7 @@ class Looks:
         self.stop.set()
         self.thread.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self.stop.wait(0.2):
             at_s, page = time.perf_counter() - self.began, read_metrics(self.url)
             row = {name: round(page.get(metric, 0.0), 4) for name, metric in SERIES.items()}
@@ -183,7 +183,7 @@ class Bench:
     def __init__(self, server: RealServer, policy: Path, proxies: dict[str, int]) -> None:
         self.server, self.policy, self.proxies = server, policy, proxies
         self.pids = {"api": [server.child.pid], "engine": children(server.child.pid)}
-        self.loads, self.answers, self.look = LOADS, 1.0, False
+        self.loads, self.samples_gauges = LOADS, False
 
     def _cpu(self) -> dict[str, float]:
         return {name: sum(cpu_s(pid) for pid in pids) for name, pids in self.pids.items()}
@@ -215,23 +215,20 @@ class Bench:
         count, make = self.loads[load]
         lengths, rnd = random.Random(load), random.Random(f"{load} {mode} {number}")
         asked = [make(lengths) for _ in range(max(1, round(count * share)))]
-        bodies = [body_of(self._scaled(one), rnd) for one in asked]
+        bodies = [body_of(one, rnd) for one in asked]
         port = self.proxies.get(mode, self.server.port)
         guard = mode not in (*UNGUARDED, *self.proxies)
         before, used, began = self.server.metrics(), self._cpu(), time.perf_counter()
-        looks = Looks(f"http://127.0.0.1:{port}")
-        with looks if self.look else contextlib.nullcontext():
+        gauges = GaugeSampler(f"http://127.0.0.1:{port}")
+        with gauges if self.samples_gauges else contextlib.nullcontext():
             await asyncio.gather(*(self._one(port, body, guard, run, latencies) for body in bodies))
             run.seconds = round(time.perf_counter() - began, 3)
-        run.looks, run.series = (looks.means(), looks.rows) if self.look else ({}, [])
+        run.gauges, run.series = (gauges.means(), gauges.rows) if self.samples_gauges else ({}, [])
         run.cpu_ms = {name: round((end - used[name]) * 1e3 / len(bodies), 2) for name, end in self._cpu().items()}
         after = self.server.metrics()
         run.preemptions, run.steps = (int(after[key] - before[key]) for key in (PREEMPTIONS, STEPS))
         run.p50_s, run.p99_s = (round(percentile(latencies or [0.0], at), 2) for at in (0.5, 0.99))
         return run
-
-    def _scaled(self, asked: Asked) -> Asked:
-        return replace(asked, output=round(asked.output * self.answers)) if asked.output > 100 else asked
 
 
 def free_port() -> int:
@@ -286,7 +283,7 @@ def table(runs: list[Run]) -> None:
                 f"p50 {statistics.median(run.p50_s for run in own):6.2f} s  "
                 f"p99 {statistics.median(run.p99_s for run in own):6.2f} s  "
                 f"refused {sum(run.refused for run in own)}  lost {sum(run.lost for run in own)}  cpu ms {cpu}"
-                + (f"  looks {own[-1].looks}" if own[-1].looks else ""),
+                + (f"  gauges {own[-1].gauges}" if own[-1].gauges else ""),
                 flush=True,
             )
 
@@ -296,7 +293,6 @@ def turns(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
     for number in range(args.rounds):
         modes = args.modes[number % len(args.modes) :] + args.modes[: number % len(args.modes)]
         yield from ((number, load, mode) for load in args.loads for mode in modes)
-    yield from ((args.rounds - 1, load, mode) for load in args.once_loads or args.loads for mode in args.once)
 
 
 def measure(bench: Bench, args: argparse.Namespace, until: float) -> list[Run]:
@@ -319,15 +315,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--modes", nargs="+", default=["direct", "again", "middleware", "proxy"])
-    parser.add_argument("--once", nargs="+", default=[], help="further modes, after the last round")
-    parser.add_argument("--once-loads", nargs="+", help="only with these loads")
     parser.add_argument("--requests", type=float, default=1.0, help="times the requests of each load")
     parser.add_argument("--flags", default="", help="of the server, for another pool")
     parser.add_argument("--gpu", nargs="?", const="", help="a larger model, with graphs; which, if not one made up")
-    parser.add_argument("--answers", type=float, default=1.0, help="times the tokens of each answer of over 100")
     parser.add_argument("--proxy-python", default=sys.executable)
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further run after so many")
-    parser.add_argument("--looks", action="store_true", help="read the server's gauges five times a second")
+    parser.add_argument("--gauges", action="store_true", help="read the server's gauges five times a second")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     until = time.monotonic() + args.minutes * 60
@@ -346,7 +339,7 @@ def main() -> None:
             stack.callback(child.send_signal, signal.SIGTERM)
             bench.pids[mode] = [child.pid]
         bench.loads = LOADS if args.gpu is None else CARD_LOADS
-        bench.answers, bench.look = args.answers, args.looks
+        bench.samples_gauges = args.gauges
         table(measure(bench, args, until))
 
 

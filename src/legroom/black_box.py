@@ -35,7 +35,7 @@ BlockState = Literal["allocated", "pending", "free"]
 
 @dataclass(frozen=True)
 class WorkerProcess:
-    """Who wrote it."""
+    """The process that wrote the record."""
 
     pid: int
     rank: int | None = None
@@ -55,7 +55,7 @@ class StackFrame:
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """What was asked for, and where."""
+    """The allocation that failed, and its stack."""
 
     wanted_bytes: int | None = None
     error: str | None = None
@@ -92,7 +92,7 @@ class SegmentBlock:
 
 @dataclass(frozen=True)
 class AllocatorSegment:
-    """A piece that PyTorch took from the card, and what it is cut into, in the order of addresses."""
+    """A segment of PyTorch's allocator and its blocks, in address order."""
 
     size_bytes: int
     allocated_bytes: int
@@ -140,7 +140,7 @@ class AllocatorState:
 
     @property
     def usable_free_bytes(self) -> int:
-        """Reserved, free, and in the common pool: what would serve any request if it lay in one piece."""
+        """Reserved and free bytes of the common pool."""
         return max(self.unallocated_bytes - (self.private_free_bytes or 0), 0)
 
 
@@ -154,7 +154,7 @@ class WorkerHostMemory:
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """One request of the step, by numbers alone."""
+    """One request of the step, without its text."""
 
     id: str
     scheduled_tokens: int
@@ -166,7 +166,7 @@ class ScheduledRequest:
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The scheduler's step that was under way."""
+    """The scheduler step that was running."""
 
     requests: int
     tokens: int
@@ -179,7 +179,7 @@ class RecordedStep:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """One look at the gauges."""
+    """One periodic reading of memory."""
 
     time_s: float
     allocated_bytes: int | None = None
@@ -195,7 +195,7 @@ class MemoryReading:
 
 @dataclass(frozen=True)
 class BlackBox:
-    """One record."""
+    """What a worker recorded when memory ran out or on request."""
 
     time_s: float
     trigger: Trigger
@@ -212,7 +212,7 @@ class BlackBox:
 
     @property
     def non_torch_bytes(self) -> int | None:
-        """What this process holds of the card beside PyTorch's reserve, where the driver tells."""
+        """What this process holds of the card outside PyTorch, where the driver reports it."""
         if self.card is None or self.card.own_bytes is None or self.allocator is None:
             return None
         return max(self.card.own_bytes - self.allocator.reserved_bytes, 0)
@@ -253,7 +253,7 @@ def read_record(path: Path) -> BlackBox:
 
 
 def _restored(kind: Any, value: Any) -> Any:
-    """A value of JSON as the type that a field has; unknown keys of a later release are passed over."""
+    """A JSON value as the type of its field; unknown keys are ignored."""
     origin = get_origin(kind)
     if origin in (types.UnionType, Union):
         if value is None:
@@ -273,7 +273,7 @@ def _restored(kind: Any, value: Any) -> Any:
 
 @cache
 def _types_of(kind: type) -> dict[str, Any]:
-    """By field. A record has tens of thousands of blocks, and a class's hints are compiled each time they are read."""
+    """Field types by name, cached because resolving hints is slow."""
     hints = get_type_hints(kind)
     return {entry.name: hints[entry.name] for entry in fields(kind)}
 

@@ -42,7 +42,7 @@ def examine(case):
     return Assessment(0.99, proof(error), "because") if error else None
 
 def remedies(planner):
-    yield planner.change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
+    yield planner.plan_change("max_num_seqs", {"max_num_seqs": 1}, "fewer")
 
 CAUSE = Cause(
     label="brand_new", entry="LR999", title=Localized("something new", "新"), phase="startup_kv", domain="host",

@@ -13,7 +13,7 @@ from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import read_log
 from legroom.errors import LegroomError
 from legroom.render.diagnosis_text import readings_text
-from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.log_scanner import all_marks
 
 _LOGS = [log for _, log in CAUSES.values()]
 
@@ -37,7 +37,7 @@ def test_any_bytes_are_survived(data: bytes) -> None:
     st.lists(
         st.sampled_from(
             [
-                *(mark.decode() for mark in every_mark()),
+                *(mark.decode() for mark in all_marks()),
                 "\n",
                 " ",
                 "(",

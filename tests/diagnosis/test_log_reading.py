@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from legroom.diagnosis.log_diagnosis import LogReading, read_log
 from legroom.errors import LegroomError
-from legroom.vllm_logs.lines import line_width, unwrapped
-from legroom.vllm_logs.log_scanner import MOST_PER_MARK, Scanner, every_mark
+from legroom.vllm_logs.lines import line_width, rejoin_lines
+from legroom.vllm_logs.log_scanner import MAX_LINES_PER_MARK, Scanner, all_marks
 from legroom.vllm_logs.log_sources import pieces_of_file
 
 SHORT_KV = CAUSES["a context longer than the pool"][1]
@@ -141,15 +141,15 @@ def test_a_line_of_many_megabytes_is_read_around_its_marks() -> None:
 
 
 def test_a_mark_that_is_everywhere_is_sampled_and_the_rest_still_found() -> None:
-    flood = "INFO 01-02 03:04:05 x.py:1] NCCL WARN Cuda failure? no.\n" * (MOST_PER_MARK + 2000)
+    flood = "INFO 01-02 03:04:05 x.py:1] NCCL WARN Cuda failure? no.\n" * (MAX_LINES_PER_MARK + 2000)
     scanner = Scanner()
     passages = list(scanner.passages([(flood + SHORT_KV + "\n" + flood).encode()]))
-    assert len(passages) < MOST_PER_MARK + 2100
+    assert len(passages) < MAX_LINES_PER_MARK + 2100
     assert any("To serve at least one request" in passage.line.text for passage in passages)
 
 
 def test_every_message_can_be_stopped_at() -> None:
-    assert all(len(mark) >= 3 for mark in every_mark())
+    assert all(len(mark) >= 3 for mark in all_marks())
 
 
 def test_packed_files_are_read_as_they_are(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def wrapped(text: str, columns: int) -> str:
 
 
 def whole(text: str) -> str:
-    return b"".join(unwrapped([text.encode()])).decode()
+    return b"".join(rejoin_lines([text.encode()])).decode()
 
 
 @pytest.mark.parametrize("columns", [72, 80, 100, 120, 133])
@@ -244,7 +244,7 @@ def test_evidence_keeps_the_line_number_of_the_text_as_given() -> None:
 def test_a_chain_that_goes_on_in_the_next_piece_is_not_lost() -> None:
     text = wrapped("\n".join([TRACE] * 3), 80).encode()
     pieces = [text[:400], *(text[at : at + 97] for at in range(400, len(text), 97))]
-    joined = b"".join(unwrapped(pieces)).decode()
+    joined = b"".join(rejoin_lines(pieces)).decode()
     assert [line for line in joined.split("\n") if line] == "\n".join([TRACE] * 3).split("\n")
 
 

@@ -35,8 +35,8 @@ def test_every_number_of_the_new_wording_is_read() -> None:
     assert (oom.own_bytes, oom.torch_bytes, oom.pools_bytes) == (67.5 * GIB, 60 * GIB, 2 * GIB)
     assert (oom.unallocated_bytes, oom.allowed_bytes) == (3 * GIB, 71 * GIB)
     assert oom.non_torch_bytes == int((79.25 - 1.25 - 60 - 3) * GIB)
-    assert oom.neighbours_bytes == 10.5 * GIB
-    assert oom.covered_by_reserve
+    assert oom.other_processes_bytes == 10.5 * GIB
+    assert oom.reserve_covers_request
 
 
 def test_the_old_wording_gives_the_unused_reserve_as_a_difference() -> None:
@@ -90,7 +90,7 @@ def test_one_listed_process_is_the_job_itself() -> None:
         "a total capacity of 44.53 GiB of which 187.94 MiB is free. "
         "Process 39 has 44.34 GiB memory in use. Of the allocated memory 43.67 GiB is allocated by PyTorch"
     )
-    assert oom.neighbours_bytes == 0
+    assert oom.other_processes_bytes == 0
 
 
 @given(st.integers(1, 400_000), st.integers(400_001, 2_000_000), st.integers(0, 400_000))
@@ -106,10 +106,10 @@ def test_numbers_survive_the_wording(wanted_mib: int, total_mib: int, free_mib: 
     oom = oom_of(log)
     assert (oom.wanted_bytes, oom.total_bytes, oom.free_bytes) == (wanted_mib * MIB, total_mib * MIB, free_mib * MIB)
     assert oom.larger_than_card == (wanted_mib > total_mib)
-    assert oom.covered_by_reserve == (free_mib + 4 >= wanted_mib)
+    assert oom.reserve_covers_request == (free_mib + 4 >= wanted_mib)
 
 
 @pytest.mark.parametrize("free", ["1.17 GiB", "1.20 GiB"])
 def test_barely_enough_free_memory_is_not_called_enough(free: str) -> None:
     log = TORCH.format(wanted="1.16 GiB", total="8 GiB", free=free, own="5 GiB", torch="4.8 GiB", unused="9.00 MiB")
-    assert not oom_of(log).free_was_enough
+    assert not oom_of(log).free_exceeds_request

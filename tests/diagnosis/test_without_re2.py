@@ -11,9 +11,9 @@ from legroom.diagnosis.log_diagnosis import read_log
 from legroom.regex import LiteralFinder
 from legroom.vllm_logs import evidence, startup_log
 from legroom.vllm_logs.log_masking import MASK, masked
-from legroom.vllm_logs.log_scanner import every_mark
+from legroom.vllm_logs.log_scanner import all_marks
 
-_CACHED = (regex.compiled, evidence._all_patterns, evidence._pattern, startup_log._startup_patterns)
+_CACHED = (regex.compiled, evidence._message_pattern_set, evidence._message_pattern, startup_log._startup_patterns)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_secrets_of_long_texts_are_masked() -> None:
 
 
 def literals_found(text: bytes) -> list[int]:
-    return [at for at, _ in LiteralFinder(every_mark()).find(text, 0, len(text))]
+    return [at for at, _ in LiteralFinder(all_marks()).find(text, 0, len(text))]
 
 
 def test_the_same_lines_are_found(request: pytest.FixtureRequest) -> None:

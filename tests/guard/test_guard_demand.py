@@ -107,8 +107,8 @@ def test_a_template_of_the_clients_own_may_write_a_prompt_of_any_length():
 
 @pytest.mark.parametrize("cut", [{"truncate_prompt_tokens": 8}, {"truncate_prompt_tokens": -1}])
 def test_a_prompt_that_the_server_cuts_is_known_as_such(cut):
-    assert completion(prompt="x", **cut).cut
-    assert not completion(prompt="x", truncate_prompt_tokens=None).cut
+    assert completion(prompt="x", **cut).is_truncated
+    assert not completion(prompt="x", truncate_prompt_tokens=None).is_truncated
 
 
 def test_more_values_than_any_request_has_are_not_looked_at_one_by_one():

@@ -21,16 +21,7 @@ from legroom.guard.weight.engine_limits import (
     read_limits,
 )
 from legroom.guard.weight.guarded_request import weight_of
-from legroom.guard.weight.token_estimates import (
-    CONFIRMED,
-    FEWEST,
-    GENERATION,
-    MOST_MODELS,
-    Highest,
-    ModelTokens,
-    Quantile,
-    TokenBook,
-)
+from legroom.guard.weight.token_estimates import FEWEST, GENERATION, BoundedCache, ModelTokens, Quantiles, RecentMaximum
 from legroom.planning.plan_document import plan_from_json
 from legroom.units import cdiv
 
@@ -306,21 +297,21 @@ def test_one_odd_answer_does_not_weigh_on_all_other_chats():
     learnt = ModelTokens()
     learnt.observe(2, True, 1, 100_000)
     assert learnt.bound(2, True, 1) < 200
-    for _ in range(CONFIRMED):
+    for _ in range(3):
         learnt.observe(2, True, 1, 500)
     assert 500 <= learnt.bound(2, True, 1) < 600
 
 
 @given(st.lists(st.integers(0, 1000), max_size=GENERATION - 1), st.integers(1, 5))
 def test_the_highest_is_what_so_many_values_reached(values, times):
-    highest = Highest(times)
+    highest = RecentMaximum(times)
     for value in values:
         highest.add(value)
     assert highest.value == (sorted(values)[-times] if len(values) >= times else 0)
 
 
 def test_what_was_seen_long_ago_is_forgotten():
-    highest = Highest()
+    highest = RecentMaximum()
     highest.add(1.0)
     for _ in range(2 * GENERATION):
         highest.add(0.2)
@@ -329,7 +320,7 @@ def test_what_was_seen_long_ago_is_forgotten():
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=500))
 def test_a_quantile_reaches_its_share_of_the_values(values):
-    quantile = Quantile()
+    quantile = Quantiles()
     for value in values:
         quantile.add(value)
     reached = sum(value <= quantile.at(0.99) for value in values)
@@ -338,12 +329,12 @@ def test_a_quantile_reaches_its_share_of_the_values(values):
 
 
 def test_the_book_of_models_stays_small_and_keeps_those_that_answer():
-    book = TokenBook()
-    for number in range(2 * MOST_MODELS):
-        book.learnt(f"adapter{number}")
-        book.learnt("base").outputs.add(1)
-    assert len(book._models) == MOST_MODELS
-    assert book.of("base").outputs.count == 2 * MOST_MODELS
+    models = BoundedCache(ModelTokens, 8)
+    for number in range(20):
+        models.get_or_add(f"adapter{number}")
+        models.get_or_add("base").outputs.add(1)
+    assert models.get("adapter0") is None
+    assert models.get("base").outputs.count == 20
 
 
 def test_releases_with_queue_bounds_get_them_set():

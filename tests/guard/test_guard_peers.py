@@ -8,7 +8,7 @@ import uuid
 import pytest
 from guard_asgi import Call, Server, settle, vllm_state
 
-from legroom.guard.serving.control import Peers, together
+from legroom.guard.serving.control import Peers, merge_statuses
 from legroom.guard.serving.middleware import Guard
 
 AUTHORIZED = [(b"authorization", b"Bearer t")]
@@ -19,7 +19,7 @@ BUSY = {"prompt": [1], "max_tokens": 4}
 def family(monkeypatch):
     """Tests that run beside each other have one parent, too."""
     name = uuid.uuid4().hex
-    monkeypatch.setattr("legroom.guard.serving.control._family", lambda: name)
+    monkeypatch.setattr("legroom.guard.serving.control._parent_id", lambda: name)
     return name
 
 
@@ -146,5 +146,5 @@ async def test_what_is_no_question_is_not_answered(family, line):
 
 def test_all_drain_only_where_each_does():
     own, other = {"draining": True, "running": 1, "rejected": {"a": 1}}, {"draining": False, "rejected": {"a": 2}}
-    both = together(own, [other])
+    both = merge_statuses(own, [other])
     assert (both["draining"], both["running"], both["rejected"]) == (False, 1, {"a": 3})

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from legroom.guard.pool.block_pool import LONGEST_RETRY_S, UNKNOWN_RETRY_S, Pool, PoolLimits
+from legroom.guard.pool.block_pool import LONGEST_RETRY_S, Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 
 
@@ -151,7 +151,7 @@ def test_those_whose_time_in_the_queue_is_up_together_are_told_to_come_back_spre
 def test_retry_after_is_a_guess_before_anything_was_released():
     pool = pool_of()
     pool.acquire(BlockNeed(10), 0.0)
-    assert pool.retry_after_s(BlockNeed(5), 1000.0) == UNKNOWN_RETRY_S
+    assert pool.retry_after_s(BlockNeed(5), 1000.0) == 2
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 10**6)), max_size=20), st.integers(1, 10**9))

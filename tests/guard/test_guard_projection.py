@@ -9,7 +9,8 @@ from legroom.guard.pool.block_pool import Pool, PoolLimits
 from legroom.guard.pool.engine_usage import StepClock, steps_of_page, steps_of_registry
 from legroom.guard.pool.projection import BlockNeed, Growth, Projection, ReservationState, progress_of
 from legroom.guard.weight.guarded_request import Weight, need_of
-from legroom.guard.weight.output_lengths import AnswerLengths, LikelyLengths, prior_quantiles
+from legroom.guard.weight.token_estimates import LikelyLengths
+from legroom.guard.weight.usage_learner import AnswerLengths, prior_quantiles
 
 GROWING = BlockNeed(10, 1, Growth(1, 10, 100, 100))
 
@@ -170,7 +171,7 @@ def test_of_an_open_ended_answer_any_length_is_likely_until_some_were_seen():
 def test_the_first_answers_do_not_make_open_ended_ones_longer_than_they_were_taken_for():
     lengths = AnswerLengths()
     answers(lengths, 1, 15)
-    assert lengths.quantiles("m", "a", None, 1024) <= prior_quantiles(1024)
+    assert lengths.likely("m", "a", None, 1024).quantiles <= prior_quantiles(1024)
 
 
 def answers(lengths, count, tokens, max_tokens=None, client="a"):
@@ -182,44 +183,44 @@ def test_forty_short_answers_do_not_mislead():
     lengths = AnswerLengths()
     answers(lengths, 40, 3)
     answers(lengths, 40, 3, max_tokens=1000)
-    assert lengths.expected("m", "a", None, 1024) == 1024
-    assert lengths.expected("m", "a", 1000, 1024) == 1000
+    assert lengths.likely("m", "a", None, 1024).expected == 1024
+    assert lengths.likely("m", "a", 1000, 1024).expected == 1000
 
 
 def test_many_short_answers_are_believed_and_a_few_long_ones_widen_at_once():
     lengths = AnswerLengths()
     answers(lengths, 400, 10)
-    assert lengths.expected("m", "a", None, 1024) < 20
+    assert lengths.likely("m", "a", None, 1024).expected < 20
     answers(lengths, 4, 700)
-    assert lengths.expected("m", "a", None, 1024) >= 700
+    assert lengths.likely("m", "a", None, 1024).expected >= 700
 
 
 def test_a_new_client_is_expected_to_be_like_all_of_the_model():
     lengths = AnswerLengths()
     answers(lengths, 400, 10)
-    assert lengths.expected("m", "new", None, 1024) < 20
-    assert lengths.expected("other model", "new", None, 1024) == 1024
+    assert lengths.likely("m", "new", None, 1024).expected < 20
+    assert lengths.likely("other model", "new", None, 1024).expected == 1024
 
 
 def test_requests_that_use_all_of_their_max_tokens_are_expected_to_do_so_again():
     lengths = AnswerLengths()
     answers(lengths, 400, 40, max_tokens=40)
-    assert lengths.expected("m", "a", 700, 1024) == 700
+    assert lengths.likely("m", "a", 700, 1024).expected == 700
 
 
 def test_lengths_are_learnt_as_a_few_that_are_equally_likely():
     lengths = AnswerLengths()
     for number in range(2000):
         lengths.observe("m", "a", None, number % 500)
-    quantiles = lengths.quantiles("m", "a", None, 1024)
+    quantiles = lengths.likely("m", "a", None, 1024).quantiles
     assert list(quantiles) == sorted(quantiles)
     assert quantiles[0] <= 70 and 200 <= quantiles[2] <= 310 and quantiles[-1] >= 420
-    assert lengths.quantiles("other", "a", None, 1024) == ()
+    assert lengths.likely("other", "a", None, 1024).quantiles == ()
 
 
 def test_an_answer_longer_than_all_known_ones_widens_them_at_once():
     lengths = AnswerLengths()
     answers(lengths, 400, 10)
-    assert lengths.quantiles("m", "a", None, 1024)[-1] < 20
+    assert lengths.likely("m", "a", None, 1024).quantiles[-1] < 20
     answers(lengths, 4, 700)
-    assert lengths.quantiles("m", "a", None, 1024)[-1] >= 700
+    assert lengths.likely("m", "a", None, 1024).quantiles[-1] >= 700

@@ -452,6 +452,13 @@ def test_the_pre_commit_hook_names_a_command_that_works(tmp_path):
     assert done.returncode == 1, done.stderr
 
 
+def test_only_vllm_skips_files_that_do_not_name_it(tmp_path, capsys):
+    other = tmp_path / "broken.yaml"
+    other.write_text("a: [1\n")
+    assert main(["lint", "--only-vllm", "--json", str(other)]) == 0
+    assert [skipped["path"] for skipped in json.loads(capsys.readouterr().out)["skipped"]] == [str(other)]
+
+
 # Rules that only some releases break
 
 

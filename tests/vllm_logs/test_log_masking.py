@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from legroom.vllm_logs.log_masking import masked, masked_all
+from legroom.vllm_logs.log_masking import mask_log_values, masked
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_token_counts_are_no_secrets() -> None:
 
 
 def test_masking_reaches_into_documents() -> None:
-    assert masked_all({"a": [{"api_key": "x" * 9}], "b": "hf_" + "Q" * 20}) == {
+    assert mask_log_values({"a": [{"api_key": "x" * 9}], "b": "hf_" + "Q" * 20}) == {
         "a": [{"api_key": "[masked]"}],
         "b": "[masked]",
     }

@@ -13,9 +13,9 @@ def test_every_flag_of_a_dictionary_is_typed_again() -> None:
         "{'model_tag': 'org/model', 'port': 8102, 'served_model_name': ['a', 'b'], 'trust_remote_code': True, "
         "'tool_call_parser': 'hermes', 'enable_auto_tool_choice': True, 'max_model_len': 4096}"
     )
-    given_flags = given_args(printed, None, release("0.13.0"), from_llm=False)
-    assert given_flags.args.max_model_len == 4096
-    assert given_flags.args.others == (
+    typed_flags = given_args(printed, None, release("0.13.0"), from_llm=False)
+    assert typed_flags.args.max_model_len == 4096
+    assert typed_flags.args.others == (
         "--port",
         "8102",
         "--served-model-name",
@@ -26,7 +26,7 @@ def test_every_flag_of_a_dictionary_is_typed_again() -> None:
         "hermes",
         "--enable-auto-tool-choice",
     )
-    assert given_flags.unknown == ()
+    assert typed_flags.unknown == ()
 
 
 def test_adapters_are_written_as_their_flag_takes_them() -> None:
@@ -36,15 +36,15 @@ def test_adapters_are_written_as_their_flag_takes_them() -> None:
 
 def test_a_value_that_is_not_shown_is_named() -> None:
     printed = "{'model': 'm', 'pooler_config': PoolerConfig(pooling_type='LAST', normalize=True), 'max_num_seqs': 8}"
-    given_flags = given_args(printed, None, release("0.11.0"), from_llm=True)
-    assert given_flags.unknown == ("--pooler-config",)
-    assert given_flags.args.max_num_seqs == 8
+    typed_flags = given_args(printed, None, release("0.11.0"), from_llm=True)
+    assert typed_flags.unknown == ("--pooler-config",)
+    assert typed_flags.args.max_num_seqs == 8
 
 
 def test_a_line_that_was_cut_is_read_up_to_there_and_says_so() -> None:
-    given_flags = given_args("{'model': 'm', 'port': 8001, 'chat_templ", None, release("0.13.0"), from_llm=False)
-    assert given_flags.args.others == ("--port", "8001")
-    assert len(given_flags.unknown) == 1
+    typed_flags = given_args("{'model': 'm', 'port': 8001, 'chat_templ", None, release("0.13.0"), from_llm=False)
+    assert typed_flags.args.others == ("--port", "8001")
+    assert len(typed_flags.unknown) == 1
 
 
 def test_of_a_namespace_only_what_is_no_default_counts_as_given() -> None:
@@ -53,10 +53,10 @@ def test_of_a_namespace_only_what_is_no_default_counts_as_given() -> None:
         "max_model_len=8192, gpu_memory_utilization=0.9, max_num_seqs=256, seed=7, "
         "config_format=<ConfigFormat.AUTO: 'auto'>, dispatch_function=<function serve at 0x7f>"
     )
-    given_flags = given_args(None, namespace, release("0.8.1"), from_llm=False)
-    assert given_flags.args.others == ("--trust-remote-code", "--seed", "7")
-    assert given_flags.args.max_model_len == 8192
-    assert given_flags.args.gpu_memory_utilization is None
+    typed_flags = given_args(None, namespace, release("0.8.1"), from_llm=False)
+    assert typed_flags.args.others == ("--trust-remote-code", "--seed", "7")
+    assert typed_flags.args.max_model_len == 8192
+    assert typed_flags.args.gpu_memory_utilization is None
 
 
 def test_the_names_inside_a_value_are_not_flags() -> None:

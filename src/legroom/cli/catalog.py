@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one of the three."""
+    """Validate, export or import."""
     actions = {"validate": _validate, "export": _export, "import": _import}
     if args.action not in actions:
         raise LegroomError("do what with the catalog?", "legroom catalog validate, export or import FILE")

@@ -43,15 +43,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tell, list or search."""
+    """Explain, list or search."""
     if sum((args.id is not None, args.list, args.search is not None)) != 1:
         raise LegroomError("explain what?", "legroom explain LR203, or --list, or --search WORDS")
     if args.search is not None:
         return _search(args)
-    return _list(args) if args.list else _tell(args)
+    return _list(args) if args.list else _explain(args)
 
 
-def _tell(args: argparse.Namespace) -> int:
+def _explain(args: argparse.Namespace) -> int:
     from legroom.explain.catalog_entries import entry
 
     chosen = entry(args.id)

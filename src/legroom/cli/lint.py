@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     basis.add_argument("--plan", metavar="FILE", help="compare thresholds and probes with a plan (legroom plan --json)")
     basis.add_argument("--ignore", action="append", default=[], metavar="RULE", help="leave a rule out (repeatable)")
+    basis.add_argument("--only-vllm", action="store_true", help="skip files in which vLLM is not named")
     basis.add_argument(
         "--fail-on",
         choices=("error", "warning", "note"),
@@ -81,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
     asked = known_release(args.vllm) if args.vllm and not any_release else None
     if asked is not None and asked.note:
         note(asked.note)
-    report = lint_files(args.files, LintOptions(asked, plan, frozenset(args.ignore), any_release))
+    report = lint_files(
+        args.files, LintOptions(asked, plan, frozenset(args.ignore), any_release, only_vllm=args.only_vllm)
+    )
     _show(report, args)
     if report.unread:
         return BAD_INPUT

@@ -10,7 +10,7 @@ from legroom.black_box import BlackBox
 from legroom.facts.releases import logged_release
 from legroom.records import dataclass
 from legroom.units import GIB
-from legroom.vllm_logs.evidence import WINDOW_LINES, Evidence, TorchOom, breaks_off, parse_oom
+from legroom.vllm_logs.evidence import WINDOW_LINES, Evidence, TorchOom, is_truncated_error, parse_torch_oom
 from legroom.vllm_logs.startup_log import Startup
 
 Phase = Literal["startup_load", "startup_profile", "startup_kv", "startup_graph", "serving", "shutdown"]
@@ -31,7 +31,7 @@ BOILERPLATE = ("ray_worker_died",)
 
 @dataclass(frozen=True)
 class Case:
-    """What the causes look at."""
+    """One run of a server: the evidence of its log, its start-up, engine and machine."""
 
     evidence: tuple[Evidence, ...]
     startup: Startup
@@ -47,20 +47,24 @@ class Case:
     """Which known places the record's own stack went through: a log may break its traceback, or print others first."""
 
     def all(self, *ids: str) -> tuple[Evidence, ...]:
+        """Every evidence with one of these ids."""
         return tuple(evidence for evidence in self.evidence if evidence.id in ids)
 
     def first(self, *ids: str) -> Evidence | None:
+        """The first evidence with one of these ids."""
         return next((evidence for evidence in self.evidence if evidence.id in ids), None)
 
     def last(self, *ids: str) -> Evidence | None:
+        """The last evidence with one of these ids."""
         return next((evidence for evidence in reversed(self.evidence) if evidence.id in ids), None)
 
     def has(self, *ids: str) -> bool:
+        """Whether there is evidence with one of these ids."""
         return self.first(*ids) is not None
 
     @cached_property
     def first_failure(self) -> Evidence | None:
-        """The first failure in time over all ranks; what follows it are its echoes."""
+        """The first failure in time over all ranks; later ones follow from it."""
         failures = [evidence for evidence in self.evidence if evidence.role in FAILING]
         if not failures:
             return self.first("exception")
@@ -73,36 +77,43 @@ class Case:
 
     @cached_property
     def last_error(self) -> Evidence | None:
-        """The last error that gives a reason of its own."""
+        """The last error that states a reason of its own."""
         errors = (item for item in reversed(self.evidence) if item.role in (*FAILING, "exception"))
-        told = (item for item in errors if not item.is_warning and item is not self.broken_message)
+        told = (item for item in errors if not item.is_warning and item is not self.truncated_error)
         return next((item for item in told if item.id not in BOILERPLATE), None)
 
     @cached_property
-    def broken_message(self) -> Evidence | None:
-        """An error at the very end of the text that is only the beginning of one that would decide."""
+    def truncated_error(self) -> Evidence | None:
+        """An error at the end of the text of which only the beginning is there."""
         last = self.last("exception")
         if last is None or last.line + WINDOW_LINES <= self.lines:
             return None
-        return last if breaks_off(str(last.facts.get("message", ""))) else None
+        return last if is_truncated_error(str(last.facts.get("message", ""))) else None
 
     @cached_property
-    def echo(self) -> Evidence | None:
-        """The last line that only tells that some other process had failed before."""
+    def secondary_failure(self) -> Evidence | None:
+        """The last line that only reports that another process had failed before."""
         return self.last("echo", "engine_start_failed", "engine_dead", "died_silently", "self_kill", *BOILERPLATE)
 
     @cached_property
-    def broken_traceback(self) -> Evidence | None:
-        """A traceback at the end of the text whose error is not there."""
+    def truncated_traceback(self) -> Evidence | None:
+        """A traceback at the end of the text without the error it leads to."""
         frames = (item for item in self.evidence if item.role == "frame" and is_traceback_line(item.text))
         last, error = self.last("traceback") or next(frames, None), self.last_error
-        return None if last is None or (error is not None and error.line > last.line) or self._echoed(last) else last
+        return (
+            None
+            if last is None
+            or (error is not None and error.line > last.line)
+            or self._is_followed_by_secondary_failure(last)
+            else last
+        )
 
-    def _echoed(self, traceback: Evidence) -> bool:
-        return self.echo is not None and self.echo.line > traceback.line
+    def _is_followed_by_secondary_failure(self, traceback: Evidence) -> bool:
+        return self.secondary_failure is not None and self.secondary_failure.line > traceback.line
 
     @cached_property
-    def is_up(self) -> bool:
+    def was_ready(self) -> bool:
+        """Whether the server had finished starting."""
         if self.has("server_ready", "engine_ready", "request_served", "engine_stats", "kv_usage_line"):
             return True
         # Old releases used as a library say nothing more than that they are done with the graphs, or without graphs
@@ -111,18 +122,24 @@ class Case:
         return self.startup.outcome == "started" and (bool(eager) or self.has("captured"))
 
     @cached_property
-    def stops_short(self) -> Evidence | None:
+    def unfinished_milestone(self) -> Evidence | None:
         """The last milestone of a start-up that neither finished nor failed in this text."""
-        if self.is_up or self.last_error or self.echo or self.broken_traceback or not self.milestones:
+        if (
+            self.was_ready
+            or self.last_error
+            or self.secondary_failure
+            or self.truncated_traceback
+            or not self.milestones
+        ):
             return None
         return self.milestones[-1]
 
     @cached_property
     def oom(self) -> TorchOom | None:
-        """The first sized out-of-memory error, the most complete text of it; exact where there is a record."""
+        """The first out-of-memory error with sizes, from its most complete copy; exact where a black box has it."""
         if self.black_box is not None and (recorded := recorded_oom(self.black_box, self.black_box_line)):
             return recorded
-        parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_oom(evidence))]
+        parsed = [oom for evidence in self.all("torch_oom") if (oom := parse_torch_oom(evidence))]
         if not parsed:
             return None
         same = [oom for oom in parsed if oom.wanted_bytes == parsed[0].wanted_bytes]
@@ -130,17 +147,17 @@ class Case:
 
     @cached_property
     def is_oom(self) -> bool:
-        """A GPU allocation failed, with or without sizes."""
+        """Whether a GPU allocation failed, with or without sizes."""
         return self.has(*_FAILED_ALLOCATIONS)
 
     @cached_property
     def frames(self) -> frozenset[str]:
-        """Which known places the traceback of the first failure went through."""
+        """Ids of the known functions in the traceback of the first failure."""
         if self.recorded_frames:
             return self.recorded_frames
-        return frozenset(evidence.id for evidence in self._around_failure() if evidence.role == "frame")
+        return frozenset(evidence.id for evidence in self._evidence_near_failure() if evidence.role == "frame")
 
-    def _around_failure(self) -> Iterator[Evidence]:
+    def _evidence_near_failure(self) -> Iterator[Evidence]:
         failure = self.first_failure
         if failure is None:
             yield from self.evidence
@@ -153,7 +170,7 @@ class Case:
 
     @cached_property
     def milestones(self) -> tuple[Evidence, ...]:
-        """What the start-up had reached when the first failure came."""
+        """Start-up steps that were logged before the first failure."""
         failure = self.first_failure
         before = [evidence for evidence in self.evidence if evidence.role in ("milestone", "once", "stats")]
         # A progress bar is written late: where it stopped may stand below the error that stopped it.
@@ -165,8 +182,8 @@ class Case:
         )
 
     @cached_property
-    def reached(self) -> Phase | None:
-        """The phase that the last milestone before the failure opened; None: none was passed, or none is shown."""
+    def phase_reached(self) -> Phase | None:
+        """The phase that the last milestone before the failure opened; None where no milestone is shown."""
         order = ("startup_load", "startup_profile", "startup_kv", "startup_graph", "serving")
         passed = [evidence.phase for evidence in self.milestones if evidence.phase in order]
         if not passed:
@@ -175,15 +192,13 @@ class Case:
 
     @cached_property
     def site(self) -> str:
-        """Where the failing allocation was asked for: a kind of place finer than a phase, empty where unknown.
-
-        Frames tell more than milestones: a traceback shows where the program really was.
-        """
+        """Where the failing allocation was made, finer than a phase; empty where unknown. Frames of the traceback
+        count more than milestones."""
         for site, frames in _SITES:
             if self.frames & frames:
                 # The sampler runs in the warm-up and in every step alike; compilation can be late, too.
                 either = site == "sampling" or self.frames & frames == {"frame_compile"}
-                return "serving" if either and self.reached == "serving" else site
+                return "serving" if either and self.phase_reached == "serving" else site
         if self.has("sampler_warmup_oom"):
             return "sampler"
         return {
@@ -192,15 +207,16 @@ class Case:
             "startup_kv": "kv",
             "startup_graph": "graph",
             "serving": "serving",
-        }.get(self.reached or "", "")
+        }.get(self.phase_reached or "", "")
 
     @cached_property
-    def is_traced(self) -> bool:
-        """The place is known from a traceback, not only from how far the start-up had come when lines were missing."""
+    def has_site_frame(self) -> bool:
+        """Whether the site is known from a traceback, and not only from the last milestone."""
         return any(self.frames & frames for _, frames in _SITES)
 
     @cached_property
     def phase(self) -> Phase | None:
+        """The phase in which the first failure happened."""
         failure = self.first_failure
         site: Phase | None = _SITE_PHASE.get(self.site)
         if failure is not None and failure.phase and failure.id not in ("free_below_desired", "cumem_oom"):
@@ -215,11 +231,11 @@ class Case:
             return "serving"
         if self.has("engine_dead", "failed_execution_dump", "preempted"):
             return "serving"
-        return self.reached
+        return self.phase_reached
 
     @property
-    def neighbours_bytes(self) -> int | None:
-        """What other processes held of the card when the server started, where the log lets it be computed."""
+    def other_processes_bytes(self) -> int | None:
+        """What other processes held of the card at start-up, where the log prints total and free."""
         total, free = self.startup.gpu_total_bytes, self.startup.free_at_start_bytes
         if total is None or free is None:
             return None
@@ -227,7 +243,7 @@ class Case:
 
 
 def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
-    """The failed request with exact bytes."""
+    """The failed allocation of a black box, in exact bytes."""
     request, card, allocator = record.request, record.card, record.allocator
     if request is None or request.wanted_bytes is None or allocator is None:
         return None
@@ -249,7 +265,7 @@ def recorded_oom(record: BlackBox, line: int) -> TorchOom | None:
 
 
 def is_traceback_line(text: str) -> bool:
-    """Whether the line is of a traceback, rather than one that mentions a function."""
+    """Whether the line belongs to a traceback, rather than only naming a function."""
     return 'File "' in text or "ERROR" in text or "[rank" in text
 
 
@@ -325,7 +341,7 @@ _V0_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine generation, and the releases the log can come from."""
+    """The engine generation, and the releases that write such a log."""
 
     generation: Literal["V0", "V1", ""] = ""
     version: str | None = None
@@ -336,12 +352,12 @@ class Engine:
     """Lines begin with the name of their process, `(EngineCore_0 pid=7)`: 0.9.2 and later."""
 
     @property
-    def looks_before_0_9_2(self) -> bool:
-        """By the style of a V1 log alone: until then only workers had a label, `(VllmWorker rank=0 pid=7)`."""
+    def is_styled_before_0_9_2(self) -> bool:
+        """Whether a V1 log has the style of releases before 0.9.2, in which only workers had a label."""
         return self.generation == "V1" and not self.before_brackets and not self.is_labelled
 
     def within(self, first: str, last: str) -> bool | None:
-        """Whether the release lies in a range; None where that is not known."""
+        """Whether the release lies in a range; None where the release is not known."""
         if self.version is None:
             return None
         return logged_release(self.version).within(first, last)
@@ -349,7 +365,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class HostTraits:
-    """The machine, as far as memory cares."""
+    """Properties of the machine that change how its memory fails."""
 
     unified: bool = False
     """CPU and GPU share one memory."""
@@ -360,8 +376,8 @@ class HostTraits:
     """An AMD GPU inside the CPU, by the odd total that it reports."""
 
 
-def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
-    """By the version where it is printed, else by the files that log and how they write it."""
+def detect_engine(evidence: Sequence[Evidence], startup: Startup) -> Engine:
+    """From the printed version, else from the files that log and the style of their lines."""
     files = [item.at for item in evidence if item.at]
     names = {name.lstrip("[") for name in files}
     generation: Literal["V0", "V1", ""] = ""
@@ -373,22 +389,23 @@ def engine_of(evidence: Sequence[Evidence], startup: Startup) -> Engine:
     return Engine(generation, startup.vllm, not files[0].startswith("[") if files else None, labelled)
 
 
-def platform_of(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
+def detect_platform(evidence: Iterable[Evidence], startup: Startup) -> HostTraits:
+    """Unified memory, WSL, a training framework or an integrated GPU, by messages and card totals."""
     items = tuple(evidence)
     ids = {item.id for item in items}
-    failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_oom(item))]
+    failed = [oom for item in items if item.id == "torch_oom" and (oom := parse_torch_oom(item))]
     totals = [item.facts.get("total_bytes") for item in items] + [oom.total_bytes for oom in failed]
     # 128 GB of shared memory shows as 115 to 129 GiB; no discrete card has a total there.
     unified = bool(ids & {"unified", "nv_sysmem", "tegra_assert"}) or any(
         isinstance(total, int) and 115 * GIB < total < 129 * GIB for total in (*totals, startup.gpu_total_bytes)
     )
-    integrated = any(_is_share_of_ram(oom) for oom in failed)
+    integrated = any(_is_integrated_amd_gpu(oom) for oom in failed)
     unified = unified or integrated or bool(startup.gpu_name and "GB10" in startup.gpu_name)
     return HostTraits(unified, "wsl" in ids, "trainer" in ids, integrated)
 
 
-def _is_share_of_ram(oom: TorchOom) -> bool:
-    """AMD's cards report their size of whole 4 GiB less some MiB; an integrated GPU what the kernel lets it have of the
-    RAM, half of it unless told otherwise (amdgpu's GTT, ttm.pages_limit)."""
+def _is_integrated_amd_gpu(oom: TorchOom) -> bool:
+    """AMD's cards report a total of whole 4 GiB less some MiB; an integrated GPU reports a share of the RAM, by
+    default half (amdgpu's GTT, ttm.pages_limit)."""
     total = oom.total_bytes or 0
     return oom.platform == "HIP" and total > 24 * GIB and -total % (4 * GIB) > GIB // 4

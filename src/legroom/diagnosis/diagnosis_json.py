@@ -7,18 +7,18 @@ from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.finding import Finding, Fix
-from legroom.diagnosis.log_diagnosis import LogReading, in_order
+from legroom.diagnosis.log_diagnosis import LogReading, by_failure_time
 from legroom.diagnosis.verdict import Diagnosis
 from legroom.facts.releases import logged_release
 from legroom.planning.plan_document import layout_json
-from legroom.vllm_logs.log_masking import masked, masked_all
+from legroom.vllm_logs.log_masking import mask_log_values, masked
 
 _LONGEST_TEXT = 1000
 
 
 def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
     """The whole document: the run that matters most, and the other runs and files beside it."""
-    diagnoses = [(reading, run) for reading in in_order(readings) for run in reading.runs]
+    diagnoses = [(reading, run) for reading in by_failure_time(readings) for run in reading.runs]
     if not diagnoses:
         document: dict[str, Any] = {
             "verdict": "not understood",
@@ -33,7 +33,7 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
         {"source": reading.source, "lines": reading.lines, "bytes": reading.bytes, "runs": len(reading.runs)}
         for reading in readings
     ]
-    masked_document: dict[str, Any] = masked_all(document)
+    masked_document: dict[str, Any] = mask_log_values(document)
     return masked_document
 
 

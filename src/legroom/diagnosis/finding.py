@@ -48,7 +48,7 @@ FixKind = Literal[
 
 @dataclass(frozen=True)
 class Fix:
-    """One change that fixes it: flags, environment or steps on the host."""
+    """One change that fixes a cause: flags, environment variables or steps on the host."""
 
     kind: FixKind
     why: str
@@ -70,13 +70,13 @@ class Fix:
 
     @property
     def layout(self) -> Layout | None:
-        """Where every byte will go."""
+        """The memory layout that the fix leads to."""
         return self.plan.layout if self.plan else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeadEnd:
-    """What not to try, and why."""
+    """A change that does not help, and why."""
 
     action: str
     why_fails: str
@@ -84,7 +84,7 @@ class DeadEnd:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What one cause says of a case: how sure it is, the lines that prove it, and why."""
+    """How likely one cause is for a case, the lines that show it, and the explanation."""
 
     confidence: float
     evidence: tuple[Evidence, ...]
@@ -93,7 +93,7 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause, how sure, and the lines that prove it."""
+    """One cause with its confidence, evidence, fixes and dead ends."""
 
     cause: str
     entry: str
@@ -105,7 +105,7 @@ class Finding:
 
 
 def proof(*items: Evidence | Sequence[Evidence] | None) -> tuple[Evidence, ...]:
-    """The lines given, without gaps and repetitions, in the order of the log."""
+    """The evidence in the order of the log, without repetitions; at most six lines."""
     lines: dict[tuple[int, str], Evidence] = {}
     for item in items:
         for evidence in (item,) if item is not None and not isinstance(item, Sequence) else item or ():

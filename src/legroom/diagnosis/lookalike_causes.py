@@ -33,42 +33,44 @@ _CHATTER_HEAD = 160
 
 
 def first_lookalike(case: Case, cause: str) -> tuple[Lookalike, Evidence] | None:
-    """The kind that comes first in the log; what errors say goes before what warnings mention."""
+    """The kind of failure that comes first in the log; errors count before warnings."""
     first: tuple[tuple[bool, int, int], Lookalike, Evidence] | None = None
     for number, kind in enumerate(lookalikes()):
         items = case.all(*kind.evidence)
         if not items:
             continue
-        evidence = min(items, key=lambda item: (is_chatter(item), item.line, kind.evidence.index(item.id)))
-        key = (is_chatter(evidence), evidence.line, number)
+        evidence = min(items, key=lambda item: (is_informational(item), item.line, kind.evidence.index(item.id)))
+        key = (is_informational(evidence), evidence.line, number)
         if first is None or key < first[0]:
             first = (key, kind, evidence)
     return (first[1], first[2]) if first and first[1].cause == cause else None
 
 
-def assessed(case: Case, cause: str) -> Assessment | None:
-    """How sure it is that this kind of failure, and no shortage, ended the run."""
+def assess_lookalike(case: Case, cause: str) -> Assessment | None:
+    """How likely it is that this kind of failure, and not a shortage of memory, ended the run."""
     match = first_lookalike(case, cause)
     if match is None:
         return None
     kind, evidence = match
-    words = _Words(kind, evidence, FixPlanner(case))
-    return Assessment(_confidence(case, kind, evidence), proof(evidence, _driver(case, cause)), words.filled(kind.why))
+    words = _TemplateValues(kind, evidence, FixPlanner(case))
+    return Assessment(
+        _confidence(case, kind, evidence), proof(evidence, _driver_evidence(case, cause)), words.fill(kind.why)
+    )
 
 
-def help_for(planner: FixPlanner, cause: str) -> Iterator[Fix]:
-    """What to do about it, the most useful first."""
+def lookalike_fixes(planner: FixPlanner, cause: str) -> Iterator[Fix]:
+    """The fixes of the matched kind, the most useful first."""
     match = first_lookalike(planner.case, cause)
     if match is None:
         return
     kind, evidence = match
-    words = _Words(kind, evidence, planner)
+    words = _TemplateValues(kind, evidence, planner)
     for fix in kind.fixes:
-        yield _fix(fix, words, planner)
+        yield _make_fix(fix, words, planner)
 
 
-def is_chatter(evidence: Evidence) -> bool:
-    """Said by the way: a warning that an optional part is missing does not end a run."""
+def is_informational(evidence: Evidence) -> bool:
+    """Whether the line is logged as INFO, DEBUG or WARNING, which does not end a run."""
     return _CHATTER.search(evidence.text[:_CHATTER_HEAD]) is not None
 
 
@@ -80,24 +82,24 @@ def _confidence(case: Case, kind: Lookalike, evidence: Evidence) -> float:
     shortage = case.first(*SHORTAGE)
     if shortage is not None and (shortage.line <= evidence.line or evidence.role == "exception"):
         return 0.3  # a real shortage explains it as its echo
-    if is_chatter(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
+    if is_informational(evidence) and not kind.id.startswith(("shm_", "nccl_", "rpc_")):
         return 0.45 if case.has("exception") or case.first_failure not in (None, evidence) else 0.6
     return kind.confidence
 
 
-def _driver(case: Case, cause: str) -> Evidence | None:
+def _driver_evidence(case: Case, cause: str) -> Evidence | None:
     return case.first("driver_version") if cause == "driver_or_cuda_mismatch" else None
 
 
-def _fix(fix: LookalikeFix, words: _Words, planner: FixPlanner) -> Fix:
-    steps = tuple(step for step in map(words.filled, fix.steps) if step)
+def _make_fix(fix: LookalikeFix, words: _TemplateValues, planner: FixPlanner) -> Fix:
+    steps = tuple(step for step in map(words.fill, fix.steps) if step)
     command = planner.command(fix.flags, fix.env) if fix.flags or fix.env else ()
     # Flags that the planner's typed arguments do not hold are written behind the rest.
     if fix.flags.get("disable_custom_all_reduce") and "--disable-custom-all-reduce" not in command:
         command = (*command, "--disable-custom-all-reduce")
     return Fix(
         cast(FixKind, fix.kind),
-        words.filled(fix.why),
+        words.fill(fix.why),
         dict(fix.flags),
         dict(fix.env),
         steps,
@@ -106,21 +108,21 @@ def _fix(fix: LookalikeFix, words: _Words, planner: FixPlanner) -> Fix:
     )
 
 
-class _Words(dict[str, str]):
-    """The `{names}` of a text: from the line, else from facts of the release, else the row's own words."""
+class _TemplateValues(dict[str, str]):
+    """Values for the `{names}` in a text: from the log line, else derived, else the kind's own default."""
 
     def __init__(self, kind: Lookalike, evidence: Evidence, planner: FixPlanner) -> None:
         super().__init__({name: str(value) for name, value in evidence.facts.items() if value != ""})
         self._kind, self._evidence, self._planner = kind, evidence, planner
 
-    def filled(self, text: str) -> str:
+    def fill(self, text: str) -> str:
         return text.format_map(self) if "{" in text else text
 
     def __missing__(self, name: str) -> str:
         from legroom.diagnosis.lookalike_words import (  # only where a text has such a name
             MatchedLine,
-            derived,
+            derive_value,
         )
 
-        value = derived(name, MatchedLine(dict(self), self._evidence, self._planner))
+        value = derive_value(name, MatchedLine(dict(self), self._evidence, self._planner))
         return value if value is not None else self._kind.unnamed.get(name, "")

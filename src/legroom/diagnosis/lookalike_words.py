@@ -26,7 +26,7 @@ _LAST_BACKEND_VARIABLE = "0.14.1"
 
 @dataclass(frozen=True, slots=True)
 class MatchedLine:
-    """The line that shows a look-alike, in the case that it is of."""
+    """The line that matched a look-alike, and the case it belongs to."""
 
     facts: Mapping[str, str]
     """What the pattern read out of it."""
@@ -34,28 +34,32 @@ class MatchedLine:
     planner: FixPlanner
 
 
-def derived(name: str, line: MatchedLine) -> str | None:
-    """The words for `{name}`; None where nothing is known."""
+def derive_value(name: str, line: MatchedLine) -> str | None:
+    """The text for `{name}`; None where it cannot be derived."""
     derivation = _DERIVATIONS.get(name)
     return derivation(line) if derivation else None
 
 
 def _model(line: MatchedLine) -> str | None:
+    """The model's Hub id; None for a local folder."""
     model = line.planner.known.args.model
     return None if is_local_model(model) else model or None
 
 
 def _port(line: MatchedLine) -> str | None:
+    """The port that the line names."""
     match = re.search(r"(?:[:,] ?)(\d{4,5})\b", line.evidence.window or line.evidence.text)
     return match[1] if match else None
 
 
 def _package(line: MatchedLine) -> str | None:
+    """The PyPI package of the missing module."""
     module = line.facts.get("module")
     return package_of(module) if module else None
 
 
 def _package_why(line: MatchedLine) -> str:
+    """Why the module is missing."""
     module = line.facts.get("module", "")
     if module.partition(".")[0] == "vllm":
         return "vLLM itself is not whole in this Python: another environment, or a file of yours named vllm."
@@ -63,6 +67,7 @@ def _package_why(line: MatchedLine) -> str:
 
 
 def _install_step(line: MatchedLine) -> str:
+    """The command that installs the missing module."""
     module = line.facts.get("module", "")
     if module.partition(".")[0] == "vllm":
         return (
@@ -76,10 +81,12 @@ def _install_step(line: MatchedLine) -> str:
 
 
 def _architecture(line: MatchedLine) -> str | None:
+    """The model architecture that the line names."""
     return line.facts.get("uninspected") or line.facts.get("unwritten")
 
 
 def _first_release(line: MatchedLine) -> str:
+    """Since which release vLLM has the architecture, as a sentence."""
     name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
     first = first_release(name)
     known = line.planner.known
@@ -95,6 +102,7 @@ def _first_release(line: MatchedLine) -> str:
 
 
 def _upgrade_step(line: MatchedLine) -> str:
+    """The command that installs a release with the architecture."""
     name = line.facts.get("architecture") or line.facts.get("uninspected") or line.facts.get("unwritten") or ""
     first = first_release(name)
     if first and (not line.planner.known.release_known or line.planner.known.release.before(first)):
@@ -106,7 +114,9 @@ def _upgrade_step(line: MatchedLine) -> str:
     return "look for `architectures` in config.json and in the list of supported models of vLLM's newest release"
 
 
-def _dotted(which: str) -> Callable[[MatchedLine], str | None]:
+def _dotted_version(which: str) -> Callable[[MatchedLine], str | None]:
+    """A compute capability such as `80` as `8.0`."""
+
     def words(line: MatchedLine) -> str | None:
         digits = line.facts.get(which, "")
         return f"{digits[:-1]}.{digits[-1]}" if len(digits) >= 2 and digits.isdigit() else None
@@ -115,6 +125,7 @@ def _dotted(which: str) -> Callable[[MatchedLine], str | None]:
 
 
 def _backend_step(line: MatchedLine) -> str:
+    """Which attention backend to choose instead, by card and release."""
     known = line.planner.known
     capability = known.gpu.compute_capability if known.gpu else (0, 0)
     # FLASH_ATTN needs 8.0; FlashInfer runs from 7.5 on; before V1, xFormers served older cards.
@@ -130,6 +141,7 @@ def _backend_step(line: MatchedLine) -> str:
 
 
 def _triton_why(line: MatchedLine) -> str:
+    """Why Triton's kernels fail on cards before compute capability 8.0."""
     return (
         "Cards before compute capability 8.0 (V100, T4, RTX 20) have no bfloat16 in hardware, and kernels that "
         "torch.compile makes are the ones Triton fails on: float16 and eager mode avoid both."
@@ -137,6 +149,7 @@ def _triton_why(line: MatchedLine) -> str:
 
 
 def _timeout_step(line: MatchedLine) -> str:
+    """The timeout variable of this release or of Ray."""
     known = line.planner.known
     if "RayChannel" in line.evidence.text or "ray" in line.evidence.text.lower():
         return "RAY_CGRAPH_get_timeout=1200 before the same command (Ray's compiled graphs give up after 300 s)"
@@ -148,8 +161,8 @@ def _timeout_step(line: MatchedLine) -> str:
     )
 
 
-def _symbol(line: MatchedLine) -> tuple[str, str]:
-    """Why a symbol is not found, and the step that cures it."""
+def _symbol_why_and_step(line: MatchedLine) -> tuple[str, str]:
+    """Why a symbol is not found, and the command that repairs it."""
     symbol, name = line.facts.get("symbol", ""), line.facts.get("object", "")
     if "nvJitLink" in symbol or "cusparse" in name.lower() or "cublas" in name.lower() or "cudnn" in name.lower():
         return (
@@ -163,21 +176,23 @@ def _symbol(line: MatchedLine) -> tuple[str, str]:
         )
     return (
         "Its maker was compiled with another torch than the one that is installed: torch was changed after vLLM.",
-        f"in a fresh environment: pip install 'vllm{_pinned(line.planner)}' alone, and no other torch after it",
+        f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' alone, and no other torch after it",
     )
 
 
-def _pinned(planner: FixPlanner) -> str:
+def _version_pin(planner: FixPlanner) -> str:
+    """`==0.11.0` for pip; empty where the release is not known."""
     return f"=={planner.known.release.version}" if planner.known.release_known else ""
 
 
 def _library_stem(line: MatchedLine) -> str | None:
+    """The library's name without its version."""
     library = line.facts.get("library", "")
     return library.partition(".so")[0] or None
 
 
-def _library(line: MatchedLine) -> tuple[str, str]:
-    """Whose library is missing, and the step that brings it."""
+def _library_why_and_step(line: MatchedLine) -> tuple[str, str]:
+    """Which package the missing library belongs to, and the command that installs it."""
     library = line.facts.get("library", "")
     if library.startswith("libcuda."):
         return (
@@ -195,24 +210,25 @@ def _library(line: MatchedLine) -> tuple[str, str]:
     else:
         why = "It belongs to a package that is not installed, or not of the version the wheel was built with."
     return why, (
-        f"in a fresh environment: pip install 'vllm{_pinned(line.planner)}' (its torch brings the CUDA libraries); "
-        "on an older CUDA take the wheel of that CUDA from vLLM's release page"
+        f"in a fresh environment: pip install 'vllm{_version_pin(line.planner)}' (its torch brings the CUDA "
+        "libraries); on an older CUDA take the wheel of that CUDA from vLLM's release page"
     )
 
 
 def _op_step(line: MatchedLine) -> str:
-    """The library that vLLM's compiled part did not find, where the log names it; else a fresh installation."""
+    """The step for the library that vLLM's compiled ops did not find; else a fresh installation."""
     missing = line.planner.case.first("library_missing")
     if missing is not None and missing.facts.get("library"):
         facts = {name: str(value) for name, value in missing.facts.items()}
-        return _library(MatchedLine(facts, missing, line.planner))[1]
+        return _library_why_and_step(MatchedLine(facts, missing, line.planner))[1]
     return (
-        f"in a new environment: pip install 'vllm{_pinned(line.planner)}' alone, with the torch it brings; with a "
+        f"in a new environment: pip install 'vllm{_version_pin(line.planner)}' alone, with the torch it brings; with a "
         "source checkout do not start from inside its folder"
     )
 
 
 def _config_step(line: MatchedLine) -> str:
+    """How to inspect a model file that is no valid config."""
     file = line.facts.get("file", "")
     if file and not file.endswith(".json"):
         return (
@@ -222,13 +238,15 @@ def _config_step(line: MatchedLine) -> str:
     return f"look at it: head -c 300 {file or 'config.json'}; an HTML page or a Git LFS pointer is not the file"
 
 
-def _driver(planner: FixPlanner) -> str:
+def _logged_driver(planner: FixPlanner) -> str:
+    """The NVIDIA driver version in the log; empty where it is not printed."""
     item = planner.case.first("driver_version")
     return str(item.facts.get("driver", "")) if item else ""
 
 
-def _driver_story(line: MatchedLine) -> str:
-    have = _driver(line.planner)
+def _driver_why(line: MatchedLine) -> str:
+    """The logged driver beside the CUDA version of the release."""
+    have = _logged_driver(line.planner)
     shown = f" The log shows driver {have}." if have else ""
     if not line.planner.known.release_known:
         return shown
@@ -237,24 +255,27 @@ def _driver_story(line: MatchedLine) -> str:
 
 
 def _driver_step(line: MatchedLine) -> str:
+    """The oldest driver that the release's CUDA version accepts."""
     if not line.planner.known.release_known:
-        return f"upgrade the NVIDIA driver on the host: {_driver_list()}"
+        return f"upgrade the NVIDIA driver on the host: {_driver_by_cuda()}"
     build = build_of(line.planner.known.release)
     return f"upgrade the NVIDIA driver on the host to {build.oldest_driver} or newer (CUDA {build.cuda} needs it)"
 
 
-def _driver_list() -> str:
+def _driver_by_cuda() -> str:
+    """The oldest driver for each CUDA version of vLLM's builds."""
     seen = {build.cuda: build.oldest_driver for build in builds()}
     return ", ".join(f"CUDA {cuda} needs {driver}" for cuda, driver in reversed(seen.items()))
 
 
 def _older_build_step(line: MatchedLine) -> str:
-    have, known = _driver(line.planner), line.planner.known
+    """The newest release whose CUDA version the installed driver accepts."""
+    have, known = _logged_driver(line.planner), line.planner.known
     own = build_of(known.release)
     if have and own.oldest_driver and driver_is_older(have, own.oldest_driver):
         fits = newest_build_for_driver(have, known.release)
         if fits is not None:
-            last = _last_before_next(fits.since)
+            last = _last_release_of_build(fits.since)
             return f"driver {have} serves CUDA {fits.cuda}: vLLM {last} is the last release built with it"
     compat = (
         "on a data-centre card VLLM_ENABLE_CUDA_COMPATIBILITY=1 (from 0.16 on) uses the image's compat library; "
@@ -264,8 +285,8 @@ def _older_build_step(line: MatchedLine) -> str:
     return f"{compat}vLLM's release page has wheels for an older CUDA (+cu126, +cu128, +cu129)"
 
 
-def _last_before_next(since: str) -> str:
-    """The last release that is built as the one from `since` on."""
+def _last_release_of_build(since: str) -> str:
+    """The last release built with the same CUDA version as the release `since`."""
     later = next((build.since for build in builds() if release(build.since).after(since)), None)
     if later is None:
         return known_releases()[-1]
@@ -273,11 +294,13 @@ def _last_before_next(since: str) -> str:
 
 
 def _capability(planner: FixPlanner) -> tuple[int, int]:
+    """The card's compute capability; (0, 0) where it is not known or not NVIDIA's."""
     gpu = planner.known.gpu
     return gpu.compute_capability if gpu and gpu.vendor == "nvidia" else (0, 0)
 
 
-def _build_story(line: MatchedLine) -> str:
+def _build_why(line: MatchedLine) -> str:
+    """The card's compute capability beside those that the release is built for."""
     capability, known = _capability(line.planner), line.planner.known
     if capability == (0, 0) or known.gpu is None:
         return ""
@@ -288,6 +311,7 @@ def _build_story(line: MatchedLine) -> str:
 
 
 def _image_why(line: MatchedLine) -> str:
+    """Which releases have kernels for this card."""
     capability = _capability(line.planner)
     if capability == (0, 0):
         return (
@@ -303,19 +327,20 @@ _NOT_IN_EVERY_BUILD = ((7, 0), (10, 0), (12, 0))
 
 
 def _releases_by_capability() -> str:
-    """What to install on the generations that some releases have kernels for and others have not."""
+    """What to install on cards that only some releases have kernels for."""
     parts = []
     for capability in _NOT_IN_EVERY_BUILD:
         first, last = first_build_with(capability), last_build_with(capability)
         if first is None or last is None:
             continue
         build, after = last
-        version = f"=={_last_before_next(build.since)}" if after is not None else f">={first.since}"
+        version = f"=={_last_release_of_build(build.since)}" if after is not None else f">={first.since}"
         parts.append(f"{capability}: pip install 'vllm{version}'")
     return ", ".join(parts)
 
 
 def _image_step(line: MatchedLine) -> str:
+    """The release to install, or how to build from source, for this card."""
     capability = _capability(line.planner)
     source = "or build from source: export TORCH_CUDA_ARCH_LIST='{}' && pip install -e . --no-build-isolation"
     last = last_build_with(capability) if capability != (0, 0) else None
@@ -330,7 +355,7 @@ def _image_step(line: MatchedLine) -> str:
     first = first_build_with(capability)
     text = source.format(f"{capability[0]}.{capability[1]}")
     if after is not None:
-        return f"pip install 'vllm=={_last_before_next(build.since)}' (the last with kernels for it), {text}"
+        return f"pip install 'vllm=={_last_release_of_build(build.since)}' (the last with kernels for it), {text}"
     assert first is not None
     return f"pip install -U 'vllm>={first.since}' with its own torch (no older torch or add-on beside it), {text}"
 
@@ -344,22 +369,22 @@ _DERIVATIONS: dict[str, Callable[[MatchedLine], str | None]] = {
     "architecture": _architecture,
     "first_release": _first_release,
     "upgrade_step": _upgrade_step,
-    "minimum_dotted": _dotted("minimum"),
-    "current_dotted": _dotted("current"),
+    "minimum_dotted": _dotted_version("minimum"),
+    "current_dotted": _dotted_version("current"),
     "backend_step": _backend_step,
     "triton_why": _triton_why,
     "timeout_step": _timeout_step,
-    "symbol_why": lambda line: _symbol(line)[0],
-    "symbol_step": lambda line: _symbol(line)[1],
+    "symbol_why": lambda line: _symbol_why_and_step(line)[0],
+    "symbol_step": lambda line: _symbol_why_and_step(line)[1],
     "library_stem": _library_stem,
-    "library_why": lambda line: _library(line)[0],
-    "library_step": lambda line: _library(line)[1],
+    "library_why": lambda line: _library_why_and_step(line)[0],
+    "library_step": lambda line: _library_why_and_step(line)[1],
     "op_step": _op_step,
     "config_step": _config_step,
-    "driver_story": _driver_story,
+    "driver_story": _driver_why,
     "driver_step": _driver_step,
     "older_build_step": _older_build_step,
-    "build_story": _build_story,
+    "build_story": _build_why,
     "image_why": _image_why,
     "image_step": _image_step,
 }

@@ -23,39 +23,41 @@ from legroom.vllm.args import ServeArgs
 from legroom.vllm_logs.evidence import Evidence, TorchOom
 from legroom.vllm_logs.startup_log import Startup
 
-_MOST_RECORD_PIECES = 4
-_NEAR_S = 600.0
+_MAX_RECORD_PIECES = 4
+_MAX_LOG_AGE_DIFFERENCE_S = 600.0
 """Between a record and the last line of a log beside it, where the log does not name its processes."""
 
 
-def first_pieces(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """Whether this is a record rather than a log, and the same pieces again."""
+def detect_record(pieces: Iterable[bytes]) -> tuple[bool, Iterator[bytes]]:
+    """Whether the bytes are a black box rather than a log, and the same bytes again."""
     rest = iter(pieces)
     head = next(rest, b"")
     return is_record(head[:200]), chain((head,) if head else (), rest)
 
 
-def whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
+def read_whole_record(pieces: Iterable[bytes], source: str) -> BlackBox:
+    """Joins the pieces of a black box and parses it."""
     whole = b""
     for number, piece in enumerate(pieces):
-        if number >= _MOST_RECORD_PIECES:
+        if number >= _MAX_RECORD_PIECES:
             raise LegroomError(f"{source} is larger than any black box")
         whole += piece
     return parse_record(whole, source)
 
 
-def as_log(record: BlackBox) -> bytes:
-    """The failure in the words that vLLM's log would have: a traceback and PyTorch's sentence."""
+def record_as_log(record: BlackBox) -> bytes:
+    """The failure as vLLM would have logged it: a traceback and PyTorch's message."""
     request = record.request
     if request is None or record.trigger != "out_of_memory":
         return b""
     lines = ["Traceback (most recent call last):"]
     lines += [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in request.frames]
-    lines.append(request.message or _sentence(record))
+    lines.append(request.message or _oom_message(record))
     return "\n".join(lines).encode()
 
 
-def _sentence(record: BlackBox) -> str:
+def _oom_message(record: BlackBox) -> str:
+    """PyTorch's out-of-memory message with the record's figures."""
     request, card, torch = record.request, record.card, record.allocator
     wanted = (request.wanted_bytes or 0) / GIB if request else 0
     text = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted:.2f} GiB."
@@ -71,9 +73,9 @@ def _sentence(record: BlackBox) -> str:
 
 
 def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
-    """The start-up with what the record knows of it and the log does not."""
+    """The start-up, completed with settings and card of the black box."""
     kinds = get_type_hints(ServeArgs)
-    settings = {name: value for name, value in record.settings.items() if _is_of(kinds.get(name), value)}
+    settings = {name: value for name, value in record.settings.items() if _has_type(kinds.get(name), value)}
     args = startup.args
     if not startup.args_known and not args.model:
         args = ServeArgs(**settings)
@@ -83,19 +85,19 @@ def recorded_startup(record: BlackBox, startup: Startup) -> Startup:
         startup,
         vllm=startup.vllm or record.worker.vllm,
         args=args,
-        gpu_name=startup.gpu_name or _card_name(card.name if card else None),
+        gpu_name=startup.gpu_name or _known_card_name(card.name if card else None),
         gpu_total_bytes=startup.gpu_total_bytes or (card.total_bytes if card else None),
         blocks=startup.blocks if startup.blocks is not None else blocks if isinstance(blocks, int) else None,
     )
 
 
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a flag has values of this kind: a record's settings are data from anywhere."""
+def _has_type(kind: Any, value: Any) -> bool:
+    """Whether a value has the type that the flag takes; settings of a record are untrusted."""
     kinds = get_args(kind) or (kind,)
     return type(value) in kinds or (type(value) is int and float in kinds)
 
 
-def _card_name(name: str | None) -> str | None:
+def _known_card_name(name: str | None) -> str | None:
     try:
         return known_gpu(name).name if name else None
     except LegroomError:
@@ -103,7 +105,7 @@ def _card_name(name: str | None) -> str | None:
 
 
 def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox]]:
-    """The records that lines of a log name and that are still there, and those that a full disk put into the log."""
+    """Black boxes that lines of the log name and that can be read, and those printed into the log."""
     records = []
     for item in evidence:
         try:
@@ -118,7 +120,7 @@ def named_records(evidence: Iterable[Evidence]) -> list[tuple[Evidence, BlackBox
 
 
 def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
-    """Records in the log's own folder that are of its processes, or of its last minutes where it names none."""
+    """Black boxes in the log's folder written by its processes, or within ten minutes where it names no process."""
     records = []
     try:
         written_s = log.stat().st_mtime
@@ -130,30 +132,31 @@ def records_beside(log: Path, pids: frozenset[int]) -> list[BlackBox]:
             record = read_record(path)
         except LegroomError:
             continue
-        if record.worker.pid in pids or (not pids and abs(record.time_s - written_s) < _NEAR_S):
+        if record.worker.pid in pids or (not pids and abs(record.time_s - written_s) < _MAX_LOG_AGE_DIFFERENCE_S):
             records.append(record)
     return records
 
 
 def with_record(case: Case, record: BlackBox, line: int = 1) -> Case:
+    """The case with this black box attached."""
     return replace(case, black_box=record, black_box_line=line, startup=recorded_startup(record, case.startup))
 
 
-_LEAST_READINGS = 6
-_LEAST_GROWTH_BYTES = 256 * MIB
+_MIN_READINGS = 6
+_MIN_GROWTH_BYTES = 256 * MIB
 """Less than what the graphs' and libraries' caches take over time."""
 _RISING_RATIO = 0.8
 """Of the steps between readings: a leak hardly ever gives back."""
 _LARGEST_STEP_RATIO = 0.5
 """Of the growth in one step: more is a burst or a neighbour, not a leak."""
-_SURE, _BESIDE = 0.95, 0.5
-_LEAST_OTHERS_BYTES = 512 * MIB
+_MAIN_CAUSE_CONFIDENCE, _SECOND_CAUSE_CONFIDENCE = 0.95, 0.5
+_MIN_OTHERS_BYTES = 512 * MIB
 """The context of a process that does nothing on the card."""
 
 
 @dataclass(frozen=True)
 class RecordedGrowth:
-    """A figure that rose over the readings."""
+    """Memory that grew between the first and the last reading."""
 
     first_bytes: int
     last_bytes: int
@@ -169,52 +172,54 @@ class RecordedGrowth:
 
 
 def allocated_growth(record: BlackBox) -> RecordedGrowth | None:
-    """Of what PyTorch handed out since the pool was there; None where it did not keep growing."""
-    points = [(reading.time_s, reading.allocated_bytes) for reading in _since_pool(record.history)]
-    return _steady([(time_s, size) for time_s, size in points if size is not None])
+    """Growth of PyTorch's allocated memory since start-up; None where it was not steady."""
+    points = [(reading.time_s, reading.allocated_bytes) for reading in _after_startup(record.history)]
+    return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
 
 
 def host_growth(record: BlackBox) -> RecordedGrowth | None:
+    """Growth of the worker's resident memory; None where it was not steady."""
     points = [(reading.time_s, reading.rss_bytes) for reading in record.history]
-    return _steady([(time_s, size) for time_s, size in points if size is not None])
+    return _steady_growth([(time_s, size) for time_s, size in points if size is not None])
 
 
-def _since_pool(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
-    """Weights and the KV cache come in leaps of the start; what is wanted is what came after the last of them."""
+def _after_startup(history: Sequence[MemoryReading]) -> Sequence[MemoryReading]:
+    """The readings after the last jump of more than a quarter, which is the allocation of weights or KV cache."""
     sizes = [reading.allocated_bytes or 0 for reading in history]
     leaps = [late for late in range(1, len(sizes)) if sizes[late] > 1.25 * sizes[late - 1]]
     return history[leaps[-1] :] if leaps else history
 
 
-def _steady(points: list[tuple[float, int]]) -> RecordedGrowth | None:
-    if len(points) < _LEAST_READINGS:
+def _steady_growth(points: list[tuple[float, int]]) -> RecordedGrowth | None:
+    """Growth where most steps rise and no single step is half of it; else None."""
+    if len(points) < _MIN_READINGS:
         return None
     growth = RecordedGrowth(points[0][1], points[-1][1], points[-1][0] - points[0][0])
     steps = [late - early for (_, early), (_, late) in pairwise(points)]
     rising = sum(step >= 0 for step in steps) / len(steps)
-    if growth.bytes < _LEAST_GROWTH_BYTES or rising < _RISING_RATIO or max(steps) > _LARGEST_STEP_RATIO * growth.bytes:
+    if growth.bytes < _MIN_GROWTH_BYTES or rising < _RISING_RATIO or max(steps) > _LARGEST_STEP_RATIO * growth.bytes:
         return None
     return growth
 
 
 def outside_growth_bytes(record: BlackBox) -> int:
-    """How much more of the card is in use beside PyTorch's reserve than in the first reading after the pool."""
+    """How much more of the card is used outside PyTorch than in the first reading after start-up."""
     card, allocator = record.card, record.allocator
     if card is None or allocator is None or card.total_bytes is None or card.free_bytes is None:
         return 0
     now = card.total_bytes - card.free_bytes - allocator.reserved_bytes
     before = [
         reading.used_bytes - reading.reserved_bytes
-        for reading in _since_pool(record.history)
+        for reading in _after_startup(record.history)
         if reading.used_bytes is not None and reading.reserved_bytes is not None
     ]
     return max(now - before[0], 0) if before else 0
 
 
-def in_pieces(record: BlackBox, line: int) -> Assessment | None:
-    """Enough was free, but in no single piece."""
-    oom, allocator = _failed(record), record.allocator
-    size = _pieces_bytes(record)
+def assess_fragmentation(record: BlackBox, line: int) -> Assessment | None:
+    """Enough memory was free, but in no single piece."""
+    oom, allocator = _failed_allocation(record), record.allocator
+    size = _fragmented_bytes(record)
     if oom is None or allocator is None or not size:
         return None
     free = oom.free_bytes or 0
@@ -223,11 +228,12 @@ def in_pieces(record: BlackBox, line: int) -> Assessment | None:
         f"{gib(size + free)} together; {gib(oom.wanted_bytes)} were asked for and the largest piece was "
         f"{human_bytes(allocator.largest_free_bytes or 0)}."
     )
-    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
+    return Assessment(_confidence(record, size), (record_evidence(record, line),), why)
 
 
-def _pieces_bytes(record: BlackBox) -> int:
-    oom, allocator = _failed(record), record.allocator
+def _fragmented_bytes(record: BlackBox) -> int:
+    """Free bytes inside PyTorch's segments where they would have covered the request; else 0."""
+    oom, allocator = _failed_allocation(record), record.allocator
     if oom is None or allocator is None or allocator.largest_free_bytes is None:
         return 0
     free, size = oom.free_bytes or 0, allocator.usable_free_bytes
@@ -236,9 +242,9 @@ def _pieces_bytes(record: BlackBox) -> int:
     return size if enough and max(allocator.largest_free_bytes, free) < oom.wanted_bytes else 0
 
 
-def held_by_others(record: BlackBox, line: int) -> Assessment | None:
-    """Other processes hold, or have just taken, what was missing."""
-    oom, size = _failed(record), _others_bytes(record)
+def assess_other_processes(record: BlackBox, line: int) -> Assessment | None:
+    """Other processes hold, or have just allocated, what was missing."""
+    oom, size = _failed_allocation(record), _others_bytes(record)
     if oom is None or not size:
         return None
     missing = _missing_bytes(oom)
@@ -253,63 +259,65 @@ def held_by_others(record: BlackBox, line: int) -> Assessment | None:
             f"{gib(missing)} were missing for the {gib(oom.wanted_bytes)} that were asked for. The driver does not "
             "say whose they are; a library of the worker's own rarely takes that much while it serves."
         )
-    return Assessment(_sureness(record, size), (record_evidence(record, line),), why)
+    return Assessment(_confidence(record, size), (record_evidence(record, line),), why)
 
 
 def _others_bytes(record: BlackBox) -> int:
-    oom = _failed(record)
+    """Bytes of other processes where they explain the shortage; else 0."""
+    oom = _failed_allocation(record)
     if oom is None:
         return 0
     others = record.card.others_bytes if record.card else None
     size = outside_growth_bytes(record) if others is None else min(others, _unexplained_bytes(record))
-    return size if size >= max(_LEAST_OTHERS_BYTES, _missing_bytes(oom)) else 0
+    return size if size >= max(_MIN_OTHERS_BYTES, _missing_bytes(oom)) else 0
 
 
 def _unexplained_bytes(record: BlackBox) -> int:
-    """Of what is in use on the card, what this process does not hold; the driver's own part is not in the total."""
+    """Used bytes of the card that this process does not hold."""
     card = record.card
     if card is None or card.total_bytes is None or card.free_bytes is None or card.own_bytes is None:
         return 1 << 62
     return max(card.total_bytes - card.free_bytes - card.own_bytes, 0)
 
 
-def leaking(record: BlackBox, line: int) -> Assessment | None:
-    """What PyTorch handed out grew from reading to reading until nothing was left."""
+def assess_leak(record: BlackBox, line: int) -> Assessment | None:
+    """Allocated memory grew from reading to reading until none was left."""
     growth = leak_growth(record)
     if growth is None:
         return None
     what = "the memory that PyTorch has handed out" if record.allocator is not None else "the worker's host memory"
     why = (
-        f"In the {span_words(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
+        f"In the {duration_text(growth.seconds)} before it failed, {what} grew from {gib(growth.first_bytes)} to "
         f"{gib(growth.last_bytes)} and never came back. The KV pool has a fixed size, so something else keeps memory."
     )
-    return Assessment(_sureness(record, growth.bytes), (record_evidence(record, line),), why)
+    return Assessment(_confidence(record, growth.bytes), (record_evidence(record, line),), why)
 
 
 def leak_growth(record: BlackBox) -> RecordedGrowth | None:
-    """The growth that explains the failure; None where there is none, or one too small for it."""
+    """The growth that explains the failure; None where there is none or it is too small."""
     if record.trigger != "out_of_memory":
         return None
     growth = allocated_growth(record) if record.allocator is not None else host_growth(record)
-    oom = _failed(record)
+    oom = _failed_allocation(record)
     return None if growth is None or (oom is not None and growth.bytes < _missing_bytes(oom)) else growth
 
 
-def _sureness(record: BlackBox, size: int) -> float:
-    """Several may hold at once, a neighbour beside pieces: the one that is most of the memory is the answer."""
+def _confidence(record: BlackBox, size: int) -> float:
+    """Several causes may apply at once: the one with the most bytes gets the higher confidence."""
     growth = leak_growth(record)
-    largest = max(_pieces_bytes(record), _others_bytes(record), growth.bytes if growth else 0)
-    return _SURE if size >= largest else _BESIDE
+    largest = max(_fragmented_bytes(record), _others_bytes(record), growth.bytes if growth else 0)
+    return _MAIN_CAUSE_CONFIDENCE if size >= largest else _SECOND_CAUSE_CONFIDENCE
 
 
 def _missing_bytes(oom: TorchOom) -> int:
+    """What the failed allocation lacked."""
     return oom.wanted_bytes - (oom.free_bytes or 0)
 
 
-def burst(record: BlackBox, line: int) -> Assessment | None:
-    """None of the others: a step needed more than was left."""
-    oom, step = _failed(record), record.step
-    if oom is None or step is None or _pieces_bytes(record) or _others_bytes(record) or leak_growth(record):
+def assess_burst(record: BlackBox, line: int) -> Assessment | None:
+    """No other cause applies: one step needed more than was free."""
+    oom, step = _failed_allocation(record), record.step
+    if oom is None or step is None or _fragmented_bytes(record) or _others_bytes(record) or leak_growth(record):
         return None
     largest = step.largest[0] if step.largest else None
     detail = f"; the largest, {largest.id}, had {largest.scheduled_tokens:,} of them" if largest else ""
@@ -328,18 +336,20 @@ def burst(record: BlackBox, line: int) -> Assessment | None:
     return Assessment(0.93, (record_evidence(record, line),), why)
 
 
-def _failed(record: BlackBox) -> TorchOom | None:
+def _failed_allocation(record: BlackBox) -> TorchOom | None:
+    """The allocation that failed; None where the record was requested by a signal."""
     return recorded_oom(record, 1) if record.trigger == "out_of_memory" else None
 
 
-def span_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Seconds as `1.5 hours`, `12 minutes` or `40 seconds`."""
     if seconds >= 7200:
         return f"{seconds / 3600:.1f} hours"
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
 def record_evidence(record: BlackBox, line: int) -> Evidence:
-    """The record as something that a finding can point at: the line that is it, or that names it."""
+    """The black box as evidence, at the line that names it."""
     request, worker = record.request, record.worker
     facts: dict[str, int | float | str] = {"pid": worker.pid}
     if request is not None and request.wanted_bytes is not None:
@@ -358,11 +368,12 @@ def record_evidence(record: BlackBox, line: int) -> Evidence:
     if record.step is not None:
         facts |= {"step_tokens": record.step.tokens, "step_requests": record.step.requests}
     rank = "" if worker.rank is None else f"worker {worker.rank}, "
-    text = f"black box of {rank}pid {worker.pid}: " + ", ".join(_described(facts))
+    text = f"black box of {rank}pid {worker.pid}: " + ", ".join(_fact_texts(facts))
     return Evidence("black_box", "symptom", line, text, facts, rank=worker.rank, pid=worker.pid)
 
 
-def _described(facts: dict[str, int | float | str]) -> list[str]:
+def _fact_texts(facts: dict[str, int | float | str]) -> list[str]:
+    """Each fact with its name and unit."""
     return [
         f"{name.removesuffix('_bytes').replace('_', ' ')} {human_bytes(int(value))}"
         if name.endswith("_bytes")

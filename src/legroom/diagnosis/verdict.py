@@ -21,19 +21,19 @@ from legroom.vllm.args import ServeArgs
 
 Verdict = Literal["cause found", "not a memory problem", "no problem found", "cause above", "not understood"]
 
-MOST_FINDINGS = 4
-MOST_FIXES = 5
-_WORTH_SHOWING = 0.15
-_GUESSED = 0.3
-_SURE_WITHOUT_ERROR = 0.5
+MAX_FINDINGS = 4
+MAX_FIXES = 5
+_MIN_CONFIDENCE = 0.15
+_GUESS_CONFIDENCE = 0.3
+_MIN_CONFIDENCE_WITHOUT_ERROR = 0.5
 """Frames or counters alone assert a cause from here on; below, the error itself has to be seen."""
-_ECHO = 0.8
+_LATER_FAILURE_FACTOR = 0.8
 """What is left of the confidence in a cause that only later failures prove."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One run, explained."""
+    """The verdict on one run, with its findings."""
 
     case: Case
     verdict: Verdict
@@ -44,67 +44,69 @@ class Diagnosis:
 
     @property
     def proven_findings(self) -> tuple[Finding, ...]:
-        """What is sure enough to act on."""
+        """The findings that are certain enough to act on."""
         return () if self.verdict == "cause above" else self.findings
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """What else to give, where the lines that decide are not in this text."""
-        return tuple(_needed(self.case)) if self.verdict == "cause above" else ()
+        """Which further lines to provide where the text lacks the decisive ones."""
+        return tuple(_missing_lines(self.case)) if self.verdict == "cause above" else ()
 
     @property
     def phase(self) -> str | None:
-        """Where the first failure happened; none where nothing failed."""
+        """The phase of the first failure; None where nothing failed."""
         if not self.findings:
             return None
         failure = self.case.first_failure
-        if self.case.is_traced or (failure is not None and failure.phase):
+        if self.case.has_site_frame or (failure is not None and failure.phase):
             return self.case.phase
         # Neither a traceback nor the message itself tells: the cause does, where it has a phase of its own.
         return cause_of(self.findings[0].cause).phase or self.case.phase
 
 
 def diagnose_run(case: Case, hints: Hints | None = None) -> Diagnosis:
-    """Weigh the causes of one run and work out what fixes the likely ones."""
+    """Examines one run with every cause and computes the fixes of the likely ones."""
     planner = FixPlanner(case, hints)
-    likely = _likely_causes(case) or ([] if case.is_up else _guessed_cause(case))
-    findings = tuple(_finding(cause, assessment, planner) for cause, assessment in likely)
+    likely = _likely_causes(case) or ([] if case.was_ready else _guessed_cause(case))
+    findings = tuple(_make_finding(cause, assessment, planner) for cause, assessment in likely)
     return Diagnosis(case, _verdict(case, findings), findings, _notes(planner) if findings else ())
 
 
 def _notes(planner: FixPlanner) -> tuple[str, ...]:
-    """Which card was meant, where the log names none or its name leaves that open, and it prints no total."""
+    """Which card the plans assume, where the log names none or an ambiguous one."""
     card, total = planner.known.gpu, planner.known.total_bytes
     if planner.known.total_deduced and total:
         return (f"The log does not name the GPU; its own numbers add up to a card of {gib(total)}.",)
     if card is None or not card.larger:
         return ()
     # Planning takes the larger card of a name where the smaller one cannot hold the weights.
-    card = planner.base.target.gpu if planner.base is not None else card
+    card = planner.failed_plan.target.gpu if planner.failed_plan is not None else card
     return (card.note,)
 
 
 def _likely_causes(case: Case) -> list[tuple[Cause, Assessment]]:
-    """The likeliest first; of equally likely ones, in the order of the causes."""
-    assessed = [(cause, _in_time(assessment, case)) for cause in causes() if (assessment := cause.examine(case))]
+    """The causes with enough confidence, the likeliest first."""
+    assessed = [
+        (cause, _discount_later_failure(assessment, case)) for cause in causes() if (assessment := cause.examine(case))
+    ]
     assessed.sort(key=lambda pair: -pair[1].confidence)
-    return [pair for pair in assessed if pair[1].confidence >= _WORTH_SHOWING][:MOST_FINDINGS]
+    return [pair for pair in assessed if pair[1].confidence >= _MIN_CONFIDENCE][:MAX_FINDINGS]
 
 
-def _in_time(assessment: Assessment, case: Case) -> Assessment:
-    """The first failure over all ranks wins: a cause that is proven by later failures only is likely its echo."""
+def _discount_later_failure(assessment: Assessment, case: Case) -> Assessment:
+    """Lowers the confidence of a cause whose evidence comes after the first failure."""
     first = case.first_failure
     failing = [evidence for evidence in assessment.evidence if evidence.role in FAILING]
     if first is None or not failing or first.role not in FAILING:
         return assessment
     if first in failing or min(evidence.line for evidence in failing) <= first.line:
         return assessment
-    return replace(assessment, confidence=round(assessment.confidence * _ECHO, 3))
+    return replace(assessment, confidence=round(assessment.confidence * _LATER_FAILURE_FACTOR, 3))
 
 
 def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
-    """What usually fails at the place that a traceback without its error goes through."""
-    frames = [item for item in case.evidence if item.role == "frame" and _of_traceback(item.text)]
+    """The usual cause at the site of a traceback whose error is missing."""
+    frames = [item for item in case.evidence if item.role == "frame" and _is_near_traceback(item.text)]
     usual = next((cause for cause in causes() if case.site in cause.usual_at), None)
     if not frames or usual is None:
         return []
@@ -113,20 +115,22 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
         "ran out at this place it was this; the traceback's last "
         "line, which names the error, would tell."
     )
-    return [(usual, Assessment(_GUESSED, proof(frames[-3:]), why))]
+    return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]
 
 
-def _of_traceback(text: str) -> bool:
+def _is_near_traceback(text: str) -> bool:
+    """Whether the line belongs to a traceback or names a Python file."""
     return 'File "' in text or "ERROR" in text or "[rank" in text or ".py" in text
 
 
-def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
-    fixes = _vetted(planner, cause.remedies(planner))[:MOST_FIXES]
+def _make_finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Finding:
+    """The finding of one cause, with checked fixes and known bugs."""
+    fixes = _check_fixes(planner, cause.remedies(planner))[:MAX_FIXES]
     if cause.domain == "gpu" and not fixes:
         fixes = (other_hardware(planner),)  # no lever is left that the numbers of this log do not refuse
     finding = Finding(
         cause.label,
-        _entry(cause, assessment),
+        _entry_id(cause, assessment),
         assessment.confidence,
         assessment.evidence,
         assessment.why,
@@ -136,8 +140,8 @@ def _finding(cause: Cause, assessment: Assessment, planner: FixPlanner) -> Findi
     return _with_known_bugs(finding, planner)
 
 
-def _entry(cause: Cause, assessment: Assessment) -> str:
-    """Several entries of the catalog may be about one cause: the one whose messages these are, else the cause's own."""
+def _entry_id(cause: Cause, assessment: Assessment) -> str:
+    """The catalog entry whose messages match the evidence best, else the cause's own."""
     from legroom.explain.catalog_entries import best_entry  # reads the catalog
 
     message_ids = frozenset(evidence.id for evidence in assessment.evidence)
@@ -148,30 +152,31 @@ def _entry(cause: Cause, assessment: Assessment) -> str:
 
 
 def _verdict(case: Case, findings: tuple[Finding, ...]) -> Verdict:
-    unsaid = _needed(case) and (case.last_error is None or _is_placeless(case))
-    if findings and not (unsaid and findings[0].confidence < _SURE_WITHOUT_ERROR):
+    """The verdict that the findings and the end of the text support."""
+    unsaid = _missing_lines(case) and (case.last_error is None or _oom_without_site(case))
+    if findings and not (unsaid and findings[0].confidence < _MIN_CONFIDENCE_WITHOUT_ERROR):
         return "not a memory problem" if cause_of(findings[0].cause).domain == "other" else "cause found"
     if unsaid:
         return "cause above"
-    if case.is_up:
+    if case.was_ready:
         return "no problem found"
     return "cause above" if case.startup.vllm or case.startup.args_known else "not understood"
 
 
-def _is_placeless(case: Case) -> bool:
-    """Memory of the card ran out, and neither a frame nor a start-up line tells during what."""
+def _oom_without_site(case: Case) -> bool:
+    """Whether GPU memory ran out and neither a frame nor a milestone shows where."""
     return case.is_oom and not case.site
 
 
-def _needed(case: Case) -> list[str]:
-    """The lines that would decide, by what this text ends with."""
+def _missing_lines(case: Case) -> list[str]:
+    """Which further lines would decide, by how the text ends."""
     needed = []
-    broken, echo, stop = case.broken_traceback, case.echo, case.stops_short
-    if case.broken_message is not None:
-        needed.append(f"the rest of line {case.broken_message.line}: the error breaks off in the middle")
+    broken, echo, stop = case.truncated_traceback, case.secondary_failure, case.unfinished_milestone
+    if case.truncated_error is not None:
+        needed.append(f"the rest of line {case.truncated_error.line}: the error breaks off in the middle")
     elif broken is not None:
         needed.append(f"the rest of the traceback at line {broken.line}: its last line names the error")
-    if _is_placeless(case):
+    if _oom_without_site(case):
         needed.append(
             "the lines above the error: frames (load_model, profile_run, capture_model, execute_model) or the last "
             "line of the start-up tell whether memory ran out while loading, profiling, capturing graphs or serving"
@@ -184,7 +189,7 @@ def _needed(case: Case) -> list[str]:
             f"the lines above line {echo.line}, from the start of the server on: it only repeats that a process failed "
             "before; the first error of EngineCore or of a worker is the cause"
         )
-    if not needed and (stop is not None or not case.is_up):
+    if not needed and (stop is not None or not case.was_ready):
         needed.append(
             "what ended the process, if it ended: its exit code (137 is SIGKILL), `kubectl describe pod` or `docker "
             "inspect` (OOMKilled, a failed probe), `dmesg | grep -i oom`"
@@ -192,14 +197,14 @@ def _needed(case: Case) -> list[str]:
     return needed
 
 
-_SHOWS_BY_ITSELF = frozenset({"leak_over_time"})
+_USUALLY_BUGS = frozenset({"leak_over_time"})
 """Causes that are bugs as a rule; for others a bug may be one reason among several."""
-_MOST_BUGS = 2
+_MAX_BUGS = 2
 
 
 def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
-    """The finding with the bugs of its release named, and how to be rid of them; as it is where none fits."""
-    bugs = _bugs_of(finding, planner)
+    """The finding with matching bugs of its release and their fixes."""
+    bugs = _matching_bugs(finding, planner)
     if not bugs:
         return finding
     version = planner.known.release.version
@@ -208,12 +213,13 @@ def _with_known_bugs(finding: Finding, planner: FixPlanner) -> Finding:
     )
     fixes = [fix for bug in bugs if (fix := _bug_fix(bug, finding))]
     # A bug that the log itself proves, or that is the usual reason, goes first; elsewhere what the plan computed does.
-    sure = finding.cause in _SHOWS_BY_ITSELF or any(bug.evidence for bug in bugs)
+    sure = finding.cause in _USUALLY_BUGS or any(bug.evidence for bug in bugs)
     ordered = (*fixes, *finding.fixes) if sure else (*finding.fixes, *fixes)
     return replace(finding, why=f"{finding.why} {bug_notes}", fixes=ordered)
 
 
-def _bugs_of(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
+def _matching_bugs(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
+    """Known bugs of the release with this cause, settings and evidence."""
     known = planner.known
     if not known.release_known:
         return []
@@ -223,16 +229,16 @@ def _bugs_of(finding: Finding, planner: FixPlanner) -> list[KnownBug]:
         for bug in bugs_with(known.release, known.args, platform)
         if finding.cause in bug.causes
         and (not bug.evidence or planner.case.has(*bug.evidence))
-        and _specific(bug, finding, planner)
+        and _is_specific(bug, finding, planner)
     ]
-    return bugs[:_MOST_BUGS]
+    return bugs[:_MAX_BUGS]
 
 
-def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
-    """Whether more than the release speaks for it: growth, a message, a setting, or the kind of model."""
-    if finding.cause in _SHOWS_BY_ITSELF or bug.evidence or (bug.settings and "not off" not in bug.settings.values()):
+def _is_specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
+    """Whether more than the release points to the bug: growth, a message, a setting or the model."""
+    if finding.cause in _USUALLY_BUGS or bug.evidence or (bug.settings and "not off" not in bug.settings.values()):
         return True
-    base = planner.base
+    base = planner.failed_plan
     if bug.model and base is not None:
         from legroom.planning.plan_notes import traits_of  # only where the deployment is known
 
@@ -242,12 +248,14 @@ def _specific(bug: KnownBug, finding: Finding, planner: FixPlanner) -> bool:
 
 
 def _logged_platform(planner: FixPlanner) -> str | None:
+    """`cpu` where the CPU backend's own checks are in the log."""
     if planner.case.has("cpu_below_desired", "cpu_kv_short"):
         return "cpu"
     return None
 
 
 def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
+    """Upgrade steps and variables that avoid a known bug."""
     steps = tuple(step for step in (bug.upgrade_step, *bug.steps) if step)
     if not steps and not bug.env:
         return None
@@ -256,52 +264,51 @@ def _bug_fix(bug: KnownBug, finding: Finding) -> Fix | None:
     if variables:
         steps = (*steps, f"{until}: {variables} before the same command")
     fixed = f"The bug is fixed in {bug.fixed_in}." if bug.fixed_in else "The bug is open; avoid what sets it off."
-    return Fix(
-        "engine_version_or_V0", fixed, steps=steps, confidence=0.6 if finding.cause in _SHOWS_BY_ITSELF else 0.45
-    )
+    return Fix("engine_version_or_V0", fixed, steps=steps, confidence=0.6 if finding.cause in _USUALLY_BUGS else 0.45)
 
 
-_NOT_OF_MEMORY = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
+_KINDS_WITHOUT_PLAN = frozenset({"flag", "report", "driver", "request", "disable_custom_allreduce_or_nccl_env"})
 
-_NOT_MOVED_UP = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
+_NEVER_MOVED_FIRST = frozenset({"more_or_fewer_gpus_tp_pp", "cpu_offload"})
 """Kinds that are not put first for their certainty: GPUs that may not be there, and weights that every step fetches."""
 
 
-def _vetted(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
-    """The fixes that hold, in their order, but for the first: it has to start across the band, if one does that
-    may be put first for it."""
-    passed = [checked for fix in fixes if fix is not None and (checked := _checked(planner, fix))]
-    if passed and _is_doubtful(passed[0]):
-        sure = next((fix for fix in passed if _is_sure(fix)), None)
+def _check_fixes(planner: FixPlanner, fixes: Iterable[Fix | None]) -> tuple[Fix, ...]:
+    """The fixes that pass the checks; one that certainly starts goes before a tight first one."""
+    passed = [checked for fix in fixes if fix is not None and (checked := _check_fix(planner, fix))]
+    if passed and _is_tight(passed[0]):
+        sure = next((fix for fix in passed if _certainly_starts(fix)), None)
         passed = [sure, *(fix for fix in passed if fix is not sure)] if sure else passed
     return tuple(passed)
 
 
-def _is_doubtful(fix: Fix) -> bool:
+def _is_tight(fix: Fix) -> bool:
+    """Whether the fix's plan is tight and the log does not confirm it."""
     return fix.plan is not None and fix.plan.verdict == "tight" and not fix.proven
 
 
-def _is_sure(fix: Fix) -> bool:
-    if fix.kind in _NOT_MOVED_UP:
+def _certainly_starts(fix: Fix) -> bool:
+    """Whether the fix may be put first because it starts across the whole band."""
+    if fix.kind in _NEVER_MOVED_FIRST:
         return False
-    return fix.proven or (fix.plan is not None and not _is_doubtful(fix))
+    return fix.proven or (fix.plan is not None and not _is_tight(fix))
 
 
-def _checked(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its command and plan; None where the release, the run or the memory model speaks against it."""
+def _check_fix(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with its command and plan; None where the release, the run or the memory model rules it out."""
     if not (fix.flags or fix.env):
         return fix
-    if fix.kind != "flag" and (not _release_takes(planner, fix) or _in_force(planner, fix)):
+    if fix.kind != "flag" and (not _release_has(planner, fix) or _already_set(planner, fix)):
         return replace(fix, flags={}, env={}, command=()) if fix.steps and not fix.flags else None
-    planned = fix if fix.kind in _NOT_OF_MEMORY else _planned(planner, fix)
+    planned = fix if fix.kind in _KINDS_WITHOUT_PLAN else _add_plan(planner, fix)
     if planned is None:
         return None
     line = planned.command or planner.command(planned.flags, planned.env)
     return replace(planned, command=line, comment=planner.known.rebuilt.remark(planned.flags, planned.env))
 
 
-def _release_takes(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the release has every flag and variable of a fix; yes where the release is not known."""
+def _release_has(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the release has every flag and variable of a fix; true where the release is not known."""
     if not planner.known.release_known:
         return True
     release = planner.known.release
@@ -311,8 +318,8 @@ def _release_takes(planner: FixPlanner, fix: Fix) -> bool:
     return all(name in env_names(release) for name in fix.env if env_history(name) is not None)
 
 
-def _in_force(planner: FixPlanner, fix: Fix) -> bool:
-    """Whether the server already ran like this."""
+def _already_set(planner: FixPlanner, fix: Fix) -> bool:
+    """Whether the failed run already had these flags and variables."""
     given = planner.given_args
     flags = all(
         name in ServeArgs.__dataclass_fields__ and getattr(given, name) == value for name, value in fix.flags.items()
@@ -320,12 +327,12 @@ def _in_force(planner: FixPlanner, fix: Fix) -> bool:
     return flags and all(given.env.get(name) == value for name, value in fix.env.items())
 
 
-def _planned(planner: FixPlanner, fix: Fix) -> Fix | None:
-    """The fix with its plan; None where the memory model, or the log's own numbers, refuse it."""
+def _add_plan(planner: FixPlanner, fix: Fix) -> Fix | None:
+    """The fix with its plan; None where the memory model or the log's accounting rules it out."""
     memory_flags = {name: value for name, value in fix.flags.items() if name in ServeArgs.__dataclass_fields__}
     if fix.plan is not None or fix.proven or not memory_flags:
         return fix
-    if planner.base is not None:
+    if planner.failed_plan is not None:
         made = planner.plan_with(memory_flags)
-        return None if made is None else replace(fix, plan=made, before=planner.base.layout)
+        return None if made is None else replace(fix, plan=made, before=planner.failed_plan.layout)
     return None if planner.accounting.refuses(memory_flags) else fix

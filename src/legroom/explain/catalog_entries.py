@@ -59,7 +59,7 @@ def entry(name: str) -> Entry:
     for known in every:
         if known.id.lower() == wanted:
             return known
-    raise LegroomError(f"the catalog has no entry {name!r}", _nearest(wanted, every))
+    raise LegroomError(f"the catalog has no entry {name!r}", _nearest_entries_hint(wanted, every))
 
 
 def entries_of(label: str) -> tuple[Entry, ...]:
@@ -208,7 +208,7 @@ def _signature_problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"there is no message {name!r}" for name in signature["messages"] if name not in known)
 
 
-def _nearest(wanted: str, every: tuple[Entry, ...]) -> str:
+def _nearest_entries_hint(wanted: str, every: tuple[Entry, ...]) -> str:
     import difflib  # only on the way to an error message
 
     names = {known.id.lower(): known for known in every}

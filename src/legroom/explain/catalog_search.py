@@ -19,7 +19,7 @@ _EXACT_NAME, _NAME_INSIDE, _LINE_MATCH = 60.0, 12.0, 40.0
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """An entry that was found, and how well it fits."""
+    """An entry with its search score."""
 
     entry: Entry
     score: float
@@ -27,7 +27,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What every search in the same entries needs."""
+    """Term weights of all entries."""
 
     pages: tuple[Counter[str], ...]
     """The words of each entry with their weights."""
@@ -40,13 +40,13 @@ _INDEXES: Memo[_Index] = Memo(most=4)
 
 
 def search(query: str, entries: Sequence[Entry], limit: int = 10) -> list[Hit]:
-    """The entries that fit best, the best first."""
+    """The entries with the highest scores, best first."""
     index = _INDEXES.get(tuple(entries), (), lambda: _index(entries))
     wanted = {term: _similar(term, index) for term in terms(query)}
     hits = []
     for entry, page in zip(entries, index.pages, strict=True):
-        words = sum(_match(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
-        score = words + _by_name(query, entry) + (_LINE_MATCH if _says(query, entry) else 0.0)
+        words = sum(_term_score(term, similar, page) * index.rarity.get(term, 1.0) for term, similar in wanted.items())
+        score = words + _name_score(query, entry) + (_LINE_MATCH if _matches_signature(query, entry) else 0.0)
         if score > 0:
             hits.append(Hit(entry, round(score, 2)))
     return sorted(hits, key=lambda hit: (-hit.score, hit.entry.id))[:limit]
@@ -63,7 +63,7 @@ def _index(entries: Sequence[Entry]) -> _Index:
 
 
 def terms(text: str) -> list[str]:
-    """Words of Latin script, and pairs of neighbouring Chinese characters (single ones where alone)."""
+    """Latin words, and pairs of adjacent Chinese characters."""
     words: list[str] = []
     for word in _WORD.findall(text.lower().replace("_", " ")):
         if word[0] < "一" or len(word) == 1:
@@ -105,13 +105,13 @@ def _similar(term: str, index: _Index) -> list[str]:
     return [word for word in words if word.startswith(term) or term.startswith(word)]
 
 
-def _match(term: str, similar: Sequence[str], page: Counter[str]) -> float:
+def _term_score(term: str, similar: Sequence[str], page: Counter[str]) -> float:
     if term in page:
         return float(page[term])
     return max((page[word] / 2 for word in similar if word in page), default=0)
 
 
-def _by_name(query: str, entry: Entry) -> float:
+def _name_score(query: str, entry: Entry) -> float:
     asked = " ".join(query.lower().replace("_", " ").split())
     names = [" ".join(name.lower().replace("_", " ").split()) for name in (entry.id, entry.label, *entry.aliases)]
     if asked in names:
@@ -119,7 +119,7 @@ def _by_name(query: str, entry: Entry) -> float:
     return _NAME_INSIDE if len(asked) >= _STEM_LENGTH and any(asked in name for name in names) else 0.0
 
 
-def _says(line: str, entry: Entry) -> bool:
+def _matches_signature(line: str, entry: Entry) -> bool:
     if len(line) < 12:
         return False
     from legroom.regex import compiled  # a listing does without

@@ -61,7 +61,7 @@ def record_id(entry: Entry) -> str:
 
 
 def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
-    """The entry in the record's shape; `ids` has every entry's record id. An imported one goes out as it came."""
+    """The entry in the record's format; an imported record is returned unchanged."""
     if entry.record is not None:
         return dict(entry.record)
     patterns = [signature.pattern for signature in entry.signatures]
@@ -80,7 +80,7 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
         dict(entry.os_specific),
         [_dead_end_record(entry, item) for item in entry.dead_ends],
         [_workaround_record(entry, item) for item in entry.workarounds],
-        [_in_chinese(item) for item in entry.workarounds],
+        [_chinese_workaround(item) for item in entry.workarounds],
         {
             "leads_to": [ids[other] for other in entry.leads_to],
             "preceded_by": [ids[other] for other in entry.preceded_by],
@@ -105,13 +105,13 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
 
 
 def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str, Any]]:
-    """The chosen entries; their transitions go by record ids, to any entry there is."""
+    """The chosen entries as records; transitions refer to record ids."""
     ids = {entry.id: record_id(entry) for entry in every}
     return [_record_of(entry, ids) for entry in chosen]
 
 
 def entry_of_record(record: Mapping[str, Any]) -> Entry:
-    """A record that passed the schema, as an entry. Its rates are claims: nobody counted them here."""
+    """A valid record as an entry. Its rates are claims, not counts."""
     graph = record["transition_graph"]
     chinese = [*record["workarounds_zh"], *[""] * len(record["workarounds"])]
     return Entry(
@@ -194,14 +194,14 @@ def _workaround_record(entry: Entry, item: Workaround) -> dict[str, Any]:
 
 
 def sources(count: Count) -> list[str]:
-    """The count in words, then the threads it comes from."""
+    """The count as a sentence, then the threads it comes from."""
     if not count.tried:
         return []
     words = f"public issue threads, counted: tried in {count.tried}, worked in {count.worked}, failed in {count.failed}"
     return [words, *count.sources]
 
 
-def _in_chinese(item: Workaround) -> str:
+def _chinese_workaround(item: Workaround) -> str:
     return f"{item.action.zh}：{item.how.zh}" if item.how.zh else item.action.zh
 
 
@@ -222,12 +222,12 @@ def user_folder() -> Path:
 
 
 def imported() -> tuple[Entry, ...]:
-    """What was imported, by id; a file that is no record any more is left out (`catalog validate` names it)."""
+    """Imported records as entries, by id; invalid files are skipped (`catalog validate` lists them)."""
     return tuple(entry_of_record(record) for _, record, wrong in stored_records() if record is not None and not wrong)
 
 
 def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
-    """Every file of the user's catalog with its record and what is wrong with it."""
+    """Every file of the user's catalog with its record and problems."""
     records: list[tuple[Path, Mapping[str, Any] | None, list[str]]] = []
     try:
         paths = sorted(user_folder().glob("*.json"))
@@ -244,7 +244,7 @@ def stored_records() -> list[tuple[Path, Mapping[str, Any] | None, list[str]]]:
 
 
 def import_record(path: str) -> Path:
-    """Check one record and keep it; where it now lies."""
+    """Validates a record and stores it; returns its path."""
     record = _read(Path(path))
     wrong = record_problems(record)
     if wrong:

@@ -18,19 +18,19 @@ FEWEST_THREADS_FOR_A_RATE = 3
 
 @dataclass(frozen=True, slots=True)
 class Localized:
-    """The same thing in English and Chinese."""
+    """A text in English and Chinese."""
 
     en: str
     zh: str = ""
 
-    def said(self, language: Language) -> str:
-        """In one language; English where there is no Chinese."""
+    def in_language(self, language: Language) -> str:
+        """The text in one language; English where there is no Chinese."""
         return (self.zh or self.en) if language == "zh" else self.en
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the log says."""
+    """A log message that identifies the entry."""
 
     text: Localized
     pattern: str
@@ -43,7 +43,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """How releases differ."""
+    """How a release differs."""
 
     version: str
     introduced: str | None = None
@@ -55,7 +55,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One public report that was counted: what worked there and what did not, by kind."""
+    """One counted public report: what worked and what failed there, by kind of change."""
 
     url: str | None
     """None: public, but not one of vLLM's own threads."""
@@ -68,7 +68,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """In how many of the counted threads somebody tried a kind of change, and what came of it."""
+    """In how many counted threads a kind of change was tried, and the results."""
 
     worked: int = 0
     failed: int = 0
@@ -79,13 +79,13 @@ class Count:
         return self.worked + self.failed
 
     def rate_of(self, outcome: int) -> float | None:
-        """The share of an outcome, where enough threads report one."""
+        """A result's share of all tries; None below three threads."""
         return round(outcome / self.tried, 2) if self.tried >= FEWEST_THREADS_FOR_A_RATE else None
 
 
 @dataclass(frozen=True, slots=True)
 class EntryDeadEnd:
-    """What not to try."""
+    """A change that does not help."""
 
     action: Localized
     why_fails: Localized
@@ -229,11 +229,12 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "cause": entry.label,
         "also": list(entry.also),
         "phase": entry.phase,
-        "title": entry.title.said(language),
+        "title": entry.title.in_language(language),
         "signatures": [
-            {"text": signature.text.said(language), "pattern": signature.pattern} for signature in entry.signatures
+            {"text": signature.text.in_language(language), "pattern": signature.pattern}
+            for signature in entry.signatures
         ],
-        "root_cause": {"type": entry.cause_type, "text": entry.cause.said(language)},
+        "root_cause": {"type": entry.cause_type, "text": entry.cause.in_language(language)},
         "story": _story(entry, language),
         "example": example_text(entry.example, language) if entry.example else None,
         "versions": [
@@ -243,9 +244,9 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         "os_specific": dict(entry.os_specific),
         "dead_ends": [
             {
-                "action": d.action.said(language),
-                "why_fails": d.why_fails.said(language),
-                "condition": d.condition.said(language),
+                "action": d.action.in_language(language),
+                "why_fails": d.why_fails.in_language(language),
+                "condition": d.condition.in_language(language),
                 "claimed_fail_rate": d.claimed_rate,
                 "counted": count_json(entry.counted(d.kind)),
             }
@@ -253,9 +254,9 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
         ],
         "workarounds": [
             {
-                "action": w.action.said(language),
-                "how": w.how.said(language),
-                "condition": w.condition.said(language),
+                "action": w.action.in_language(language),
+                "how": w.how.in_language(language),
+                "condition": w.condition.in_language(language),
                 "claimed_success_rate": w.claimed_rate,
                 "counted": count_json(entry.counted(w.kind)),
             }
@@ -282,11 +283,11 @@ def entry_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
 
 
 def summary_json(entry: Entry, language: Language = "en") -> dict[str, Any]:
-    return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.said(language)}
+    return {"id": entry.id, "cause": entry.label, "phase": entry.phase, "title": entry.title.in_language(language)}
 
 
 def count_json(count: Count) -> dict[str, Any] | None:
-    """What was counted of a change; None where no thread tells."""
+    """The count as JSON; None where no thread tried it."""
     if not count.tried:
         return None
     rate = count.rate_of(count.worked)
@@ -300,7 +301,7 @@ def example_text(example: Example, language: Language) -> str:
         value = example.figures[match[1]].value
         return _shown_bytes(value) if "bytes" in match[1] else f"{value:,}"
 
-    return _PLACEHOLDER.sub(shown, example.text.said(language))
+    return _PLACEHOLDER.sub(shown, example.text.in_language(language))
 
 
 def _shown_bytes(value: int) -> str:
@@ -320,4 +321,4 @@ def _story(entry: Entry, language: Language) -> dict[str, str | None] | None:
         "verify": story.verify,
         "otherwise": story.otherwise,
     }
-    return {name: part.said(language) if part else None for name, part in parts.items()}
+    return {name: part.in_language(language) if part else None for name, part in parts.items()}

@@ -78,8 +78,8 @@ def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:
     yield from (f"# {words['title']}", "", words["intro"], "", f"![{words['title']}](runbook.svg)", "")
     yield from (f"## {words['where']}", "", "```mermaid", overview(branches, language).rstrip(), "```")
     for branch in branches:
-        yield from ("", f"## {branch.question.said(language)}", "")
-        yield from (f"{words['look']}: {branch.look.said(language)}.", "")
+        yield from ("", f"## {branch.question.in_language(language)}", "")
+        yield from (f"{words['look']}: {branch.look.in_language(language)}.", "")
         yield from ("```mermaid", flowchart(branch, language).rstrip(), "```")
         for entry in branch.entries:
             yield from _entry(entry, language)
@@ -87,24 +87,24 @@ def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:
 
 def _entry(entry: Entry, language: Language) -> Iterator[str]:
     words = _WORDS[language]
-    yield from ("", f"### {entry.id}: {entry.title.said(language)}", "")
+    yield from ("", f"### {entry.id}: {entry.title.in_language(language)}", "")
     for signature in entry.signatures[:2]:
-        yield f"{words['sign']}: {signature.text.said(language)}"
+        yield f"{words['sign']}: {signature.text.in_language(language)}"
         yield ""
-    yield from (f"{words['why']}: {entry.cause.said(language)}", "", f"**{words['do']}**", "")
+    yield from (f"{words['why']}: {entry.cause.in_language(language)}", "", f"**{words['do']}**", "")
     for workaround in entry.workarounds:
         count = entry.counted(workaround.kind)
         counted = words["worked"].format(worked=count.worked, tried=count.tried) if count.tried else ""
-        how = workaround.how.said(language)
-        condition = workaround.condition.said(language)
+        how = workaround.how.in_language(language)
+        condition = workaround.condition.in_language(language)
         extra = "; ".join(text for text in (condition, counted) if text)
-        yield f"- {workaround.action.said(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
+        yield f"- {workaround.action.in_language(language)}: {_code(how)}" + (f" ({extra})" if extra else "")
     yield from ("", f"**{words['not']}**", "")
     for dead in entry.dead_ends:
         read = f" ({words['myth']})" if dead.myth else ""
-        yield f"- {dead.action.said(language)}{read}: {dead.why_fails.said(language)}"
+        yield f"- {dead.action.in_language(language)}{read}: {dead.why_fails.in_language(language)}"
     if entry.story:
-        yield from ("", f"{words['verify']}: {entry.story.verify.said(language)}")
+        yield from ("", f"{words['verify']}: {entry.story.verify.in_language(language)}")
     for name, ids in (("next", entry.leads_to), ("confused", entry.confused_with)):
         if ids:
             yield from ("", f"{words[name]}: {', '.join(ids)}")
@@ -201,7 +201,7 @@ def tree(entries: Iterable[Entry]) -> tuple[Branch, ...]:
 
 def _first_remedy(entry: Entry, language: Language) -> str:
     """The first workaround of an entry."""
-    return entry.workarounds[0].action.said(language) if entry.workarounds else ""
+    return entry.workarounds[0].action.in_language(language) if entry.workarounds else ""
 
 
 def overview(branches: Sequence[Branch], language: Language) -> str:
@@ -210,7 +210,7 @@ def overview(branches: Sequence[Branch], language: Language) -> str:
     before, arrow = "start", "-->"
     for branch in branches:
         node = f"q{branch.key}"
-        lines.append(f"  {node}{{{label(branch.question.said(language))}}}")
+        lines.append(f"  {node}{{{label(branch.question.in_language(language))}}}")
         lines.append(f"  {before} {arrow} {node}")
         ids = f"LR{branch.key}xx: {len(branch.entries)}"
         lines.append(f"  {node} -->|{_YES[language]}| a{branch.key}[{label(ids)}]")
@@ -226,10 +226,10 @@ def flowchart(branch: Branch, language: Language) -> str:
 
 def _flowchart_lines(branch: Branch, language: Language) -> Iterator[str]:
     yield "flowchart LR"
-    yield f"  start{{{label(branch.question.said(language))}}}"
+    yield f"  start{{{label(branch.question.in_language(language))}}}"
     shown = {entry.id for entry in branch.entries}
     for entry in branch.entries:
-        yield f"  {entry.id}[{label(f'{entry.id}: {entry.title.said(language)}')}]"
+        yield f"  {entry.id}[{label(f'{entry.id}: {entry.title.in_language(language)}')}]"
         yield f"  start --> {entry.id}"
         remedy = _first_remedy(entry, language)
         if remedy:
@@ -264,7 +264,10 @@ def runbook_svg(branches: Sequence[Branch], language: Language = "en") -> str:
 
 
 def _question_height(branch: Branch, language: Language) -> float:
-    lines = len(wrap(branch.question.said(language), 24)) * 18 + len(wrap(branch.look.said(language), 33)) * 15
+    lines = (
+        len(wrap(branch.question.in_language(language), 24)) * 18
+        + len(wrap(branch.look.in_language(language), 33)) * 15
+    )
     return lines + 26.0
 
 
@@ -272,11 +275,11 @@ def _branch(page: Svg, branch: Branch, y: float, height: float, language: Langua
     page.box(_LEFT, y, _QUESTION, height, css="box", round_=6)
     page.box(_LEFT, y, 5, height, fill=branch.colour)
     row = y + 20
-    for line in wrap(branch.question.said(language), 24):
+    for line in wrap(branch.question.in_language(language), 24):
         page.text(_LEFT + 16, row, line, "sans ink", size=14, bold=True)
         row += 18
     row += 2
-    for line in wrap(branch.look.said(language), 33):
+    for line in wrap(branch.look.in_language(language), 33):
         page.text(_LEFT + 16, row, line, "sans soft", size=11.5)
         row += 15
     spine, middle = _CAUSES - 14, y + _ROW / 2
@@ -286,9 +289,9 @@ def _branch(page: Svg, branch: Branch, y: float, height: float, language: Langua
     for number, entry in enumerate(branch.entries):
         centre = y + _ROW * (number + 0.5)
         page.line(spine, centre, _CAUSES, centre)
-        page.box(_CAUSES, centre - 9, 6, 18, fill=branch.colour, tip=entry.cause.said(language))
+        page.box(_CAUSES, centre - 9, 6, 18, fill=branch.colour, tip=entry.cause.in_language(language))
         page.text(_CAUSES + 16, centre + 4, entry.id, "ink", size=12.5, bold=True)
-        page.text(_CAUSES + 66, centre + 4, _cut(entry.title.said(language), 58), "sans ink", size=12.5)
+        page.text(_CAUSES + 66, centre + 4, _cut(entry.title.in_language(language), 58), "sans ink", size=12.5)
         page.text(_REMEDIES, centre + 4, _cut(_first_remedy(entry, language), 68), "sans soft", size=12.5)
 
 

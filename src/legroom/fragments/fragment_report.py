@@ -26,18 +26,18 @@ PartName = Literal[
     "leak",
 ]
 _SPLIT_SIZES_MIB = (32, 64, 128, 256, 512)
-_LEAK_FROM_BYTES = MIB
-_OTHERS_FROM_BYTES = GIB
+_MIN_LEAK_BYTES = MIB
+_MIN_OTHERS_BYTES = GIB
 """Below this it is the driver's own."""
-_MOST_SITES = 8
-_MUCH_IN_PIECES_BYTES = GIB
-_MUCH_IN_PIECES_RATIO = 0.15
+_MAX_SITES = 8
+_FRAGMENTED_BYTES = GIB
+_FRAGMENTED_RATIO = 0.15
 """As `watch` has them (live/thresholds.py): below this it is what every server has."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One thing that memory is in, or that was found out; `bytes` None: not known in bytes."""
+    """One part of the memory, or one finding about it; `bytes` is None where unknown."""
 
     part: PartName
     bytes: int | None
@@ -61,7 +61,7 @@ class FragmentReport:
 
     @property
     def fragmentation_ratio(self) -> float | None:
-        """The share of the free bytes that the largest free piece lacks: 0 where they lie in one piece."""
+        """1 - largest free piece / free bytes."""
         free, largest = self.reading.state.usable_free_bytes, self.largest_free_bytes
         if free <= 0:
             return 0.0
@@ -69,14 +69,14 @@ class FragmentReport:
 
     @property
     def has_problem(self) -> bool:
-        """A request failed, something leaks, or more lies in pieces than usual."""
+        """Whether a request failed, memory leaks, or fragmentation is high."""
         return any(part.part in ("failed_request", "leak") for part in self.parts) or self.is_in_pieces
 
     @property
     def is_in_pieces(self) -> bool:
         pieces = next((part.bytes or 0 for part in self.parts if part.part == "free_in_pieces"), 0)
         reserved = self.reading.state.reserved_bytes
-        return pieces >= _MUCH_IN_PIECES_BYTES and pieces >= _MUCH_IN_PIECES_RATIO * reserved
+        return pieces >= _FRAGMENTED_BYTES and pieces >= _FRAGMENTED_RATIO * reserved
 
     def part(self, name: PartName) -> MemoryPart | None:
         return next((part for part in self.parts if part.part == name), None)
@@ -96,15 +96,15 @@ class FragmentReport:
 def fragment_report(
     reading: AllocatorReading, *, needed_bytes: int | None = None, earlier: AllocatorReading | None = None
 ) -> FragmentReport:
-    """`needed_bytes`: a request to ask about, where none failed; `earlier`: the same process before."""
+    """Splits a reading into parts. `needed_bytes`: a hypothetical request; `earlier`: the same process before."""
     if needed_bytes is not None:
         fits = needed_bytes <= (reading.state.largest_free_bytes or 0)
-        reading = replace(reading, refused=None if fits else _asked(reading, needed_bytes), history=None)
-    tried = _tried(reading)
+        reading = replace(reading, refused=None if fits else _hypothetical_request(reading, needed_bytes), history=None)
+    tried = _try_settings(reading)
     expandable = next((t.served for t in tried if t.settings.expandable_segments), None)
     if reading.refused is not None and reading.settings.expandable_segments:
         expandable = False  # they are on already
-    parts = [*_state_parts(reading), *_beside_parts(reading)]
+    parts = [*_state_parts(reading), *_non_torch_parts(reading)]
     if reading.refused is not None:
         parts.append(_failed_part(reading, reading.refused, tried, asked=needed_bytes is not None))
     if earlier is not None:
@@ -112,12 +112,12 @@ def fragment_report(
     return FragmentReport(reading, tuple(parts), expandable)
 
 
-def _asked(reading: AllocatorReading, needed_bytes: int) -> RefusedRequest:
+def _hypothetical_request(reading: AllocatorReading, needed_bytes: int) -> RefusedRequest:
     reserved = reading.state.reserved_bytes
     return RefusedRequest(needed_bytes, reserved, reading.card_free_bytes, reserved)
 
 
-def _candidates(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
+def _candidate_settings(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
     if not settings.expandable_segments:
         yield replace(settings, expandable_segments=True)
     for size in _SPLIT_SIZES_MIB:
@@ -125,22 +125,23 @@ def _candidates(settings: AllocatorSettings) -> Iterable[AllocatorSettings]:
             yield replace(settings, expandable_segments=False, max_split_bytes=size * MIB)
 
 
-def _tried(reading: AllocatorReading) -> tuple[SettingTried, ...]:
+def _try_settings(reading: AllocatorReading) -> tuple[SettingTried, ...]:
     if reading.refused is None:
         return ()
     if reading.history is not None:
-        tried = tuple(try_settings(reading.history, reading.refused, reading.settings, _candidates(reading.settings)))
+        tried = tuple(
+            try_settings(reading.history, reading.refused, reading.settings, _candidate_settings(reading.settings))
+        )
         if tried:
             return tried
     if reading.settings.expandable_segments:
         return ()
-    served = _served_by_pages(reading, reading.refused)
+    served = _served_by_expandable_segments(reading, reading.refused)
     return (SettingTried(replace(reading.settings, expandable_segments=True), served),)
 
 
-def _served_by_pages(reading: AllocatorReading, request: RefusedRequest) -> bool | None:
-    """Without a history: expandable segments give back every free page, so all that is free serves, less the pages
-    that are partly used."""
+def _served_by_expandable_segments(reading: AllocatorReading, request: RefusedRequest) -> bool | None:
+    """Whether expandable segments, which return every free page, would have served the request; None where unclear."""
     state = reading.state
     allocated = state.allocated_bytes + (state.private_free_bytes or 0)
     needed = segment_bytes(reading.settings.rounded(request.size_bytes))
@@ -171,7 +172,7 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     if private:
         text = "reserved by private pools (CUDA graphs): what is free there serves nobody else"
         yield MemoryPart("graph_pools", private, text, {"free_bytes": private_free})
-    pieces = _in_pieces(reading)
+    pieces = _fragmented_bytes(reading)
     if pieces is None:
         yield MemoryPart("free_in_pieces", state.usable_free_bytes, "reserved and free; how it lies is not told", {})
         return
@@ -190,8 +191,8 @@ def _state_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     yield MemoryPart("free_in_pieces", pieces, text, details)
 
 
-def _in_pieces(reading: AllocatorReading) -> int | None:
-    """Free bytes of segments that are partly in use; of expandable ones only what is not a whole page."""
+def _fragmented_bytes(reading: AllocatorReading) -> int | None:
+    """Free bytes of partly used segments; of expandable ones only partial pages."""
     state = reading.state
     common = [segment for segment in state.segments if not segment.pool and segment.allocated_bytes]
     if not state.segments:
@@ -200,11 +201,11 @@ def _in_pieces(reading: AllocatorReading) -> int | None:
     total = 0
     for segment in common:
         free = segment.size_bytes - segment.allocated_bytes
-        total += _page_rests(segment) if segment.is_expandable else free
+        total += _partial_page_bytes(segment) if segment.is_expandable else free
     return total
 
 
-def _page_rests(segment: Any) -> int:
+def _partial_page_bytes(segment: Any) -> int:
     page = 2 * MIB if segment.is_small else LARGE_SEGMENT_BYTES
     offset = rests = 0
     for block in segment.blocks:
@@ -216,14 +217,14 @@ def _page_rests(segment: Any) -> int:
     return rests
 
 
-def _beside_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
+def _non_torch_parts(reading: AllocatorReading) -> Iterable[MemoryPart]:
     if reading.non_torch_bytes is not None:
         text = "held by the process beside PyTorch: context, modules, communication, graphs"
         yield MemoryPart("non_torch", reading.non_torch_bytes, text, {})
-    if reading.non_torch_growth_bytes is not None and abs(reading.non_torch_growth_bytes) >= _LEAK_FROM_BYTES:
+    if reading.non_torch_growth_bytes is not None and abs(reading.non_torch_growth_bytes) >= _MIN_LEAK_BYTES:
         growth = reading.non_torch_growth_bytes
         yield MemoryPart("non_torch_growth", growth, "change of that between the first look and the last", {})
-    if (others := reading.others_bytes) is not None and others >= _OTHERS_FROM_BYTES:
+    if (others := reading.others_bytes) is not None and others >= _MIN_OTHERS_BYTES:
         yield MemoryPart("others", others, "held by other processes on the same card", {})
     if (kv := reading.kv) is not None and kv.running:
         share = kv.empty_slots / max(kv.blocks * kv.block_size, 1)
@@ -244,7 +245,7 @@ def _failed_part(
     what = f"no free piece has {size}" if asked else f"{size} could not be served"
     if served:
         text = f"{what}, though {human_bytes(free)} were free: {served[0]} would have served it"
-    elif refused and (reading.others_bytes or 0) >= max(request.size_bytes, _OTHERS_FROM_BYTES):
+    elif refused and (reading.others_bytes or 0) >= max(request.size_bytes, _MIN_OTHERS_BYTES):
         others = human_bytes(reading.others_bytes or 0)
         text = f"{what}, and no setting of the allocator would have helped: other processes hold {others} of the card"
     elif refused:
@@ -266,7 +267,7 @@ def _failed_part(
 def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterable[MemoryPart]:
     if earlier.non_torch_bytes is not None and later.non_torch_bytes is not None:
         growth = later.non_torch_bytes - earlier.non_torch_bytes
-        if abs(growth) >= _LEAK_FROM_BYTES:
+        if abs(growth) >= _MIN_LEAK_BYTES:
             yield MemoryPart("non_torch_growth", growth, "change of what is held beside PyTorch", {})
     grown = grown_sites(earlier.sites, later.sites)
     if grown:
@@ -276,22 +277,22 @@ def _growth_parts(earlier: AllocatorReading, later: AllocatorReading) -> Iterabl
             f"{human_bytes(total)} more are allocated than before; {human_bytes(worst.bytes)} of them in "
             f"{worst.blocks:,} blocks from {worst.place}"
         )
-        rows = [{"place": site.place, "bytes": site.bytes, "blocks": site.blocks} for site in grown[:_MOST_SITES]]
+        rows = [{"place": site.place, "bytes": site.bytes, "blocks": site.blocks} for site in grown[:_MAX_SITES]]
         yield MemoryPart("leak", total, text, {"sites": rows})
     elif not (earlier.sites and later.sites):
         growth = later.state.allocated_bytes - earlier.state.allocated_bytes
-        if growth >= _LEAK_FROM_BYTES:
+        if growth >= _MIN_LEAK_BYTES:
             text = f"{human_bytes(growth)} more are allocated than before; no source names the place"
             yield MemoryPart("leak", growth, text, {"sites": []})
 
 
 def grown_sites(earlier: Sequence[CallSite], later: Sequence[CallSite]) -> list[CallSite]:
-    """Places that hold more bytes in more blocks than before, the most first."""
+    """Call sites that hold more bytes in more blocks than before, largest growth first."""
     before = {site.place: site for site in earlier}
     grown = []
     for site in later:
         was = before.get(site.place, CallSite(site.place, 0, 0))
         growth = CallSite(site.place, site.bytes - was.bytes, site.blocks - was.blocks)
-        if growth.bytes >= _LEAK_FROM_BYTES and growth.blocks > 0:
+        if growth.bytes >= _MIN_LEAK_BYTES and growth.blocks > 0:
             grown.append(growth)
     return sorted(grown, key=lambda site: -site.bytes)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A place in a program that allocated, and what of it is still allocated."""
+    """A line of code that allocated, and what it still holds."""
 
     place: str
     bytes: int
@@ -33,7 +33,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The KV pool as vLLM counts it. The last block of a request is half empty on average."""
+    """The KV pool as vLLM reports it."""
 
     running: int
     blocks: int
@@ -42,13 +42,13 @@ class KvSlots:
 
     @property
     def empty_slots(self) -> int:
-        """Token slots in last blocks that hold nothing, by expectation."""
+        """Expected number of empty token slots: the last block of a request is half empty on average."""
         return round(self.running * (self.block_size - 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorReading:
-    """None or empty: the source does not say."""
+    """The allocator of one device. None or empty: the source does not say."""
 
     source: str
     device: str
@@ -74,13 +74,14 @@ _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a s
 
 
 def read_source(source: str) -> tuple[AllocatorReading, ...]:
-    """The fullest device first."""
+    """The readings of a file or server address, the fullest device first."""
     if source.startswith(("http://", "https://")):
         return read_server(source)
-    return read_content(_content(Path(source)), source)
+    return read_content(_read_file(Path(source)), source)
 
 
 def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
+    """The readings of a file's bytes."""
     if is_pickle(content[:2]):
         from legroom.fragments.torch_snapshot import read_snapshot
 
@@ -95,7 +96,7 @@ def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
     raise LegroomError(f"{name} is nothing that tells of an allocator's memory", _HINT)
 
 
-def _content(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -113,7 +114,7 @@ def _content(path: Path) -> bytes:
 
 
 def black_box_reading(record: BlackBox) -> AllocatorReading:
-    """What a worker wrote down when memory ran out."""
+    """The allocator as a black box recorded it."""
     state = record.allocator
     if state is None:
         raise LegroomError("the black box has no allocator's state", "its worker ran without a GPU")
@@ -152,7 +153,7 @@ def is_summary(text: str) -> bool:
 
 
 def read_summary(text: str) -> AllocatorReading:
-    """The last summary of a text, which may be a log."""
+    """The last `memory_summary()` in a text."""
     text = text[text.rfind(_HEADING) :]
     rows = {name: (_bytes(now, unit), _bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
@@ -182,7 +183,7 @@ _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 
 def read_server(address: str) -> tuple[AllocatorReading, ...]:
-    """From a running server; the fullest GPU first."""
+    """The workers' memory of a running server, the fullest GPU first."""
     from legroom.live.metrics.exposition import parse_sample
     from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session
 
@@ -201,7 +202,7 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
         workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
-    kv = _slots(sample)
+    kv = _kv_slots(sample)
     readings = [
         AllocatorReading(
             "server",
@@ -241,7 +242,7 @@ def _host_reading(rss_bytes: int, kv: KvSlots | None) -> AllocatorReading:
     return AllocatorReading("server", "cpu", state, AllocatorSettings(), kv=kv, is_host=True)
 
 
-def _slots(sample: Sample) -> KvSlots | None:
+def _kv_slots(sample: Sample) -> KvSlots | None:
     engines = [engine for engine in sample.engines if engine.num_blocks and engine.block_size]
     if not engines or any(engine.running is None for engine in engines):
         return None

@@ -15,9 +15,9 @@ from legroom.memory.allocator_replay import AllocatorEvent, AllocatorHistory, Re
 from legroom.memory.caching_allocator import AllocatorSettings
 from legroom.records import dataclass
 
-MOST_ENTRIES = 4_000_000
+MAX_ENTRIES = 4_000_000
 """Blocks and events that are looked at: a list that a file refers to a thousand times is there a thousand times."""
-_MOST_FRAMES = 48
+_MAX_FRAMES = 48
 _STATES = {"active_allocated": "allocated", "active_awaiting_free": "pending", "active_pending_free": "pending"}
 _COMMON_POOL = (0, 0)
 _GAINED = {"segment_alloc", "segment_map"}
@@ -25,7 +25,7 @@ _GIVEN_BACK = {"segment_free", "segment_unmap"}
 
 
 def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
-    """One reading a device that holds anything; the fullest first."""
+    """One reading per device with memory, the fullest first."""
     document = read_plain_pickle(content, max_made_bytes)
     if isinstance(document, list):  # before 2.1, and `torch.cuda.memory_snapshot()`: the segments alone
         document = {"segments": document}
@@ -43,15 +43,15 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
 
 
 def _check_entries(document: Mapping[str, Any]) -> None:
-    """By the lengths of the lists, before any of them is walked."""
+    """Refuses snapshots with too many entries before any list is walked."""
     traces = document.get("device_traces")
     lists = traces if isinstance(traces, list) else []
     count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
     for segment in _entries(document["segments"]):
         count += 1 + len(segment["blocks"])
-        if count > MOST_ENTRIES:
+        if count > MAX_ENTRIES:
             break
-    if count > MOST_ENTRIES:
+    if count > MAX_ENTRIES:
         raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
@@ -72,7 +72,7 @@ def _by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str,
 
 
 def _text(value: Any) -> str:
-    """Never the text of other data: a list that is in itself twice, twenty times over, has a million copies."""
+    """The value if it is a string; other values are never converted, because nested data can be huge."""
     return value if isinstance(value, str) else ""
 
 
@@ -125,7 +125,7 @@ def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSeg
         else:
             requested = _size(block.get("requested_size", size))
             where = _size(block.get("address", address))
-            live.append(_LiveBlock(where, size, stream, min(requested, size), _place(block.get("frames"))))
+            live.append(_LiveBlock(where, size, stream, min(requested, size), _call_site_name(block.get("frames"))))
         address += size
     pool = segment.get("segment_pool_id", _COMMON_POOL)
     pool = tuple(_size(part) for part in pool[:2]) if isinstance(pool, list | tuple) else _COMMON_POOL
@@ -196,7 +196,7 @@ def _history(
             peak = max(peak, change)
         elif action in _GIVEN_BACK:
             change -= size
-            if _was_emptied(raw, index, settings):
+            if _released_all_free(raw, index, settings):
                 events.append(AllocatorEvent("empty_cache"))
         elif action == "oom":
             free = entry.get("device_free")
@@ -213,8 +213,8 @@ def _history(
     return history, RefusedRequest(size, start + change_then, free, start + max(peak, 0))
 
 
-def _was_emptied(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
-    """Whether everything free went back, and not the one block that `max_split_size_mb` gives back for a request."""
+def _released_all_free(raw: Sequence[Mapping[str, Any]], index: int, settings: AllocatorSettings) -> bool:
+    """Whether the allocator released all free blocks, and not one block for `max_split_size_mb`."""
     if index and raw[index - 1].get("action") in _GIVEN_BACK:
         return False  # said by the first of them
     if settings.max_split_bytes is None:
@@ -223,13 +223,13 @@ def _was_emptied(raw: Sequence[Mapping[str, Any]], index: int, settings: Allocat
     return following not in {*_GAINED, "oom"}
 
 
-def _place(frames: Any) -> str:
-    """The innermost line of Python that is not torch's own."""
+def _call_site_name(frames: Any) -> str:
+    """The innermost Python frame outside torch."""
     if not isinstance(frames, list | tuple):
         return ""
     python = [
         (file, frame)
-        for frame in frames[:_MOST_FRAMES]
+        for frame in frames[:_MAX_FRAMES]
         if isinstance(frame, dict) and (file := _text(frame.get("filename")))[-3:] == ".py"
     ]
     if not python:

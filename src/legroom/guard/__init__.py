@@ -3,9 +3,8 @@
 `vllm serve ... --middleware legroom.guard.Guard` puts it inside vLLM; `legroom guard --upstream URL` in front of any
 OpenAI-compatible server.
 
-A request's path says its kind (`paths`); its body becomes a `Demand` (`demand`, `prompts`, `media`), which the `policy`
-bounds (`bounds`) and `request` weighs in blocks, by what the engine holds (`limits`) and what answers have shown
-(`tokens`, `learning`). `admission` asks the `pool` for room; what gets none is refused (`refusals`).
+A request flows through four folders: `request` reads its body and applies the policy's bounds, `weight` estimates its
+KV blocks, `pool` admits it or lets it wait, and `serving` does this for HTTP, as middleware or as a proxy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _HOMES = {"Guard": "legroom.guard.serving.middleware", "native_flags": "legroom.
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was asked for: reading a policy should not pay for the middleware, nor the other way round."""
+    """Import lazily, so that reading a policy does not import the middleware."""
     if name in _HOMES:
         import importlib
 

@@ -1,4 +1,4 @@
-"""The guard's log: sentences on stderr, also inside vLLM, which sets up its own loggers only."""
+"""The guard's log on stderr, also inside vLLM, which configures only its own loggers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ LOG = logging.getLogger("legroom.guard")
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever stderr is at the moment: servers put another in its place."""
+    """Writes to the current sys.stderr, which servers may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:
-    """Give the log a handler: without one our sentences would be lost inside vLLM."""
+    """Add a handler to the guard's logger."""
     LOG.setLevel(logging.INFO)
-    LOG.disabled = False  # libraries that configure logging switch off the loggers they find
+    LOG.disabled = False  # logging.config disables existing loggers
     if not LOG.handlers:
         handler = _Stderr()
         form = "%(levelname)s %(asctime)s legroom guard: %(message)s"
@@ -28,5 +28,5 @@ def log_to_stderr() -> None:
 
 
 def log_bug(error: BaseException | None) -> None:
-    """Something escaped: say so, and go on with the other requests."""
+    """Log an unexpected exception; other requests go on."""
     LOG.error("a request failed inside the guard: %r", error, exc_info=error)

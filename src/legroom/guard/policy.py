@@ -1,7 +1,6 @@
-"""The policy: what one request may ask for, and how the pool is shared out.
+"""The policy file (TOML): bounds on requests, and how the pool is shared.
 
-A small TOML file. Each key is a field below, so that what is documented, read and checked is one thing. Every mistake
-in a file names its line and its key, and a file that was broken leaves the old policy.
+Each key is a field below, with its documentation and its range. An error names its line and key.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RequestBounds:
 
 @dataclass(frozen=True)
 class PoolPolicy:
-    """How the KV pool is shared out."""
+    """How the KV pool is shared."""
 
     tokens: int = _key(0, "size of the pool; 0: as the engine or the plan says")
     admit: str = _key(
@@ -78,7 +77,7 @@ class PoolPolicy:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """Who may wait for room."""
+    """Limits on waiting requests."""
 
     requests: int = _key(512, "requests that may wait; more get 429 with Retry-After")
     wait_s: float = _key(30.0, "longest wait, then 429 with Retry-After", low=0.0, high=3600.0)
@@ -103,7 +102,7 @@ class ClientPolicy:
 
 @dataclass(frozen=True)
 class ProxyPolicy:
-    """What the proxy alone answers."""
+    """Settings of the proxy alone."""
 
     metrics_when_down: str = _key(
         "page",
@@ -120,7 +119,7 @@ class Policy:
     clients: ClientPolicy = ClientPolicy()
     proxy: ProxyPolicy = ProxyPolicy()
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Shares of clients, by key, header or address; those not named have 1."""
+    """Shares of clients by API key, header value or address; 1 for all others."""
 
 
 SECTIONS: Mapping[str, type] = {
@@ -134,7 +133,7 @@ WEIGHTS = "weights"
 
 
 def policy_toml(policy: Policy | None = None) -> str:
-    """The policy as a file with its comments; the default one where none is given."""
+    """A policy as a commented TOML file; by default the default policy."""
     shown = policy or Policy()
     lines = ["# legroom guard policy. Every key is optional; these are its values now.", ""]
     for name, kind in SECTIONS.items():
@@ -190,9 +189,9 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
     for section, values in document.items():
         kind = SECTIONS.get(section)
         if kind is None and section != WEIGHTS:
-            _complain(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
+            _fail(text, name, section, None, f"there is no section {section!r}", (*SECTIONS, WEIGHTS))
         if not isinstance(values, dict):
-            _complain(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
+            _fail(text, name, section, None, f"{section!r} is a section: write [{section}]", ())
         if section == WEIGHTS:
             sections[section] = _weights(values, text, name)
             continue
@@ -200,11 +199,11 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
         read: dict[str, Any] = {}
         for key, value in values.items():
             if key not in known:
-                _complain(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
+                _fail(text, name, section, key, f"there is no key {key!r} in [{section}]", known)
             try:
-                read[key] = _checked(known[key].type, known[key].metadata, value)
+                read[key] = _validated(known[key].type, known[key].metadata, value)
             except ValueError as error:
-                _complain(text, name, section, key, f"{section}.{key}: {error}", ())
+                _fail(text, name, section, key, f"{section}.{key}: {error}", ())
         sections[section] = SECTIONS[section](**read)
     return Policy(**sections)
 
@@ -212,11 +211,11 @@ def _policy(document: Mapping[str, Any], text: str, name: str) -> Policy:
 def _weights(values: Mapping[str, Any], text: str, name: str) -> dict[str, float]:
     for client, weight in values.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
-            _complain(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
+            _fail(text, name, WEIGHTS, client, f"{WEIGHTS}.{client}: must be a number between 0.01 and 100", ())
     return {client: float(weight) for client, weight in values.items()}
 
 
-def _checked(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
+def _validated(declared: Any, meta: Mapping[str, Any], value: Any) -> Any:
     kinds = str(declared)
     choices: tuple[str, ...] = meta.get("choices", ())
     if isinstance(value, str) and meta.get("unit") == "bytes":
@@ -247,7 +246,7 @@ def _in_range(kinds: str, meta: Mapping[str, Any], value: float) -> float:
     return float(value) if "float" in kinds else value
 
 
-def _complain(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
+def _fail(text: str, name: str, section: str, key: str | None, message: str, known: Any) -> None:
     import difflib
 
     near = difflib.get_close_matches(key or section, list(known), n=1)
@@ -256,10 +255,7 @@ def _complain(text: str, name: str, section: str, key: str | None, message: str,
 
 
 class PolicyFile:
-    """A policy file that is read again when it changes, at most once a second.
-
-    `current()` is a comparison of two numbers when nothing is due; a look at the file's date when a second has passed.
-    """
+    """A policy file that is read again when it changed, checked at most once a second."""
 
     def __init__(self, path: Path | None, now_s: float) -> None:
         self.path = path
@@ -268,22 +264,22 @@ class PolicyFile:
         self.reloads = 0
         self.last_error = ""
         self._next_s = now_s + 1.0
-        self._stamp: tuple[int, int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         if path is not None:
-            self._stamp = self._look()
+            self._version = self._file_version()
             self.policy = read_policy(path)
 
     def due(self, now_s: float) -> bool:
         return now_s >= self._next_s and self.path is not None
 
     def reload(self, now_s: float, force: bool = False) -> str | None:
-        """Read the file if it changed. A sentence where it is broken, once for each broken version."""
+        """Read the file if it changed; returns the error of a broken file, once for each version of it."""
         self._next_s = now_s + 1.0
         assert self.path is not None
-        stamp = self._look()
-        if stamp == self._stamp and not force:
+        version = self._file_version()
+        if version == self._version and not force:
             return None
-        self._stamp = stamp
+        self._version = version
         try:
             self.policy = read_policy(self.path)
         except LegroomError as error:
@@ -294,7 +290,7 @@ class PolicyFile:
         self.last_error = ""
         return None
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _file_version(self) -> tuple[int, int, int] | None:
         assert self.path is not None
         try:
             stat = self.path.stat()

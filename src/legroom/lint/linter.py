@@ -92,6 +92,8 @@ class LintOptions:
     """Series of any release are valid; flags are read for the newest."""
     only: frozenset[str] = frozenset()
     """The rules to check; empty: all."""
+    only_vllm: bool = False
+    """Skip files that do not name vLLM."""
 
 
 def lint_files(paths: Sequence[str], options: LintOptions) -> LintReport:
@@ -141,6 +143,9 @@ def lint_texts(texts: Sequence[tuple[str, str]], options: LintOptions, unread: I
     contexts = {path: _context_of(text, options) for path, text in texts}
     parts: list[tuple[str, LintedPart]] = []
     for path, text in texts:
+        if options.only_vllm and "vllm" not in text.lower():
+            skipped.append(Skipped(path, "vLLM is not named in it"))
+            continue
         for item in linted_parts(path, text, contexts[path].release):
             if isinstance(item, Unread):
                 not_read.append(item)

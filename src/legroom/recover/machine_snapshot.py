@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import LegroomError
 from legroom.records import dataclass
-from legroom.vllm_logs.log_masking import masked, plain
+from legroom.vllm_logs.log_masking import masked, printable
 
 if TYPE_CHECKING:
     from legroom.live.gpu_memory import GpuMemory
@@ -294,7 +294,7 @@ def _peer_pids(
 
 def _process_info(info: Mapping[str, Any], files: _OpenFiles, peers: tuple[frozenset[int], bool]) -> ProcessInfo:
     """Attributes that may not be read are empty strings in `info`."""
-    name, is_zombie = plain(info["name"]), info["status"] == "zombie"
+    name, is_zombie = printable(info["name"]), info["status"] == "zombie"
     words = [] if is_zombie else [word.strip() for word in info["cmdline"] or () if word.strip()]
     title = masked(" ".join(words))[:_MAX_TITLE_CHARACTERS]
     program = Path(info["exe"] or "").name

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.log_diagnosis import in_order
+from legroom.diagnosis.log_diagnosis import by_failure_time
 from legroom.drawing.chart import Segment, bar, swatch
 from legroom.drawing.terminal import PLAIN, Style
 from legroom.drawing.text import cells, command_phrases, wrap, wrap_command
@@ -35,9 +35,9 @@ _LONGEST_SHOWN = 220
 def readings_text(
     readings: Sequence[LogReading], style: Style = PLAIN, language: Language = "en", all_runs: bool = False
 ) -> str:
-    """Every log that was read, the last run of each in full."""
+    """Every log, with the last run of each in full."""
     blocks: list[str] = []
-    for reading in in_order(readings):
+    for reading in by_failure_time(readings):
         lead = [style.paint(reading.source, "bold")] if len(readings) > 1 else []
         if not reading.runs:
             blocks.append("\n".join([*lead, heading("not_understood", language)]))
@@ -45,7 +45,7 @@ def readings_text(
         shown = reading.runs if all_runs else reading.runs[:1]
         blocks.append("\n\n".join([*lead, *(diagnosis_text(run, style, language) for run in shown)]))
         if len(reading.runs) > len(shown):
-            blocks.append("\n".join(_earlier(reading.runs[len(shown) :], style, language)))
+            blocks.append("\n".join(_earlier_runs(reading.runs[len(shown) :], style, language)))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -56,14 +56,14 @@ def diagnosis_text(diagnosis: Diagnosis, style: Style = PLAIN, language: Languag
         return "\n".join(_without_findings(diagnosis, style, language))
     first = diagnosis.findings[0]
     blocks = [
-        list(_what(diagnosis, first, style, language)),
-        list(_lines(diagnosis, first, style)),
+        list(_headline(diagnosis, first, style, language)),
+        list(_evidence_lines(diagnosis, first, style)),
         list(_why(first, style, language)),
         list(_fix(first, style, language)),
         list(_alternatives(first, style, language)),
         list(_dead_ends(first, style, language)),
         list(_verify(diagnosis, first, style, language)),
-        list(_maybe(diagnosis.findings[1:], style, language)),
+        list(_less_likely_causes(diagnosis.findings[1:], style, language)),
         list(_notes(diagnosis, style)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
@@ -74,19 +74,20 @@ def _notes(diagnosis: Diagnosis, style: Style) -> Iterator[str]:
         yield from (style.paint(line, "dim") for line in wrap(f"note: {note}", style.width, _MARGIN, _MARGIN * 4))
 
 
-def _what(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
+def _headline(diagnosis: Diagnosis, finding: Finding, style: Style, language: Language) -> Iterator[str]:
     error = finding.confidence >= 0.4
     word = style.paint(
         f"error[{finding.entry}]" if error else f"maybe[{finding.entry}]", "red" if error else "orange", "bold"
     )
-    yield f"{word}: {style.paint(cause_of(finding.cause).title.said(language), 'bold')}"
+    yield f"{word}: {style.paint(cause_of(finding.cause).title.in_language(language), 'bold')}"
     phase = phase_title(diagnosis.phase, language)
     if phase:
-        yield f"{_MARGIN}{style.paint(heading('phase', language), 'dim')}: {phase} ({_sureness(finding, language)})"
+        title = style.paint(heading("phase", language), "dim")
+        yield f"{_MARGIN}{title}: {phase} ({_confidence_text(finding, language)})"
     yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
 
 
-def _sureness(finding: Finding, language: Language) -> str:
+def _confidence_text(finding: Finding, language: Language) -> str:
     name = "sure" if finding.confidence >= 0.85 else "likely" if finding.confidence >= 0.6 else "possible"
     return f"{heading(name, language)}, {finding.confidence:.0%}"
 
@@ -100,13 +101,13 @@ def _deployment(case: Case) -> str:
     return masked(" · ".join(part for part in shown if part))
 
 
-def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
+def _evidence_lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str]:
     if not finding.evidence:
         return
     width = len(str(max(evidence.line for evidence in finding.evidence)))
     edge = style.paint(style.pick("│", "|"), "blue")
     yield f"{' ' * width}{style.paint(style.pick('──▶', '-->'), 'blue')} {diagnosis.case.source}"
-    decisive = _decisive(finding)
+    decisive = _decisive_evidence(finding)
     last = None
     for evidence in finding.evidence:
         if last is not None and evidence.line > last + 1:
@@ -114,7 +115,7 @@ def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str
         if evidence.line == last:
             continue
         last = evidence.line
-        text = _shown(evidence)
+        text = _shown_evidence(evidence)
         room = max(style.width - width - 4, 30)
         for number, piece in enumerate(wrap(text, room) or [""]):
             label = style.paint(str(evidence.line).rjust(width), "blue") if number == 0 else " " * width
@@ -124,12 +125,12 @@ def _lines(diagnosis: Diagnosis, finding: Finding, style: Style) -> Iterator[str
             yield f"{' ' * width} {edge} {style.paint(f'{mark} {evidence.id}', 'red')}"
 
 
-def _decisive(finding: Finding) -> Evidence | None:
+def _decisive_evidence(finding: Finding) -> Evidence | None:
     failing = [evidence for evidence in finding.evidence if evidence.role in ("failure", "host")]
     return failing[0] if failing else finding.evidence[-1] if finding.evidence else None
 
 
-def _shown(evidence: Evidence) -> str:
+def _shown_evidence(evidence: Evidence) -> str:
     text = masked(" ".join(evidence.text.split()))
     return text if len(text) <= _LONGEST_SHOWN * 2 else text[: _LONGEST_SHOWN * 2] + " ..."
 
@@ -137,7 +138,7 @@ def _shown(evidence: Evidence) -> str:
 def _why(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('why', language)}:", "bold")
     if language != "en" and (entry := _entry(finding)):
-        yield from wrap(entry.cause.said(language), style.width, _MARGIN)
+        yield from wrap(entry.cause.in_language(language), style.width, _MARGIN)
     yield from wrap(finding.why, style.width, _MARGIN)
 
 
@@ -148,7 +149,7 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
     head = f"{heading('fix', language)}:"
     first, *rest = wrap(f"{head} {_short(fix)}".rstrip(), style.width, hanging=_MARGIN * 2)
     yield from (style.paint(head, "green", "bold") + first.removeprefix(head), *rest)
-    yield from wrap(masked(_way(fix, finding, language)), style.width, _MARGIN)
+    yield from wrap(masked(_fix_summary(fix, finding, language)), style.width, _MARGIN)
     if (fix.flags or fix.env) and fix.command:
         yield ""
         yield from _command_lines(fix, style)
@@ -162,7 +163,7 @@ def _fix(finding: Finding, style: Style, language: Language) -> Iterator[str]:
 
 
 def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
-    """The command to run, in lines that can be pasted."""
+    """The command in lines that can be pasted."""
     for line in wrap(masked(fix.comment), style.width - 4 * len(_MARGIN), "# ", "# ") if fix.comment else ():
         yield _MARGIN * 2 + style.paint(line, "dim")
     words = [_quoted(word, number, fix.command) for number, word in enumerate(fix.command)]
@@ -172,7 +173,7 @@ def _command_lines(fix: Fix, style: Style) -> Iterator[str]:
 
 
 def _quoted(word: str, number: int, command: Sequence[str]) -> str:
-    """As a shell takes it; of a variable that stands before the command, the value alone."""
+    """A word quoted for the shell; of a variable assignment, only the value."""
     name, is_set, value = word.partition("=")
     if is_set and name.isidentifier() and all("=" in before for before in command[:number]):
         return f"{name}={shlex.quote(value)}"
@@ -180,7 +181,7 @@ def _quoted(word: str, number: int, command: Sequence[str]) -> str:
 
 
 def _side_by_side(fix: Fix, style: Style, language: Language) -> Iterator[str]:
-    """The card before and after, on one scale, so that the bars can be compared."""
+    """The card before and after, on one scale."""
     assert fix.plan is not None
     layouts: list[tuple[str, Layout]] = [(heading("after", language), fix.plan.layout)]
     if fix.before is not None:
@@ -210,7 +211,7 @@ def _alternatives(finding: Finding, style: Style, language: Language) -> Iterato
     yield style.paint(f"{heading('alternatives', language)}:", "bold")
     for number, fix in enumerate(rest, 2):
         head = _short(fix)
-        way = _way(fix, finding, language)
+        way = _fix_summary(fix, finding, language)
         text = f"{head}: {way}" if head else way
         yield from wrap(masked(text), style.width, f"{_MARGIN}{number}. ", _MARGIN + "   ")
         for step in fix.steps:
@@ -225,7 +226,7 @@ def _dead_ends(finding: Finding, style: Style, language: Language) -> Iterator[s
     yield style.paint(f"{heading('dead_ends', language)}:", "red", "bold")
     ends = [(end.action, end.why_fails) for end in finding.dead_ends]
     if language != "en" and (entry := _entry(finding)) and entry.dead_ends:
-        ends = [(end.action.said(language), end.why_fails.said(language)) for end in entry.dead_ends]
+        ends = [(end.action.in_language(language), end.why_fails.in_language(language)) for end in entry.dead_ends]
     for action, why_fails in ends:
         yield from wrap(f"{action}: {why_fails}", style.width, f"{_MARGIN}{style.pick('✗', 'x')} ", _MARGIN * 2)
 
@@ -243,7 +244,7 @@ def _verify(diagnosis: Diagnosis, finding: Finding, style: Style, language: Lang
 
 
 def _entry(finding: Finding) -> Entry | None:
-    """The catalog's story of this cause, which is told in more languages than one."""
+    """The catalog entry of this cause, which has Chinese texts."""
     from legroom.explain.catalog_entries import entry  # reads the catalog
 
     try:
@@ -252,33 +253,39 @@ def _entry(finding: Finding) -> Entry | None:
         return None
 
 
-def _way(fix: Fix, finding: Finding, language: Language) -> str:
-    """What a fix does: in the catalog's words where another language is asked for and it knows this kind."""
+def _fix_summary(fix: Fix, finding: Finding, language: Language) -> str:
+    """What a fix does, in the catalog's words where they exist in the language."""
     if language != "en" and (entry := _entry(finding)):
         same = next((way for way in entry.workarounds if way.kind == fix.kind), None)
         if same:
-            return same.action.said(language)
+            return same.action.in_language(language)
     return fix.why
 
 
-def _maybe(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
+def _less_likely_causes(rest: Sequence[Finding], style: Style, language: Language) -> Iterator[str]:
     likely = [finding for finding in rest if finding.confidence >= 0.4][:3]
     if not likely:
         return
     yield style.paint(f"{heading('maybe', language)}:", "bold")
     for finding in likely:
-        title = cause_of(finding.cause).title.said(language)
+        title = cause_of(finding.cause).title.in_language(language)
         yield f"{_MARGIN}{finding.entry} {title} ({finding.confidence:.0%})"
 
 
 def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iterator[str]:
-    """What is missing, and what it may be, each with why: nothing is asserted."""
+    """Which lines are missing, and the possible causes."""
     yield f"{style.paint('?', 'orange', 'bold')} {style.paint(heading('cause_above', language), 'bold')}"
     yield from (style.paint(line, "dim") for line in wrap(_deployment(diagnosis.case), style.width, _MARGIN))
     case = diagnosis.case
-    echo = case.echo or case.broken_message or case.broken_traceback or case.stops_short or case.first_failure
+    echo = (
+        case.secondary_failure
+        or case.truncated_error
+        or case.truncated_traceback
+        or case.unfinished_milestone
+        or case.first_failure
+    )
     if echo is not None:
-        yield from wrap(f"line {echo.line}: {_shown(echo)}", style.width, _MARGIN)
+        yield from wrap(f"line {echo.line}: {_shown_evidence(echo)}", style.width, _MARGIN)
     yield ""
     yield style.paint(f"{heading('needed', language)}:", "bold")
     for needed in diagnosis.needed:
@@ -288,7 +295,7 @@ def _cause_above(diagnosis: Diagnosis, style: Style, language: Language) -> Iter
     yield ""
     yield style.paint(f"{heading('candidates', language)}:", "bold")
     for finding in diagnosis.findings:
-        title = cause_of(finding.cause).title.said(language)
+        title = cause_of(finding.cause).title.in_language(language)
         yield from wrap(f"- {finding.entry} {title}: {finding.why}", style.width, _MARGIN)
 
 
@@ -322,12 +329,12 @@ def _memory(case: Case) -> Iterator[tuple[str, str]]:
         yield "concurrency", f"{startup.max_concurrency:g} requests of {startup.concurrency_len:,} tokens"
 
 
-def _earlier(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
+def _earlier_runs(runs: Sequence[Diagnosis], style: Style, language: Language) -> Iterator[str]:
     yield style.paint(f"{heading('runs', language)}:", "bold")
     for run in runs:
         unsaid = "cause_above" if run.verdict == "cause above" else "healthy"
         findings = run.proven_findings
-        what = cause_of(findings[0].cause).title.said(language) if findings else heading(unsaid, language)
+        what = cause_of(findings[0].cause).title.in_language(language) if findings else heading(unsaid, language)
         first = run.case.evidence[0].line if run.case.evidence else run.case.startup.first_line
         entry = f" [{findings[0].entry}]" if findings else ""
         yield f"{_MARGIN}line {first}: {what}{entry}"

@@ -33,16 +33,16 @@ _MYTH = (" (you may have read this)", "（常见误解）")
 
 
 def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
-    """The long story of one cause."""
+    """The full explanation of one entry."""
     lines = [
-        f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.said(language), 'bold')}",
+        f"{style.paint(entry.id, 'red', 'bold')}  {style.paint(entry.title.in_language(language), 'bold')}",
         style.paint(f"{entry.label} · {entry.phase or '-'}", "dim"),
     ]
     story = entry.story
     sections: list[tuple[str, list[str]]] = [
-        ("log", [line for s in entry.signatures for line in _para(s.text.said(language), style, "  ", "    ")]),
+        ("log", [line for s in entry.signatures for line in _para(s.text.in_language(language), style, "  ", "    ")]),
         ("what", _part(story.what if story else None, style, language)),
-        ("cause", _para(entry.cause.said(language), style)),
+        ("cause", _para(entry.cause.in_language(language), style)),
         ("why", _part(story.why if story else None, style, language)),
         ("arithmetic", _part(story.arithmetic if story else None, style, language)),
         ("example", _para(example_text(entry.example, language), style) if entry.example else []),
@@ -62,32 +62,32 @@ def explain_text(entry: Entry, style: Style, language: Language = "en") -> str:
 
 
 def list_text(entries: Sequence[Entry], style: Style, language: Language = "en") -> str:
-    """Every entry on a line of its own."""
+    """One line per entry."""
     width = max((len(entry.id) for entry in entries), default=0)
     return "".join(
-        f"{style.paint(entry.id.ljust(width), 'red')}  {entry.title.said(language)}  "
+        f"{style.paint(entry.id.ljust(width), 'red')}  {entry.title.in_language(language)}  "
         f"{style.paint(entry.label, 'dim')}\n"
         for entry in entries
     )
 
 
 def hits_text(hits: Sequence[Hit], style: Style, language: Language = "en") -> str:
-    """What a search found, the best first, and how to read on."""
+    """Search results, best first."""
     best = hits[0].entry.id
     return list_text([hit.entry for hit in hits], style, language) + f"\nlegroom explain {best}\n"
 
 
 def _part(text: Localized | None, style: Style, language: Language) -> list[str]:
-    return _para(text.said(language), style) if text else []
+    return _para(text.in_language(language), style) if text else []
 
 
 def _workarounds(entry: Entry, style: Style, language: Language) -> list[str]:
     lines: list[str] = []
     for number, item in enumerate(entry.workarounds, 1):
-        when = _when(item.condition.said(language), language)
-        advice = f"{item.action.said(language)}{when}{_count(entry.counted(item.kind), language)}"
+        when = _when(item.condition.in_language(language), language)
+        advice = f"{item.action.in_language(language)}{when}{_count(entry.counted(item.kind), language)}"
         lines += _para(advice, style, f"  {number}. ", "     ")
-        how = item.how.said(language)
+        how = item.how.in_language(language)
         if how:
             arrow = style.pick("→", "->")
             lines += [style.paint(line, "blue") for line in _para(how, style, f"     {arrow} ", "       ")]
@@ -99,13 +99,13 @@ def _dead_ends(entry: Entry, style: Style, language: Language) -> list[str]:
     cross = style.pick("✗", "x")
     for item in entry.dead_ends:
         myth = _MYTH[language == "zh"] if item.myth else ""
-        when = _when(item.condition.said(language), language)
-        action = item.action.said(language) or item.why_fails.said(language)
+        when = _when(item.condition.in_language(language), language)
+        action = item.action.in_language(language) or item.why_fails.in_language(language)
         lines += _para(
             f"{action}{myth}{when}{_count(entry.counted(item.kind), language)}", style, f"  {cross} ", "    "
         )
-        if item.action.said(language):
-            lines += _para(item.why_fails.said(language), style, "    ")
+        if item.action.in_language(language):
+            lines += _para(item.why_fails.in_language(language), style, "    ")
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from legroom.actions.server_log import last_lines
 from legroom.deployments.server_words import assignments
 from legroom.diagnosis.causes import cause_of
-from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
+from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
 from legroom.diagnosis.finding import Finding, Fix
 from legroom.diagnosis.fixes.failed_run import Hints
 from legroom.diagnosis.log_diagnosis import read_log
@@ -248,7 +248,7 @@ def find_remedy(
         tuple(masked(item.text)[:300] for item in first.evidence[:3]) or ((kill.line,) if kill and kill.line else ()),
     )
     keys = frozenset(_launch_key(words, env, command, environ) for words, env in (*tried, (command.words, command.env)))
-    pool_tokens = longest_len(reading.runs[0].case) if reading.runs else None
+    pool_tokens = longest_fitting_len(reading.runs[0].case) if reading.runs else None
     case = _FixContext(command, bounds, gpus, environ, keys, pool_tokens)
     return _first_allowed(diagnosed, findings, case)
 

@@ -30,18 +30,18 @@ _WINDOW_CHARS = 6000
 _KEPT_CHARS = 2000
 _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 """Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
-_COMPLETE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
-_CHATTER = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
+_SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
+_INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
 """Lines that tell what is tried or skipped on the way: a library that is looked for and not found is no failure."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
-_ANY_NUMBER = re.compile(r"\d[\d.,]*")
-_SHORTEST_OPENING = 4
-_SAID_ABOVE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
+_NUMBER = re.compile(r"\d[\d.,]*")
+_MIN_OPENING_CHARS = 4
+_QUOTES_CAUSE = re.compile(r"original error: ?\w|RuntimeError\('|Worker failed with error")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One thing the log says."""
+    """One known message in a log, with its figures and where it stands."""
 
     id: str
     role: Role
@@ -62,33 +62,33 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A line that holds a mark, and the few lines after it."""
+class LogPassage:
+    """A line that contains a mark, and the lines after it."""
 
     line: LogLine
     following: tuple[str, ...] = ()
     """As they stand in the log."""
 
 
-def evidence_of(passage: Passage) -> list[Evidence]:
-    """What one line says."""
+def evidence_in(passage: LogPassage) -> list[Evidence]:
+    """Every known message that begins in the first line of a passage."""
     line = passage.line
     first = line.text[:_WINDOW_CHARS]
     # An INFO line stands alone; errors are wrapped by terminals, and carry lines of their own.
-    wrapped = () if _COMPLETE.search(line.raw[:200]) else passage.following
+    wrapped = () if _SINGLE_LINE.search(line.raw[:200]) else passage.following
     following = (without_prefixes(server_text(raw)[:4000]).strip()[:1000] for raw in wrapped)
     window = " ".join((first, *following))[: 2 * _WINDOW_CHARS]
     head = line.raw[:200]
-    is_chatter, is_warning = bool(_CHATTER.search(head)), bool(_WARNING.search(head))
+    is_informational, is_warning = bool(_INFORMATIONAL.search(head)), bool(_WARNING.search(head))
     items: list[Evidence] = []
-    for index in _all_patterns().matching(window):
+    for index in _message_pattern_set().matching(window):
         message = message_patterns()[index]
-        match = compiled(_pattern(message)).search(window)
+        match = compiled(_message_pattern(message)).search(window)
         if match is None or match.start() >= max(len(first), 1):
             continue
         if message.role == "frame" and (_NO_TRACEBACK.search(head) or first.startswith("Dumping ")):
             continue
-        if is_chatter and message.role in ("failure", "host", "exception"):
+        if is_informational and message.role in ("failure", "host", "exception"):
             continue
         facts = typed({name: text for name, text in match.groupdict().items() if text is not None})
         items.append(
@@ -108,10 +108,10 @@ def evidence_of(passage: Passage) -> list[Evidence]:
                 window[match.start() : match.start() + _KEPT_CHARS],
             )
         )
-    return _without_weaker(items)
+    return _drop_general_readings(items)
 
 
-_COVERED = {
+_COVERED_BY = {
     "torch_oom": ("torch_oom_unsized", "cuda_oom", "exception", "expandable_on"),
     "hbm_oom": ("torch_oom_unsized", "exception"),
     "sampler_warmup_oom": ("torch_oom_unsized", "exception"),
@@ -130,30 +130,30 @@ _COVERED = {
     "ray_worker_died": ("sigkill", "segfault", "oom_killer"),
     "engine_stats": ("kv_usage_line",),
 }
-_ECHOES = ("echo", "engine_start_failed", "engine_dead")
+_SECONDARY_FAILURES = ("echo", "engine_start_failed", "engine_dead")
 """They say that another process failed, in an exception of their own."""
 
 
-def _without_weaker(items: list[Evidence]) -> list[Evidence]:
-    """A line's general reading is dropped where a special one says the same and more."""
+def _drop_general_readings(items: list[Evidence]) -> list[Evidence]:
+    """Drops a general message where a more specific one matched the same line."""
     ids = {evidence.id for evidence in items}
-    covered = {weak for strong, weaker in _COVERED.items() if strong in ids for weak in weaker}
+    covered = {weak for strong, weaker in _COVERED_BY.items() if strong in ids for weak in weaker}
     if any(evidence.role in ("failure", "host") for evidence in items):
         covered.add("exception")
-    if ids.intersection(_ECHOES) and not any(_SAID_ABOVE.search(evidence.window) for evidence in items):
+    if ids.intersection(_SECONDARY_FAILURES) and not any(_QUOTES_CAUSE.search(evidence.window) for evidence in items):
         covered.add("exception")
     banner = "server_banner" in ids  # settings name functions and features that are not running yet
     return [evidence for evidence in items if evidence.id not in covered and not (banner and evidence.role == "frame")]
 
 
-def breaks_off(message: str) -> bool:
-    """Whether a message is the beginning of one that decides, without its end."""
-    opening = " ".join(_ANY_NUMBER.sub("#", message).split())
-    return len(opening) >= _SHORTEST_OPENING and any(whole.startswith(opening) for whole in message_openings())
+def is_truncated_error(message: str) -> bool:
+    """Whether a message is the beginning of a decisive error, without its end."""
+    opening = " ".join(_NUMBER.sub("#", message).split())
+    return len(opening) >= _MIN_OPENING_CHARS and any(whole.startswith(opening) for whole in message_openings())
 
 
 def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
-    """Each of these in bytes; one that is no size is left out."""
+    """Each size in bytes; texts that are no size are skipped."""
     sizes = []
     for text in texts:
         try:
@@ -164,18 +164,18 @@ def sizes_bytes(texts: Iterable[str]) -> tuple[int, ...]:
 
 
 @cache
-def _all_patterns() -> PatternSet:
-    return PatternSet((_pattern(message), message.marks) for message in message_patterns())
+def _message_pattern_set() -> PatternSet:
+    return PatternSet((_message_pattern(message), message.marks) for message in message_patterns())
 
 
 @cache
-def _pattern(message: MessagePattern) -> str:
+def _message_pattern(message: MessagePattern) -> str:
     return message.pattern or "|".join(escaped(mark) for mark in message.marks)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchOom:
-    """One allocation that failed. None: the text does not say, or says zero bytes as containers make it do."""
+    """One failed allocation as torch reports it. None: not printed, or printed as zero, as containers do."""
 
     line: int
     wanted_bytes: int
@@ -196,40 +196,41 @@ class TorchOom:
 
     @property
     def non_torch_bytes(self) -> int | None:
-        """Used on the card but not by this process's torch: libraries, NCCL, kernels, other processes."""
+        """Used on the card outside this process's torch: libraries, NCCL, kernels, other processes."""
         if self.total_bytes is None or self.free_bytes is None or self.torch_bytes is None:
             return None
         return self.total_bytes - self.free_bytes - self.torch_bytes - (self.unallocated_bytes or 0)
 
     @property
-    def neighbours_bytes(self) -> int:
-        """Held by processes that are not this one; a list of a single process is this one's own entry."""
+    def other_processes_bytes(self) -> int:
+        """Held by other processes; a list of one process is this process itself."""
         if self.own_bytes:
             return sum(self.others_bytes)
         return sum(sorted(self.others_bytes)[:-1])
 
     @property
-    def covered_by_reserve(self) -> bool:
-        """Free and reserved-but-unallocated memory together would have been enough: it is the pieces that are small."""
+    def reserve_covers_request(self) -> bool:
+        """Whether free plus reserved-but-unallocated memory would have been enough, so that only fragmentation
+        failed it."""
         if self.unallocated_bytes is None:
             return False
         return self.unallocated_bytes + (self.free_bytes or 0) >= self.wanted_bytes
 
     @property
-    def free_was_enough(self) -> bool:
-        """The card had clearly more free than was asked for: the limit is somewhere else."""
+    def free_exceeds_request(self) -> bool:
+        """Whether the card had clearly more free memory than requested, so that another limit applied."""
         if self.free_bytes is None:
             return False
         return self.free_bytes >= self.wanted_bytes + max(64 * MIB, self.wanted_bytes // 20)
 
     @property
     def larger_than_card(self) -> bool:
-        """No GPU of this size could ever hold it: a shape is wrong, not the amount of memory."""
+        """Whether the request exceeds any card of this size: a wrong shape, not a shortage."""
         return self.wanted_bytes > (self.total_bytes or 128 * GIB)
 
 
-def parse_oom(evidence: Evidence) -> TorchOom | None:
-    """Read a `torch_oom` evidence; old and new wordings, in one line or wrapped."""
+def parse_torch_oom(evidence: Evidence) -> TorchOom | None:
+    """Reads the figures of a `torch_oom` message, in the wording of any torch release."""
     wanted = evidence.facts.get("wanted_bytes")
     if not isinstance(wanted, int):
         return None

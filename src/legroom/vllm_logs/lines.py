@@ -26,7 +26,7 @@ _WORD_BROKEN_SHARE = 0.2
 
 # What never continues a broken line: a logger's, platform's, process's or NCCL's prefix, a traceback's own lines, a
 # table's border.
-_FRESH = re.compile(
+_NEW_LINE_START = re.compile(
     r"(?:\((?:EngineCore|Worker|VllmWorker|APIServer|Ray|raylet|pid|\w+ (?:rank|pid)=)|"
     r"\[(?:rank\d|pod/|\d{4}-)|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|Traceback |File \"|During handling|"
     r"The above exc|\d{4}-\d\d-\d\d|[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:|"
@@ -38,14 +38,14 @@ _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Warning): ")
 
 @dataclass(frozen=True, slots=True)
 class LineWidth:
-    """At how many characters a text was broken, and whether only between words."""
+    """The width at which a text was wrapped, and whether only between words."""
 
     characters: int
     at_words: bool
 
     def breaks(self, line: str, following: str) -> bool:
-        """Whether `following` is the rest of `line`."""
-        if not following.strip() or _FRESH.match(following) or following[:8] == line[:8]:
+        """Whether `following` continues `line`."""
+        if not following.strip() or _NEW_LINE_START.match(following) or following[:8] == line[:8]:
             return False  # rows of a table begin alike
         if self.at_words:
             room = self.characters - len(line.rstrip())
@@ -59,11 +59,12 @@ class LineWidth:
         return not _EXCEPTION.match(following) or line[-1:].isalnum() or line.endswith(".")
 
     def joined(self, line: str, following: str) -> str:
+        """Both parts as one line."""
         return f"{line.rstrip()} {following.lstrip()}" if self.at_words else line + following
 
 
-def unwrapped(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces of a log as they are, unless its beginning shows that its lines were broken at one width."""
+def rejoin_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The log with wrapped lines joined, where its beginning shows that all were wrapped at one width."""
     source = iter(pieces)
     first = next(source, b"")
     width = line_width(first[:_SAMPLE_BYTES].decode("utf-8", "replace"))
@@ -72,16 +73,16 @@ def unwrapped(pieces: Iterable[bytes]) -> Iterator[bytes]:
         return
     pending = b""
     for piece in chain((first,), source):
-        whole, rest = _rejoined((pending + piece).split(b"\n"), width, more=True)
+        whole, rest = _rejoin((pending + piece).split(b"\n"), width, more=True)
         pending = b"\n".join(rest)
         if whole:
             yield b"\n".join(whole) + b"\n"
     if pending:
-        yield b"\n".join(_rejoined(pending.split(b"\n"), width, more=False)[0])
+        yield b"\n".join(_rejoin(pending.split(b"\n"), width, more=False)[0])
 
 
 def line_width(sample: str) -> LineWidth | None:
-    """The width at which a text was broken; None where its lines are as they were written."""
+    """The width at which a text was wrapped; None where it was not."""
     lines = [line.rstrip("\r") for line in sample.split("\n")]
     longest = max(map(len, lines))
     if not _NARROWEST <= longest <= _WIDEST:
@@ -105,15 +106,15 @@ def line_width(sample: str) -> LineWidth | None:
     return at_column if enough or (full and longest in _USUAL_WIDTHS and filled <= _SHORT) else None
 
 
-def _rejoined(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
-    """The lines made whole; where more is to come, the last ones as they are, since they may go on."""
+def _rejoin(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[bytes], list[bytes]]:
+    """The joined lines, and the last lines that may continue where more text follows."""
     whole: list[bytes] = []
     number = 0
     while number < len(lines):
-        line = part = _text(lines[number])
+        line = part = _decode(lines[number])
         taken = 1
         while number + taken < len(lines) and len(line) < _LONGEST_JOINED:
-            following = _text(lines[number + taken])
+            following = _decode(lines[number + taken])
             if not width.breaks(part, following):
                 break
             line, part = width.joined(line, following), following
@@ -125,7 +126,7 @@ def _rejoined(lines: list[bytes], width: LineWidth, more: bool) -> tuple[list[by
     return whole, lines[number:]
 
 
-def _text(line: bytes) -> str:
+def _decode(line: bytes) -> str:
     return line.decode("utf-8", "replace").rstrip("\r")
 
 
@@ -161,7 +162,7 @@ _PROMPT = re.compile(r"(?:Received request|Added request)[^\n]{0,120}?:? ?prompt
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line, out of its wrappings."""
+    """One line of a log without its prefixes."""
 
     number: int
     raw: str
@@ -178,6 +179,7 @@ class LogLine:
 
 
 def read_line(number: int, raw: str) -> LogLine:
+    """A line with process, rank, pid and time read from its prefixes."""
     text = server_text(raw)
     head = text[:400]
     process = _process(head) if "pid=" in head else None
@@ -196,8 +198,7 @@ def read_line(number: int, raw: str) -> LogLine:
 
 
 def server_text(raw: str) -> str:
-    """What the server said in a line: no colours, no JSON envelope, nothing of what users asked it, and nothing of what
-    `legroom run` says beside it: a plan quotes the very error that it expects."""
+    """What the server logged: without colours, JSON envelope, user prompts and lines of `legroom run` itself."""
     text = plain_line(raw)
     if "legroom: " in text[:400] and without_prefixes(text[:400]).startswith("legroom: "):
         return ""
@@ -209,7 +210,7 @@ def server_text(raw: str) -> str:
 
 
 def without_prefixes(raw: str) -> str:
-    """The text behind what platforms, executors and the logger put in front of it."""
+    """The text after the prefixes of platform, executor and logger."""
     text = raw
     for _ in range(6):
         head = text.lstrip(" ")
@@ -251,7 +252,7 @@ def _from_json(text: str) -> str | None:
 
 
 def _process(head: str) -> re.Match[str] | None:
-    """The process that speaks: of several names in front of a line, such as Ray's and the engine's own, the last."""
+    """The last process label in front of a line, after Ray's own."""
     last = _PROCESS.search(head)
     while last and (behind := _PROCESS.match(head, last.end())):
         last = behind

@@ -21,29 +21,31 @@ _LINK = r"https?://[^\s)'\"<>]+"
 
 
 def masked(text: str) -> str:
-    """The text with every secret, prompt and link replaced, and what is no text."""
-    text = plain(text)
+    """The text with secrets, prompts and links masked."""
+    text = printable(text)
     for pattern in (*_SECRETS, _PROMPT):
         text = compiled(pattern).sub(r"\1" + MASK, text)
     return str(compiled(_LINK).sub("[link]", text))
 
 
-def plain(text: str) -> str:
-    """Text alone: names and command lines of processes may hold any bytes, which neither RE2 nor a terminal takes."""
+def printable(text: str) -> str:
+    """The text without bytes that are no UTF-8, which RE2 and terminals refuse."""
     return text.encode("utf-8", "replace").decode()
 
 
-def masked_all(value: Any) -> Any:
-    """The same for everything inside a JSON value."""
+def mask_log_values(value: Any) -> Any:
+    """The same for every string inside a JSON value."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, dict):
-        return {key: MASK if _names_secret(str(key)) and inner else masked_all(inner) for key, inner in value.items()}
+        return {
+            key: MASK if _is_secret_name(str(key)) and inner else mask_log_values(inner) for key, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [masked_all(inner) for inner in value]
+        return [mask_log_values(inner) for inner in value]
     return value
 
 
-def _names_secret(key: str) -> bool:
+def _is_secret_name(key: str) -> bool:
     lowered = key.lower()
     return any(word in lowered for word in ("api_key", "hf_token", "secret", "password"))

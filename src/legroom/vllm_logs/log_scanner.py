@@ -12,23 +12,23 @@ from functools import cache
 
 from legroom.facts.log_messages import message_patterns, startup_lines
 from legroom.regex import LiteralFinder
-from legroom.vllm_logs.evidence import WINDOW_LINES, Passage
+from legroom.vllm_logs.evidence import WINDOW_LINES, LogPassage
 from legroom.vllm_logs.lines import LONGEST_LINE, read_line
 
-MOST_PER_MARK = 300
+MAX_LINES_PER_MARK = 300
 """After this many lines with one mark it is sampled."""
-_MOST_SAMPLES = 16
+_MAX_SAMPLES_PER_PIECE = 16
 """Lines of one piece that are read only because they were sampled."""
-_MOST_SKIPPED = 1000
+_MAX_MARKS_PER_LINE = 1000
 """Further marks of one line that are passed over one by one."""
-_HUGE = 8 << 20
-_LAST = 1 << 20
-_AROUND = 16 * 1024
+_LONG_LINE_BYTES = 8 << 20
+_TAIL_BYTES = 1 << 20
+_LONG_LINE_CONTEXT_BYTES = 16 * 1024
 _PREFIX_BYTES = 160
-_MOST_LOOKED_AT = 10 * WINDOW_LINES
+_MAX_FOLLOWING_LINES = 10 * WINDOW_LINES
 """Lines behind a mark that are looked at for ones with text."""
 # Marks of start-up lines that are too short to stop at; these say the same and are rarer.
-_BETTER = {
+_RARER_MARKS = {
     " took ": ("loading took", "weights took"),
     "tart": (),
     "model": ("█", "▄"),
@@ -40,7 +40,7 @@ _BETTER = {
 
 
 class Scanner:
-    """Reads pieces of bytes once, in order, and remembers how much there was."""
+    """Finds the lines that contain a mark in pieces of bytes, in one pass."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -50,40 +50,41 @@ class Scanner:
         self._once: tuple[bytes, ...] = _once_marks()
         self._finder: LiteralFinder | None = None
 
-    def passages(self, pieces: Iterable[bytes]) -> Iterator[Passage]:
+    def passages(self, pieces: Iterable[bytes]) -> Iterator[LogPassage]:
+        """Every line with a mark, with the lines after it."""
         buffer, at = b"", 0
         for piece in pieces:
             self.bytes += len(piece)
             buffer = buffer + piece if buffer else piece
-            end = _cut(buffer, len(buffer) - _LAST if self._sampled else len(buffer))
-            if end == 0 and len(buffer) > _HUGE:
-                yield from self._huge(buffer, at)
-                buffer = buffer[-_AROUND:]
+            end = _search_end(buffer, len(buffer) - _TAIL_BYTES if self._sampled else len(buffer))
+            if end == 0 and len(buffer) > _LONG_LINE_BYTES:
+                yield from self._search_long_line(buffer, at)
+                buffer = buffer[-_LONG_LINE_CONTEXT_BYTES:]
             elif end:
-                at = yield from self._search(buffer, end, at)
+                at = yield from self._search_buffer(buffer, end, at)
                 buffer = buffer[end:]
-        if len(buffer) > _HUGE and buffer.count(b"\n") < 2:
-            yield from self._huge(buffer, at)
+        if len(buffer) > _LONG_LINE_BYTES and buffer.count(b"\n") < 2:
+            yield from self._search_long_line(buffer, at)
             at += 1
         elif buffer:
-            at = yield from self._search(buffer, len(buffer), at, last=len(buffer) < 2 * _LAST)
+            at = yield from self._search_buffer(buffer, len(buffer), at, last=len(buffer) < 2 * _TAIL_BYTES)
             at += not buffer.endswith(b"\n")
         self.lines = at
 
-    def _search(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[Passage, None, int]:
-        """Report every line of buffer[:end] that holds a mark; the number of lines up to there comes back."""
-        starts = sorted(self._samples(buffer, end))
-        step = max(len(starts) / _MOST_SAMPLES, 1)
-        sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MOST_SAMPLES)))
+    def _search_buffer(self, buffer: bytes, end: int, at: int, last: bool = False) -> Generator[LogPassage, None, int]:
+        """Yields every line of buffer[:end] with a mark; returns the number of lines so far."""
+        starts = sorted(self._sampled_line_starts(buffer, end))
+        step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
+        sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
         # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
-        finder = LiteralFinder(every_mark()) if last and self._sampled else self._marks()
+        finder = LiteralFinder(all_marks()) if last and self._sampled else self._mark_finder()
         position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)
         while True:
             hit, mark = next(hits, (end, b""))
             if hit < position:
                 skipped += 1
-                if skipped > _MOST_SKIPPED:  # a line full of marks was read at its first: go on behind it
+                if skipped > _MAX_MARKS_PER_LINE:  # a line full of marks was read at its first: go on behind it
                     hits, skipped = finder.find(buffer, position, end), 0
                 continue
             skipped = 0
@@ -93,20 +94,20 @@ class Scanner:
                 if sample >= position:
                     number += buffer.count(b"\n", counted, sample)
                     counted = sample
-                    yield passage_at(buffer, sample, number + 1)
+                    yield read_passage(buffer, sample, number + 1)
             number += buffer.count(b"\n", counted, start)
             counted = start
             if not mark:
                 return number
-            yield passage_at(buffer, start, number + 1, hit)
+            yield read_passage(buffer, start, number + 1, hit)
             newline = buffer.find(b"\n", hit, end)
             position = newline + 1 if newline >= 0 else end
-            if self._is_everywhere(mark):
-                finder = self._marks()
+            if self._count_mark(mark):
+                finder = self._mark_finder()
                 hits = finder.find(buffer, position, end)
 
-    def _samples(self, buffer: bytes, end: int) -> set[int]:
-        """Starts of the lines that hold a mark which is only sampled."""
+    def _sampled_line_starts(self, buffer: bytes, end: int) -> set[int]:
+        """Starts of lines with marks that are frequent enough to be sampled."""
         starts: set[int] = set()
         for mark in self._sampled:
             first = buffer.find(mark, 0, end)
@@ -122,33 +123,35 @@ class Scanner:
                 break
         return starts
 
-    def _is_everywhere(self, mark: bytes) -> bool:
+    def _count_mark(self, mark: bytes) -> bool:
+        """Counts a mark; true when it becomes frequent enough to be sampled."""
         self.counts[mark] += 1
-        if self.counts[mark] != MOST_PER_MARK:
+        if self.counts[mark] != MAX_LINES_PER_MARK:
             return False
         self._sampled.add(mark)
         self._finder = None
         return True
 
-    def _marks(self) -> LiteralFinder:
+    def _mark_finder(self) -> LiteralFinder:
+        """The finder of all marks that are not sampled."""
         if self._finder is None:
-            wanted = tuple(mark for mark in every_mark() if mark not in self._sampled)
+            wanted = tuple(mark for mark in all_marks() if mark not in self._sampled)
             self._finder = LiteralFinder(wanted)
         return self._finder
 
-    def _huge(self, buffer: bytes, at: int) -> Iterator[Passage]:
-        """A line of many megabytes: what surrounds each mark in it, a bounded number of times."""
+    def _search_long_line(self, buffer: bytes, at: int) -> Iterator[LogPassage]:
+        """What surrounds each mark in a line of many megabytes, at most 64 times."""
         position = 0
         for _ in range(64):
-            hit, mark = next(self._marks().find(buffer, position, len(buffer)), (0, b""))
+            hit, mark = next(self._mark_finder().find(buffer, position, len(buffer)), (0, b""))
             if not mark:
                 return
-            yield passage_at(buffer, max(hit - 2000, 0), at + 1, hit)
-            position = hit + _AROUND
+            yield read_passage(buffer, max(hit - 2000, 0), at + 1, hit)
+            position = hit + _LONG_LINE_CONTEXT_BYTES
 
 
-def _cut(buffer: bytes, end: int) -> int:
-    """Where to stop searching: behind a newline that has enough lines after it for a wrapped message."""
+def _search_end(buffer: bytes, end: int) -> int:
+    """The end of the part to search: a newline with enough lines after it for a wrapped message."""
     for _ in range(WINDOW_LINES + 1):
         end = buffer.rfind(b"\n", 0, max(end, 0))
         if end < 0:
@@ -156,46 +159,46 @@ def _cut(buffer: bytes, end: int) -> int:
     return end + 1
 
 
-def passage_at(buffer: bytes, start: int, number: int, hit: int | None = None) -> Passage:
-    """The line that begins at `start`, and the few after it."""
+def read_passage(buffer: bytes, start: int, number: int, hit: int | None = None) -> LogPassage:
+    """The line that begins at `start`, and the lines after it."""
     if hit is not None and hit - start > LONGEST_LINE // 2:
         start = hit - 2000  # deep inside a long line: what surrounds the mark
     lines: list[str] = []
     position = start
-    speaker = _speaker(buffer, start, start + _PREFIX_BYTES)
-    for _ in range(_MOST_LOOKED_AT):
+    speaker = _process_id(buffer, start, start + _PREFIX_BYTES)
+    for _ in range(_MAX_FOLLOWING_LINES):
         if len(lines) == WINDOW_LINES or position >= len(buffer):
             break
         newline = buffer.find(b"\n", position)
         stop = newline if newline >= 0 else len(buffer)
         # Empty lines say nothing and stand where broken lines were joined; other ranks speak in between.
-        if not lines or (stop > position and (not speaker or _speaker(buffer, position, stop) in (speaker, b""))):
+        if not lines or (stop > position and (not speaker or _process_id(buffer, position, stop) in (speaker, b""))):
             lines.append(buffer[position : min(stop, position + LONGEST_LINE)].decode("utf-8", "replace"))
         if stop - position > LONGEST_LINE:
             break
         position = stop + 1
-    return Passage(read_line(number, lines[0] if lines else ""), tuple(lines[1:]))
+    return LogPassage(read_line(number, lines[0] if lines else ""), tuple(lines[1:]))
 
 
-def _speaker(buffer: bytes, start: int, stop: int) -> bytes:
-    """The process that a line says it is of; empty where it does not say."""
+def _process_id(buffer: bytes, start: int, stop: int) -> bytes:
+    """The `pid=` of a line; empty where it has none."""
     at = buffer.find(b"pid=", start, min(stop, start + _PREFIX_BYTES))
     return buffer[at : at + 12].partition(b")")[0].partition(b",")[0] if at >= 0 else b""
 
 
 @cache
-def every_mark() -> tuple[bytes, ...]:
-    """Every text worth stopping at, as bytes."""
+def all_marks() -> tuple[bytes, ...]:
+    """Every text that a known message or start-up line contains, as bytes."""
     marks = [mark for message in message_patterns() if message.role not in ("once",) for mark in message.marks]
     for line in startup_lines():
-        marks += _BETTER.get(line.mark, (line.mark,))
+        marks += _RARER_MARKS.get(line.mark, (line.mark,))
     marks += ["Application startup complete"]
-    marks += [escaped for mark in marks if (escaped := _in_json(mark)) != mark]
+    marks += [escaped for mark in marks if (escaped := _json_escaped(mark)) != mark]
     return tuple(dict.fromkeys(mark.encode() for mark in marks if len(mark) > 1 or mark in "█▄"))
 
 
-def _in_json(mark: str) -> str:
-    """As Docker's and other JSON logs write it inside a string."""
+def _json_escaped(mark: str) -> str:
+    """The mark as JSON logs write it inside a string."""
     for character, written in (('"', '\\"'), ("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026")):
         mark = mark.replace(character, written)
     return mark

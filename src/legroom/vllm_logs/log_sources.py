@@ -16,13 +16,13 @@ from legroom.errors import LegroomError
 
 PIECE_BYTES = 2 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_OTHER_PACKED = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_UNSUPPORTED_ARCHIVES = {b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _CONTROL = bytes(code for code in range(32) if chr(code) not in "\t\n\v\f\r\x1b\b")
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a text is the name of something on this machine, rather than a log."""
+    """Whether a text is the path of a file on this machine, rather than a log."""
     if not text.strip() or "\n" in text:
         return False
     try:
@@ -32,7 +32,7 @@ def names_a_file(text: str) -> bool:
 
 
 def pieces_of_file(path: str) -> Iterator[bytes]:
-    """The bytes of a log file, unpacked where it is gzip or zstd."""
+    """The bytes of a log file, decompressed where it is gzip or zstd."""
     where = Path(path).expanduser()
     if where.is_dir():
         raise LegroomError(
@@ -49,7 +49,7 @@ def pieces_of_file(path: str) -> Iterator[bytes]:
 
 
 def pieces_of_stdin() -> Iterator[bytes]:
-    """Standard input; a terminal there means that nothing was piped."""
+    """The bytes of standard input; a terminal is an error."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         raise LegroomError("no log was given", "legroom diagnose vllm.log, or: kubectl logs POD | legroom diagnose -")
@@ -57,7 +57,7 @@ def pieces_of_stdin() -> Iterator[bytes]:
 
 
 def pieces_of_command(words: list[str], what: str, timeout_s: float = 600.0) -> Iterator[bytes]:
-    """What another program prints of a log, such as `journalctl -u UNIT`."""
+    """The output of a program such as `journalctl -u UNIT`."""
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         head = stream.read(PIECE_BYTES)
         if not head:
             raise LegroomError(f"{name} is empty", "check that the server's output really goes there")
-        rest = _unpacked(stream, head, name)
+        rest = _decompressed(stream, head, name)
         first = next(rest, b"")
         if not first:
             raise LegroomError(f"{name} is empty once unpacked", "check how it was written")
@@ -89,27 +89,27 @@ def _pieces(stream: IO[bytes], name: str) -> Iterator[bytes]:
         raise LegroomError(f"cannot read {name}: {error}", "the file may be damaged or cut short") from None
 
 
-def _unpacked(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
-    for magic, kind in _OTHER_PACKED.items():
+def _decompressed(stream: IO[bytes], head: bytes, name: str) -> Iterator[bytes]:
+    for magic, kind in _UNSUPPORTED_ARCHIVES.items():
         if head.startswith(magic):
             raise LegroomError(f"{name} is a {kind} archive", "unpack it first; gzip and zstd are read as they are")
     if head.startswith(_GZIP):
-        joined: Any = _Joined(head, stream)
-        yield from _read_packed(gzip.GzipFile(fileobj=joined), name)
+        joined: Any = _PrependedStream(head, stream)
+        yield from _read_compressed(gzip.GzipFile(fileobj=joined), name)
     elif head.startswith(_ZSTD):
-        yield from _read_packed(*_zstd_reader(_Joined(head, stream), name))
+        yield from _read_compressed(*_zstd_reader(_PrependedStream(head, stream), name))
     else:
         yield head
-        yield from _read_all(stream)
+        yield from _read_pieces(stream)
 
 
-def _read_all(stream: Any) -> Iterator[bytes]:
+def _read_pieces(stream: Any) -> Iterator[bytes]:
     while piece := stream.read(PIECE_BYTES):
         yield piece
 
 
-def _read_packed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
-    """Unpack bit by bit: of a packed log that was cut at its end, all that can be read is."""
+def _read_compressed(stream: Any, name: str, damaged: type[Exception] = EOFError) -> Iterator[bytes]:
+    """Decompresses piece by piece, so that a truncated file is read as far as it goes."""
     pending: list[bytes] = []
     size = 0
     while True:
@@ -139,7 +139,7 @@ def _zstd_reader(stream: Any, name: str) -> tuple[Any, str, type[Exception]]:
     return reader, name, zstandard.ZstdError
 
 
-class _Joined:
+class _PrependedStream:
     """The bytes already read, then the rest of the stream."""
 
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:

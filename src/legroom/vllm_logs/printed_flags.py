@@ -37,7 +37,8 @@ _HUB_CACHE = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)")
 
 
 def load_logged_model(name: str) -> Model:
-    """The model by the name a log gives it: a Hub id, a folder here, a Hub cache folder, or a known name's folder."""
+    """The model by the name that a log prints: a Hub id, a local folder, a Hub cache folder, or a folder named like
+    a known model."""
     from legroom.facts.model_sources import from_bundled, load  # most logs of failures name no known model
 
     cached = _HUB_CACHE.search(name)
@@ -84,7 +85,7 @@ _CAPTURE_SIZES = re.compile(r"['\"]?cudagraph_capture_sizes['\"]?\s*[:=]\s*\[(?P
 
 
 def engine_facts(config: str) -> dict[str, Any]:
-    """What the `Initializing ... LLM engine` line tells of the resolved settings."""
+    """Resolved settings from the `Initializing ... LLM engine` line."""
     facts: dict[str, Any] = {}
     for name, pattern in _ENGINE_FACTS.items():
         match = pattern.search(config)
@@ -99,12 +100,12 @@ def engine_facts(config: str) -> dict[str, Any]:
 
 
 def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, Any]) -> ServeArgs:
-    """The flags as given, with the resolved values of the engine's line where a flag was not printed."""
+    """The printed flags, completed by the engine's resolved settings."""
     given: dict[str, Any] = {}
     if namespace is not None:
-        given |= _printed_or_cut(namespace)
+        given |= _read_printed_or_truncated(namespace)
     if mapping is not None:
-        given |= _printed_or_cut(mapping)
+        given |= _read_printed_or_truncated(mapping)
     model = given.get("model") or given.get("model_tag") or facts.get("model") or ""
     chosen = {name: _value(name, value) for name, value in given.items() if name in _FIELDS and value is not None}
     for name, value in facts.items():
@@ -117,7 +118,7 @@ def merged_args(mapping: str | None, namespace: str | None, facts: Mapping[str, 
 
 
 def given_args(mapping: str | None, namespace: str | None, release: Release | None, from_llm: bool) -> GivenFlags:
-    """The flags that were typed: without what the release takes anyway, and with those that memory does not ask for."""
+    """The typed flags, without the release's defaults and with flags that do not affect memory."""
     text = mapping if mapping is not None else namespace
     if text is None:
         return GivenFlags()
@@ -133,11 +134,11 @@ def given_args(mapping: str | None, namespace: str | None, release: Release | No
     args = ServeArgs(**chosen, others=other_words(printed, release, from_llm))
     lost = () if printed.is_whole else ("the flags behind the place where its line was cut",)
     is_module = not from_llm and "model_tag" not in printed.values and "subparser" not in printed.values
-    return GivenFlags(args, is_module, (*untyped_names(printed, release), *lost))
+    return GivenFlags(args, is_module, (*hidden_flag_names(printed, release), *lost))
 
 
 def engine_words(config: str, model: str, release: Release | None) -> tuple[str, ...]:
-    """Flags that memory does not ask for, as far as the engine's config line shows that they were given."""
+    """Flags that do not affect memory, as far as the engine's config line shows them."""
     named = {name: match["value"] for name, pattern in _ENGINE_OTHERS.items() if (match := pattern.search(config))}
     values = {name: _literal(value.removeprefix("LoadFormat.").strip()) for name, value in named.items()}
     values = {name: value.lower() if name == "load_format" else value for name, value in values.items()}
@@ -147,7 +148,7 @@ def engine_words(config: str, model: str, release: Release | None) -> tuple[str,
 
 
 def _value(name: str, value: Any) -> Any:
-    """Only values of the kind the field holds; an object's repr is no flag."""
+    """The value if it has the field's type; the repr of an object is no value."""
     kind = str(ServeArgs.__dataclass_fields__[name].type)
     if kind.startswith("Mapping"):
         return value if isinstance(value, dict) else None
@@ -166,14 +167,14 @@ def _auto_len(name: str, value: Any) -> int | None:
     return -1 if name == "max_model_len" and value == "auto" else None
 
 
-def _printed_or_cut(text: str) -> dict[str, Any]:
-    """Every name with a plain value; also behind the place where a line was cut or garbled."""
+def _read_printed_or_truncated(text: str) -> dict[str, Any]:
+    """Every name with a plain value, also after the place where the line was truncated."""
     printed = read_printed(text)
     return dict(printed.values) if printed.is_whole else _pairs(text) | dict(printed.values)
 
 
 def _pairs(text: str) -> dict[str, Any]:
-    """Names with plain values, outermost ones first; whatever else is in the text is passed over."""
+    """Names with plain values, outermost first; other text is skipped."""
     pairs: dict[str, Any] = {}
     for pair in _PAIR.finditer(text):
         pairs.setdefault(pair["name"], _literal(pair["value"]))
@@ -192,15 +193,15 @@ _NAME = re.compile(r"""[\s.]*(?:'(?P<quoted>\w+)'\s*:|"(?P<double>\w+)"\s*:|(?P<
 _ENUM = re.compile(r"<\w+\.\w+: (?P<value>'[^']*'|\d+)>")
 _MODULE = re.compile(r"\w+\(name='(?P<name>[^']*)', (?:local_)?path='(?P<path>[^']*)'")
 _OPEN, _CLOSE = "([{", ")]}"
-_NEVER_TYPED = frozenset({"model_tag", "subparser", "command", "dispatch_function", "config", "usage_context"})
-_FROM_LLM_CLASS = frozenset({"disable_log_stats"})
+_NOT_FLAGS = frozenset({"model_tag", "subparser", "command", "dispatch_function", "config", "usage_context"})
+_SET_BY_LLM_CLASS = frozenset({"disable_log_stats"})
 """`LLM(...)` sets these by itself."""
-_MOST_FLAGS = 400
+_MAX_FLAGS = 400
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedFlags:
-    """What was given, by vLLM's Python names, and the names whose value cannot be told from what is printed."""
+    """Flags by vLLM's Python names, and names whose value is not printed."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -209,13 +210,13 @@ class PrintedFlags:
 
 
 def read_printed(text: str) -> PrintedFlags:
-    """The outermost names and values of a dictionary or a call as Python prints it; a cut text as far as it goes."""
+    """Outermost names and values of a printed dict or call; a truncated text as far as it goes."""
     values: dict[str, Any] = {}
     unread: list[str] = []
     inner, at = text.strip(), 0
     # What stood inside Namespace(...) comes without its bracket; a dictionary that lacks its own was cut.
     inner = inner[1:] if inner.startswith("{") else f"{inner})"
-    while len(values) < _MOST_FLAGS and (pair := _pair(inner, at)):
+    while len(values) < _MAX_FLAGS and (pair := _next_pair(inner, at)):
         name, written, at = pair
         try:
             values.setdefault(name, _printed_value(written))
@@ -225,7 +226,7 @@ def read_printed(text: str) -> PrintedFlags:
 
 
 def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
-    """Without what a release takes anyway; any release's default counts where none is known."""
+    """Without values that equal the release's default, or any release's where it is not known."""
     by_dest = _by_dest(release)
     values = {
         name: value
@@ -237,23 +238,23 @@ def given_only(printed: PrintedFlags, release: Release | None) -> PrintedFlags:
 
 
 def other_words(printed: PrintedFlags, release: Release | None, from_llm: bool = False) -> tuple[str, ...]:
-    """The flags that have no field in `ServeArgs`, as they are typed."""
+    """Flags without a field in `ServeArgs`, as typed."""
     words: list[str] = []
     by_dest = _by_dest(release)
     for name, value in printed.values.items():
         flag = by_dest.get(name)
-        if flag is None or name in FIELDS or name in _NEVER_TYPED or name in SPECULATIVE_FIELDS:
+        if flag is None or name in FIELDS or name in _NOT_FLAGS or name in SPECULATIVE_FIELDS:
             continue
-        if value is None or value in ([], {}, "") or (from_llm and name in _FROM_LLM_CLASS):
+        if value is None or value in ([], {}, "") or (from_llm and name in _SET_BY_LLM_CLASS):
             continue
         words += _words(flag, value)
     return tuple(words)
 
 
-def untyped_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
-    """Flags that were given with a value which the log does not show."""
+def hidden_flag_names(printed: PrintedFlags, release: Release | None) -> tuple[str, ...]:
+    """Flags that were given with a value that the log does not show."""
     by_dest = _by_dest(release)
-    return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NEVER_TYPED)
+    return tuple(by_dest[name].name for name in printed.unread if name in by_dest and name not in _NOT_FLAGS)
 
 
 def _words(flag: Flag, value: Any) -> list[str]:
@@ -273,17 +274,16 @@ def _is_default(flag: Flag, value: Any, release: Release | None) -> bool:
     if value is None or value is False or value in ([], {}, ""):
         return True
     declared = defaults_ever(flag.name) if release is None else (default(flag.name, release),)
-    return any(one == value or (isinstance(one, str) and _is_written(one, value)) for one in declared)
+    return any(one == value or (isinstance(one, str) and _is_enum_default(one, value)) for one in declared)
 
 
-def _is_written(default_text: str, value: Any) -> bool:
-    """A default that vLLM's source writes as an enum's member; an expression cannot be compared, and is hardly ever
-    overridden."""
+def _is_enum_default(default_text: str, value: Any) -> bool:
+    """Whether a default written as an enum member in vLLM's source equals the value; expressions count as equal."""
     return "(" in default_text or default_text.rpartition(".")[2].lower() == str(value).lower()
 
 
-def _pair(text: str, at: int) -> tuple[str, str, int] | None:
-    """The next name, its value as it is written, and where to go on; None where the text is over or cut."""
+def _next_pair(text: str, at: int) -> tuple[str, str, int] | None:
+    """The next name, its value as written, and where to continue; None at the end."""
     name = _NAME.match(text, at)
     end = _end_of_value(text, name.end()) if name else None
     if name is None or end is None:
@@ -292,7 +292,7 @@ def _pair(text: str, at: int) -> tuple[str, str, int] | None:
 
 
 def _end_of_value(text: str, at: int) -> int | None:
-    """Where the comma or the closing bracket after a value stands; None where the text ends before."""
+    """Index of the comma or bracket after a value; None where the text ends before."""
     depth, quote = 0, ""
     while at < len(text):
         char = text[at]
@@ -316,7 +316,7 @@ def _end_of_value(text: str, at: int) -> int | None:
 
 
 def _printed_value(written: str) -> Any:
-    """A value as Python or JSON writes it; adapters as `name=path`, which is how their flag takes them."""
+    """A value as Python or JSON writes it; LoRA modules become `name=path`."""
     enum = _ENUM.fullmatch(written)
     text = enum["value"] if enum else written
     try:

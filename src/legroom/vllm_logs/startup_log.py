@@ -31,7 +31,7 @@ _LOOKBEHIND = re.compile(r"\(\?<!(?P<text>[^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class StartupEvent:
-    """One line that means something."""
+    """One known start-up line."""
 
     line_number: int
     id: str
@@ -44,7 +44,7 @@ class StartupEvent:
 
 @dataclass(frozen=True, slots=True)
 class StartupFailure:
-    """The error that ended a start-up, with the numbers it carried."""
+    """The error that ended a start-up, with its figures."""
 
     id: str
     line_number: int
@@ -56,7 +56,7 @@ class StartupFailure:
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """Everything one start-up printed about its memory, as precise as it printed it. None: the log does not say."""
+    """What one start-up printed about its settings and memory. None: not printed."""
 
     vllm: str | None = None
     args: ServeArgs = field(default_factory=ServeArgs)
@@ -94,7 +94,7 @@ class Startup:
 
 
 def read_startups(text: str | Iterable[str]) -> tuple[Startup, ...]:
-    """Every start-up in a log, in order; a restarting server's log holds several."""
+    """Every start-up in a log, in order."""
     return tuple(startup_of(events) for events in split_starts(read_events(text)))
 
 
@@ -129,7 +129,7 @@ def _without_lookbehind(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 
 def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]:
-    """One list of events a start. A second server banner, or an engine announcing itself again, begins another."""
+    """One list of events per start-up; a repeated server banner or engine line begins the next."""
     current: list[StartupEvent] = []
     announced: set[tuple[str, str]] = set()
     for event in events:
@@ -146,7 +146,7 @@ def split_starts(events: Iterable[StartupEvent]) -> Iterator[list[StartupEvent]]
 
 
 def startup_of(events: list[StartupEvent]) -> Startup:
-    """What the events of one start add up to."""
+    """The start-up that these events describe."""
     startup = Startup(first_line=events[0].line_number, last_line=events[-1].line_number)
     startup = _with_settings(startup, events)
     startup = _with_memory(startup, events)
@@ -198,7 +198,7 @@ def _with_memory(startup: Startup, events: list[StartupEvent]) -> Startup:
     peak = _largest(events, "peak_activation_bytes")
     if activation is None and peak is not None:
         # The summary of 0.18 and of 0.27+ adds the applied graph estimate to the activation peak.
-        inside = applied and _summary_holds_graphs(startup.vllm)
+        inside = applied and _summary_includes_graphs(startup.vllm)
         activation = peak - (estimate or 0 if inside else 0)
     explicit = _smallest(events, "explicit_kv_bytes")
     available = _smallest(events, "available_kv_bytes")
@@ -223,7 +223,7 @@ def _graph_estimate_applied(vllm: str | None, events: list[StartupEvent]) -> boo
     return vllm is not None and _release_at_least(vllm, "0.20.0")
 
 
-def _summary_holds_graphs(vllm: str | None) -> bool:
+def _summary_includes_graphs(vllm: str | None) -> bool:
     if vllm is None:
         return False
     return _release_at_least(vllm, "0.27.0") or (

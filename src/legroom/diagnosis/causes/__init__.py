@@ -19,7 +19,7 @@ Domain = Literal["gpu", "host", "settings", "other"]
 
 @dataclass(frozen=True)
 class Cause:
-    """What a file of this folder defines: how a cause is recognised, what helps and what does not."""
+    """How a cause is recognised, what fixes it and what does not; defined once in each file of this folder."""
 
     label: str
     """Also the name of its file."""
@@ -43,17 +43,18 @@ class Cause:
 
     @property
     def is_memory(self) -> bool:
-        """Whether more memory, or using less of it, would change anything."""
+        """Whether a change of memory use could fix it."""
         return self.domain in ("gpu", "host")
 
 
 @cache
 def causes() -> tuple[Cause, ...]:
-    """Every cause, in the order in which equally likely ones are named."""
+    """Every cause, ordered by priority and entry."""
     names = (path.stem for folder in __path__ for path in Path(folder).glob("[a-z]*.py"))
     every: list[Cause] = [importlib.import_module(f"{__name__}.{name}").CAUSE for name in names]
     return tuple(sorted(every, key=lambda cause: (cause.priority, cause.entry)))
 
 
 def cause_of(label: str) -> Cause:
+    """The cause with this label."""
     return next(cause for cause in causes() if cause.label == label)

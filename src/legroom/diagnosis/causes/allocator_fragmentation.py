@@ -8,22 +8,26 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.recorded_memory import in_pieces
+from legroom.diagnosis.recorded_memory import assess_fragmentation
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """The arithmetic of torch's own numbers; a clear place or a large non-torch share outranks it."""
+    """torch's own figures: free and reserved memory cover the request, but no single piece does."""
     # While a graph is captured only its own pool serves, and nothing is given back: pieces elsewhere are no part of it.
     is_captured = case.site == "graph"
-    if case.black_box is not None and not is_captured and (recorded := in_pieces(case.black_box, case.black_box_line)):
+    if (
+        case.black_box is not None
+        and not is_captured
+        and (recorded := assess_fragmentation(case.black_box, case.black_box_line))
+    ):
         return recorded
     oom = case.oom
-    if oom is None or not oom.covered_by_reserve or oom.free_was_enough or oom.unallocated_bytes is None:
+    if oom is None or not oom.reserve_covers_request or oom.free_exceeds_request or oom.unallocated_bytes is None:
         return None
     confidence = 0.74
-    if case.is_traced or case.site == "serving":
+    if case.has_site_frame or case.site == "serving":
         confidence = 0.5
     elif (oom.non_torch_bytes or 0) > 2.5 * GIB:
         confidence = 0.6  # something outside torch is the larger oddity
@@ -39,7 +43,7 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Join the pieces where that is allowed; else leave more room."""
+    """Expandable segments where they are allowed; else more free memory."""
     oom = planner.case.oom
     name = (
         "PYTORCH_ALLOC_CONF"

@@ -11,12 +11,12 @@ from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
-_GRAPHS = 3 * GIB
+_GRAPH_BYTES = 3 * GIB
 """What a V0 engine says itself as it begins to capture: graphs take 1 to 3 GiB a GPU (vllm/worker/model_runner.py)."""
 
 
 def examine(case: Case) -> Assessment | None:
-    """A traceback through capture, or a failure after the pool was sized and before the server was ready."""
+    """A traceback through capture, or a failure between sizing the KV pool and readiness."""
     notice = case.last("capturing")
     if not case.is_oom:
         if case.has("registering_graphs") and not case.has("server_ready", "engine_ready", "request_served"):
@@ -72,12 +72,12 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Room outside the pool, or fewer graphs."""
+    """A smaller pool, or fewer graphs."""
     case = planner.case
     oom = case.oom
     # Without a size, as much as the graphs of a dense model take with the default sizes.
     need = (oom.wanted_bytes - (oom.free_bytes or 0) if oom else GIB) + (case.startup.graph_bytes or 0)
-    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.runs_within("0.8.0", "0.10.2")):
+    if planner.is_early_v1 or (case.engine.generation == "V1" and planner.release_is_within("0.8.0", "0.10.2")):
         yield Fix(
             "engine_version_or_V0",
             "The V1 engine of 0.8 to 0.10 captures far more graphs than V0 does; later releases count them.",
@@ -85,21 +85,23 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.5,
             steps=("or upgrade: from 0.20 on graphs are inside the budget",),
         )
-    room = _room_for_graphs(planner, max(need, GIB // 4))
-    eager = planner.change(
+    room = _lower_utilization_for_graphs(planner, max(need, GIB // 4))
+    eager = planner.plan_change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Without graphs nothing is captured.",
         trades="slower decoding, most of all for small batches",
         confidence=0.55,
     )
-    if not _costs_most_of_the_pool(planner, room):
+    if not _leaves_too_small_pool(planner, room):
         yield room
-    yield planner.lever("fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6)
+    yield planner.pull_lever(
+        "fewer captured graphs", "eager_or_fewer_graphs", "Fewer and smaller graphs take less.", 0.6
+    )
     yield eager
-    if _costs_most_of_the_pool(planner, room):
+    if _leaves_too_small_pool(planner, room):
         yield room
-    if planner.runs_within("0.22.0", "") and case.startup.runner == "V2":
+    if planner.release_is_within("0.22.0", "") and case.startup.runner == "V2":
         yield Fix(
             "engine_version_or_V0",
             "Model Runner V2 reserves nothing for graphs; the V1 runner does.",
@@ -107,39 +109,38 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.4,
         )
     seqs = planner.known.args.max_num_seqs
-    yield planner.lever(
+    yield planner.pull_lever(
         "fewer sequences", "max_num_seqs", "The largest graph follows the number of sequences.", 0.45
     ) or (
-        planner.change(
+        planner.plan_change(
             "max_num_seqs",
             {"max_num_seqs": max((seqs or 256) // 4, 8)},
             "The largest graph follows the number of sequences.",
             trades="fewer requests run at once",
             confidence=0.4,
         )
-        if planner.base is None
+        if planner.failed_plan is None
         else None
     )
 
 
-def _costs_most_of_the_pool(planner: FixPlanner, lower: Fix | None) -> bool:
-    """Whether so little of the pool would stay that a request may no longer fit; the log's own numbers tell."""
+def _leaves_too_small_pool(planner: FixPlanner, lower: Fix | None) -> bool:
+    """Whether less than half of the logged pool would remain."""
     share = lower.flags.get("gpu_memory_utilization") if lower else None
     accounting = planner.accounting
-    if planner.base is not None or share is None or not accounting.pool_bytes or accounting.request_bytes:
+    if planner.failed_plan is not None or share is None or not accounting.pool_bytes or accounting.request_bytes:
         return False
     return (accounting.pool_at(share) or 0) < accounting.pool_bytes // 2
 
 
-def _room_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix | None:
-    """Less of the card: as much as is known to be missing, and up to what graphs take where their size is not known,
-    as long as half of the pool stays."""
+def _lower_utilization_for_graphs(planner: FixPlanner, need_bytes: int) -> Fix | None:
+    """Lowers utilization by what is missing, or by what graphs usually take where their size is not logged."""
     why = "Graphs are captured beside the pool: a smaller pool leaves room for them."
     accounting, total = planner.accounting, planner.total_bytes
-    if planner.base is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
+    if planner.failed_plan is not None or planner.case.startup.graph_bytes or not total or not accounting.pool_bytes:
         return planner.lower_utilization(need_bytes, why, 0.6)
     outside = total - round(planner.utilization * total)
-    for room in (_GRAPHS, _GRAPHS * 2 // 3):
+    for room in (_GRAPH_BYTES, _GRAPH_BYTES * 2 // 3):
         more = room - outside
         if more <= need_bytes or accounting.pool_bytes - more < accounting.pool_bytes // 2:
             continue

@@ -8,7 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.lookalike_causes import assessed, help_for
+from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.explain.entry import Localized
 
 _LABEL = "driver_or_cuda_mismatch"
@@ -16,11 +16,11 @@ _LABEL = "driver_or_cuda_mismatch"
 
 def examine(case: Case) -> Assessment | None:
     """Messages that name the driver, the toolkit, a library or the architecture."""
-    return assessed(case, _LABEL)
+    return assess_lookalike(case, _LABEL)
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    yield from help_for(planner, _LABEL)
+    yield from lookalike_fixes(planner, _LABEL)
 
 
 CAUSE = Cause(

@@ -9,31 +9,31 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
-from legroom.diagnosis.fixes.hardware_fixes import larger_budget
-from legroom.diagnosis.recorded_memory import held_by_others
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
+from legroom.diagnosis.recorded_memory import assess_other_processes
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """Somebody else's bytes: printed by the start-up check, by torch, or left over when vLLM's own are taken off."""
-    if case.black_box is not None and (recorded := held_by_others(case.black_box, case.black_box_line)):
+    """Memory of other processes: printed by the start-up check or by torch, or unexplained by vLLM's own use."""
+    if case.black_box is not None and (recorded := assess_other_processes(case.black_box, case.black_box_line)):
         return recorded
-    for look in (
-        _start_check,
-        _moved_while_profiling,
-        _wrong_device,
-        _listed_by_torch,
-        _counted_as_own,
-        _at_device_init,
+    for assess in (
+        _assess_startup_check,
+        _assess_free_memory_change,
+        _assess_wrong_device,
+        _assess_torch_process_list,
+        _assess_memory_charged_to_server,
+        _assess_device_init,
     ):
-        assessment = look(case)
+        assessment = assess(case)
         if assessment:
             return assessment
     return None
 
 
-def _start_check(case: Case) -> Assessment | None:
+def _assess_startup_check(case: Case) -> Assessment | None:
     check = case.first("free_below_desired", "free_below_desired_bare")
     if check is None:
         return None
@@ -54,7 +54,7 @@ def _start_check(case: Case) -> Assessment | None:
     return Assessment(confidence, proof(check), why)
 
 
-def _moved_while_profiling(case: Case) -> Assessment | None:
+def _assess_free_memory_change(case: Case) -> Assessment | None:
     error = case.first("profiling_error")
     if error is None:
         return None
@@ -70,7 +70,7 @@ def _moved_while_profiling(case: Case) -> Assessment | None:
     return Assessment(0.55 if case.platform.trainer else 0.85, proof(error), why)
 
 
-def _wrong_device(case: Case) -> Assessment | None:
+def _assess_wrong_device(case: Case) -> Assessment | None:
     loaded = next((item for item in case.all("weights_loaded") if item.facts.get("weights_bytes") == 0), None)
     if loaded is None or not case.first_failure:
         return None
@@ -78,11 +78,11 @@ def _wrong_device(case: Case) -> Assessment | None:
     return Assessment(0.7 if not case.platform.trainer else 0.5, proof(loaded, case.first_failure), why)
 
 
-def _listed_by_torch(case: Case) -> Assessment | None:
+def _assess_torch_process_list(case: Case) -> Assessment | None:
     oom = case.oom
     if oom is None or oom.total_bytes is None:
         return None
-    others = oom.neighbours_bytes
+    others = oom.other_processes_bytes
     if others < max(512 * MIB, oom.total_bytes // 20) or others < oom.wanted_bytes:
         return None
     own = f"this process {gib(oom.own_bytes)}" if oom.own_bytes else "this one the rest"
@@ -100,15 +100,15 @@ def _listed_by_torch(case: Case) -> Assessment | None:
     return Assessment(confidence, proof(error), why)
 
 
-def _counted_as_own(case: Case) -> Assessment | None:
-    """Releases that charged other processes' memory to this one end with no cache blocks on a shared card."""
+def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
+    """Releases that charge other processes' memory to this one leave no cache blocks on a shared card."""
     error = case.first("no_cache_blocks")
     if error is None:
         return None
     startup, engine = case.startup, case.engine
     before = case.first("used_before")
     printed = before.facts.get("used_bytes") if before else None
-    used_before = printed if isinstance(printed, int) else case.neighbours_bytes
+    used_before = printed if isinstance(printed, int) else case.other_processes_bytes
     if used_before is not None and used_before > 2 * GIB:
         why = (
             f"{gib(used_before)} of the card were in use before vLLM started; what is left of the budget is not enough."
@@ -131,7 +131,7 @@ def _counted_as_own(case: Case) -> Assessment | None:
         # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
-        charging = (older and not case.has("available_kv")) or _late_2024(case)
+        charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
     why = (
         "Nothing is left for the KV cache. In this generation of "
         "vLLM the measurement counted the memory of every process "
@@ -141,12 +141,12 @@ def _counted_as_own(case: Case) -> Assessment | None:
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)
 
 
-def _late_2024(case: Case) -> bool:
-    """0.6.4 appeared in November 2024; its V0 engine wrote no opening bracket and had `engine.py`."""
+def _is_logged_in_late_2024(case: Case) -> bool:
+    """0.6.4 appeared in November 2024; its V0 engine logged from `engine.py` without an opening bracket."""
     return any(item.time[:2] in ("11", "12") and item.at == "engine.py" for item in case.evidence if item.time)
 
 
-def _at_device_init(case: Case) -> Assessment | None:
+def _assess_device_init(case: Case) -> Assessment | None:
     error = case.first("cuda_oom", "cublas_alloc")
     if error is None or case.site != "device":
         return None
@@ -155,20 +155,20 @@ def _at_device_init(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Free the card first; then start one after the other; only then take less."""
+    """Free the card, start servers one after the other, or lower the utilization."""
     case = planner.case
-    less = _take_less(planner) or _leave_room(planner)
-    free_it = _freed(planner, less)
+    less = _utilization_within_free_memory(planner) or _lower_utilization_for_neighbour(planner)
+    free_it = _free_gpu_fix(planner, less)
     in_turn = Fix(
         "sequence_starts_or_wait",
         "Two instances that start together charge each other's memory; one after the other they do not.",
         steps=("start the second instance only after the first has printed `Application startup complete`",),
         confidence=0.55,
     )
-    newer = _accounting_fix(planner)
+    newer = _upgrade_fix(planner)
     if case.has("no_cache_blocks"):
         if planner.accounting.weights_over_budget_bytes:
-            yield from larger_budget(planner)
+            yield from budget_for_weights(planner)
         yield from (free_it, in_turn, newer) if newer is None else (newer, in_turn, free_it)
     elif case.has("profiling_error"):
         again = Fix(
@@ -184,12 +184,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (again, free_it, newer)
     else:
         yield free_it
-        yield less or planner.combined_levers("lower_util", "Beside what others hold, less of everything fits.", 0.5)
+        yield less or planner.pull_combined_levers(
+            "lower_util", "Beside what others hold, less of everything fits.", 0.5
+        )
         yield in_turn
 
 
-def _freed(planner: FixPlanner, less: Fix | None) -> Fix:
-    """Which process to look for, and what to do if it has to stay or there is none."""
+def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
+    """How to find the process that holds the memory, and what to do if it has to stay."""
     steps = [
         "nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv",
         "end the orphan by its PID; its title is VLLM::EngineCore or VLLM::Worker, not `vllm serve`",
@@ -212,8 +214,9 @@ def _freed(planner: FixPlanner, less: Fix | None) -> Fix:
     )
 
 
-def _accounting_fix(planner: FixPlanner) -> Fix | None:
+def _upgrade_fix(planner: FixPlanner) -> Fix | None:
     # Without a number on the log, only its style tells: no bracket before the file is older than 0.8.
+    """0.9.1 and later do not charge other processes' memory to the server."""
     by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style
     if not old:
@@ -226,17 +229,18 @@ def _accounting_fix(planner: FixPlanner) -> Fix | None:
     )
 
 
-def _leave_room(planner: FixPlanner) -> Fix | None:
-    """A neighbour came while it served: the share that leaves it what it holds, and the step what it lacked."""
+def _lower_utilization_for_neighbour(planner: FixPlanner) -> Fix | None:
+    """A utilization that leaves the other process its memory and the step what it lacked."""
     record = planner.case.black_box
-    if record is None or held_by_others(record, planner.case.black_box_line) is None:
+    if record is None or assess_other_processes(record, planner.case.black_box_line) is None:
         return None
     need = step_shortage_bytes(planner)
     why = f"The other process may stay: {gib(need)} more are left beside the pool, which is what the step lacked."
     return planner.lower_utilization(need, why, 0.6)
 
 
-def _take_less(planner: FixPlanner) -> Fix | None:
+def _utilization_within_free_memory(planner: FixPlanner) -> Fix | None:
+    """The utilization that fits into what was free at start-up."""
     check = planner.case.first("free_below_desired")
     free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
     if not isinstance(free, int) or not isinstance(total, int) or total <= 0:
@@ -247,9 +251,9 @@ def _take_less(planner: FixPlanner) -> Fix | None:
     # What is used beside the budget must fit into the free memory, too: the first share that leaves room for it.
     lower = [{"gpu_memory_utilization": round(share - step / 100, 2)} for step in range(12) if share - step / 100 > 0.1]
     why = f"{gib(free)} of {gib(total)} are free; the budget and what is used beside it have to fit into them."
-    return planner.first_fitting(
+    return planner.first_change_that_fits(
         "lower_util", lower, why, trades="a smaller KV pool", confidence=0.5
-    ) or planner.change("lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5)
+    ) or planner.plan_change("lower_util", lower[0], why, trades="a smaller KV pool", confidence=0.5)
 
 
 CAUSE = Cause(

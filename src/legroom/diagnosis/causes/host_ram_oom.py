@@ -8,7 +8,7 @@ from typing import Any
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.causes.no_cache_blocks import cpu_starved
+from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failed
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
@@ -32,8 +32,8 @@ _FAINT = ("ray_worker_died", "died_silently")
 
 
 def examine(case: Case) -> Assessment | None:
-    """The kernel, the container platform, Ray or a failed host allocation says so."""
-    shares = case.first("cpu_below_desired") or (None if cpu_starved(case) else case.first("cpu_kv_short"))
+    """The kernel, the container platform, Ray or a failed host allocation reports it."""
+    shares = case.first("cpu_below_desired") or (None if cpu_check_failed(case) else case.first("cpu_kv_short"))
     if shares:
         free, total = (gib(int(shares.facts.get(name, 0))) for name in ("free_bytes", "total_bytes"))
         why = f"On the CPU backend the KV cache is host RAM: {free} of {total} were available, and more was asked for."
@@ -42,7 +42,7 @@ def examine(case: Case) -> Assessment | None:
         error = case.first(*ids)
         if error is not None and error.id in _POSSIBLE and error.role != "host":
             continue  # the server ended its own workers
-        if error is not None and error.id in _FAINT and (case.last_error or not _may_be_killed(case, error)):
+        if error is not None and error.id in _FAINT and (case.last_error or not _suggests_kill(case, error)):
             continue  # an error is there, or was above: that a process ended is no sign by itself
         if error is not None:
             proven = proof(case.first("shm_small", "nccl_system_error"), error)
@@ -51,27 +51,28 @@ def examine(case: Case) -> Assessment | None:
         why = "Pinned host memory could not be had: it must be real RAM within the locked-memory limit."
         return Assessment(0.82, proof(case.first("frame_pin"), case.first("cuda_oom")), why)
     oom = case.oom
-    if oom and oom.free_was_enough:
+    if oom and oom.free_exceeds_request:
         why = (
             f"{gib(oom.free_bytes or 0)} of the card were free and only "
             f"{gib(oom.wanted_bytes)} asked for: the host could not back it."
         )
         return Assessment(0.5, proof(case.first("torch_oom"), case.first("prefetch_ram_short")), why)
-    if case.stops_short is not None and case.reached == "startup_load":
+    if case.unfinished_milestone is not None and case.phase_reached == "startup_load":
         why = (
             "The log ends while the weights are being read, without an error, as it does when the container's memory "
             "limit or the kernel ends the process; a probe that gives up early, or a server that is still starting, "
             "looks the same."
         )
-        return Assessment(0.3, proof(case.stops_short), why)
+        return Assessment(0.3, proof(case.unfinished_milestone), why)
     if case.has("nccl_system_error"):
         why = "NCCL's system call failed; the usual reason in a container is a /dev/shm of 64 MiB."
         return Assessment(0.5, proof(case.first("nccl_system_error")), why)
     return None
 
 
-def _may_be_killed(case: Case, ended: Evidence) -> bool:
-    """Ray lists it among the reasons; an engine that died is suspect only where its own lines above show no error."""
+def _suggests_kill(case: Case, ended: Evidence) -> bool:
+    """Ray always lists a kill among the reasons; an engine that died counts only where milestones show no error
+    before."""
     return ended.id == "ray_worker_died" or bool(case.milestones)
 
 
@@ -83,7 +84,7 @@ def _confidence(case: Case, error: Evidence, certainty: float) -> float:
 
 
 def _failed_before(case: Case, error: Evidence) -> bool:
-    """Something else had failed: a server that goes down ends its own workers, with SIGKILL at last."""
+    """Whether another failure came first: a server that shuts down kills its own workers."""
     reasons = (item for item in case.evidence if item.role in ("failure", "exception") and not item.is_warning)
     return any(item.line < error.line for item in reasons)
 
@@ -131,8 +132,8 @@ def _why(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     case = planner.case
     shares = case.first("cpu_below_desired", "cpu_kv_short")
-    if shares and not cpu_starved(case):
-        yield _less_ram(planner, shares)
+    if shares and not cpu_check_failed(case):
+        yield _smaller_cpu_pool_fix(planner, shares)
     if case.has("shm_small", "shm_no_space", "shm_insufficient", "bus_error", "nccl_system_error"):
         yield Fix(
             "more_host_ram_or_shm",
@@ -144,10 +145,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.75,
         )
     elif case.has("mmap_failed"):
-        yield _mapped(case)
+        yield _mmap_fix(case)
     else:
-        yield from _less_pinned(planner)
-        yield _more_ram(planner)
+        yield from _pinned_memory_fixes(planner)
+        yield _more_ram_fix(planner)
     if planner.known.ranks > 1:
         yield Fix(
             "sequence_starts_or_wait",
@@ -171,8 +172,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         )
 
 
-def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
-    """What was asked for of the host's memory, asked for no more: swap space in V0, offloaded weights and KV."""
+def _pinned_memory_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Less pinned host memory: swap space in V0, offloaded weights and KV."""
     case, args = planner.case, planner.known.args
     pinned = case.has("pinned_failed", "too_large_swap") or "frame_pin" in case.frames
     swaps = case.engine.generation == "V0" or planner.known.release.before("0.8.0")
@@ -198,12 +199,12 @@ def _less_pinned(planner: FixPlanner) -> Iterator[Fix | None]:
     if args.cpu_offload_gb and pinned:
         half = float(int(args.cpu_offload_gb // 2))
         why = f"{args.cpu_offload_gb:g} GiB of weights are to stay in host RAM for every GPU."
-        yield planner.change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
+        yield planner.plan_change("cpu_offload", {"cpu_offload_gb": half or None}, why, confidence=0.6)
 
 
-def _mapped(case: Case) -> Fix:
-    """torch maps a checkpoint privately and writable, so the kernel counts the whole file as if it were to be written;
-    it refuses more than RAM and swap together, or what the limits leave."""
+def _mmap_fix(case: Case) -> Fix:
+    """torch maps a checkpoint private and writable, so the kernel accounts for the whole file against RAM, swap and
+    overcommit limits."""
     mapped = case.first("mmap_failed")
     size = gib(int(mapped.facts.get("bytes_count", 0))) if mapped else "the file"
     return Fix(
@@ -217,7 +218,7 @@ def _mapped(case: Case) -> Fix:
     )
 
 
-def _more_ram(planner: FixPlanner) -> Fix:
+def _more_ram_fix(planner: FixPlanner) -> Fix:
     steps = [
         "raise the container's memory limit (resources.limits.memory, docker --memory), or add RAM",
         "free -g; dmesg | grep -i oom shows who was killed",
@@ -230,17 +231,17 @@ def _more_ram(planner: FixPlanner) -> Fix:
         ]
     if planner.known.args.cpu_offload_gb or planner.known.args.swap_space:
         steps.append("lower what pins host memory: KV offloading, --cpu-offload-gb, --swap-space")
-    weights = planner.base.layout.weights.bytes * planner.known.ranks if planner.base is not None else 0
+    weights = planner.failed_plan.layout.weights.bytes * planner.known.ranks if planner.failed_plan is not None else 0
     size = f" The checkpoint alone is {gib(weights)}." if weights else ""
     why = f"The host or the container needs more RAM than it has.{size}"
     return Fix("more_host_ram_or_shm", why, steps=tuple(steps), confidence=0.6)
 
 
-def _less_ram(planner: FixPlanner, shares: Evidence) -> Fix | None:
+def _smaller_cpu_pool_fix(planner: FixPlanner, shares: Evidence) -> Fix | None:
     free, total = (int(shares.facts.get(name, 0)) for name in ("free_bytes", "total_bytes"))
     if planner.known.args.kv_cache_memory_bytes:
         flags: dict[str, Any] = {"kv_cache_memory_bytes": max(int(free * 0.8), 1)}
-        return planner.change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
+        return planner.plan_change("kv_cache_memory_bytes", flags, f"{gib(free)} of RAM are available.", confidence=0.8)
     if "VLLM_CPU_KVCACHE_SPACE" in planner.given_args.env:
         env = {"VLLM_CPU_KVCACHE_SPACE": str(max(int(free * 0.8) // GIB, 1))}
         return Fix(
@@ -251,7 +252,7 @@ def _less_ram(planner: FixPlanner, shares: Evidence) -> Fix | None:
             command=planner.command({}, env),
         )
     share = math.floor(free * 0.9 / max(total, 1) * 100) / 100
-    return planner.change(
+    return planner.plan_change(
         "lower_util", {"gpu_memory_utilization": share}, f"{gib(free)} of {gib(total)} are available.", confidence=0.8
     )
 

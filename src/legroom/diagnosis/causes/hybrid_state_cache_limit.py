@@ -12,7 +12,7 @@ from legroom.explain.entry import Localized
 
 
 def examine(case: Case) -> Assessment | None:
-    """vLLM's own check; its number is the answer."""
+    """vLLM's own check of state blocks."""
     error = case.first("state_blocks_short")
     if error is None:
         return None
@@ -32,15 +32,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     blocks = error.facts.get("state_blocks_count") if error else None
     if isinstance(blocks, int) and blocks > 0:
         seqs = blocks if blocks < 32 else blocks // 8 * 8
-        yield planner.change(
+        yield planner.plan_change(
             "max_num_seqs",
             {"max_num_seqs": seqs},
             f"There are {blocks} state blocks, one a sequence.",
             trades="fewer requests run at once",
             confidence=0.85,
         )
-    yield planner.lever("raise utilization", "raise_util", "A larger pool has more state blocks.", 0.4)
-    yield planner.lever(
+    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool has more state blocks.", 0.4)
+    yield planner.pull_lever(
         "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a state block is smaller.", 0.35
     )
 

@@ -18,9 +18,15 @@ def examine(case: Case) -> Assessment | None:
     """vLLM's own warning or counters, or a pool that stays full while requests wait."""
     preempted = case.all("preempted")
     failed = case.first("swap_exhausted", "block_pool_guard")
-    counted = [item for item in case.all("preemptions_metric", "engine_stats") if _number(item, "preemptions") > 0]
-    full = [item for item in case.all("engine_stats", "kv_usage_line") if _usage(item) >= _FULL]
-    waiting = [item for item in case.all("engine_stats") if _usage(item) >= 90 and _number(item, "waiting") > 0]
+    counted = [
+        item for item in case.all("preemptions_metric", "engine_stats") if _count_or_ratio(item, "preemptions") > 0
+    ]
+    full = [item for item in case.all("engine_stats", "kv_usage_line") if _kv_usage_percent(item) >= _FULL]
+    waiting = [
+        item
+        for item in case.all("engine_stats")
+        if _kv_usage_percent(item) >= 90 and _count_or_ratio(item, "waiting") > 0
+    ]
     confidence = 0.0
     if failed:
         confidence = 0.93
@@ -49,10 +55,10 @@ def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> 
     if last is not None:
         parts.append(f"{count if count is not None else len(preempted)} preemptions ({last.facts.get('mode')})")
     if stats:
-        worst = max(stats, key=_usage)
+        worst = max(stats, key=_kv_usage_percent)
         running, waiting = worst.facts.get("running_count"), worst.facts.get("waiting_count")
         beside = f" with {running} running and {waiting} waiting" if running is not None else ""
-        parts.append(f"KV usage {_usage(worst):g} %{beside}")
+        parts.append(f"KV usage {_kv_usage_percent(worst):g} %{beside}")
     shown = "; ".join(parts) or "the pool ran out of blocks"
     return (
         f"{shown}. The pool was allocated at start-up and does not "
@@ -61,12 +67,12 @@ def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> 
     )
 
 
-def _usage(item: Evidence) -> float:
+def _kv_usage_percent(item: Evidence) -> float:
     value = item.facts.get("kv_usage_ratio")
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _number(item: Evidence, stem: str) -> float:
+def _count_or_ratio(item: Evidence, stem: str) -> float:
     for ending in ("count", "ratio"):
         value = item.facts.get(f"{stem}_{ending}")
         if isinstance(value, int | float):
@@ -90,28 +96,28 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     asked = planner.known.args.max_num_seqs or 256
     # One or two that run and still run out are long requests: fewer of them is no server any more.
     seqs = most * 3 // 4 if most > 2 else max(asked // 2, 1)
-    yield planner.change(
+    yield planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": seqs},
         "Fewer requests at once keep their blocks to the end.",
         trades="more requests wait",
         confidence=0.6,
     )
-    yield planner.lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
+    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool, where the card has room.", 0.45)
     yield Fix(
         "max_model_len",
         "Requests that may grow less need fewer blocks; bound max_tokens too.",
         steps=("lower --max-model-len to what your requests really use, and cap max_tokens",),
         confidence=0.45,
     )
-    yield planner.change(
+    yield planner.plan_change(
         "kv_cache_dtype",
         {"kv_cache_dtype": "fp8"},
         "Twice the tokens in the same pool.",
         trades="keys and values in 8 bits",
         confidence=0.4,
     )
-    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
+    yield planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", "More GPUs, a larger pool.", 0.35)
 
 
 CAUSE = Cause(

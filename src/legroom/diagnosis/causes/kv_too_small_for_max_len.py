@@ -10,18 +10,18 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.fixes.flag_repair import larger_pool
+from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200
 """vLLM prints GiB with two digits; half of the last one may be missing."""
-_WORTH_KEEPING = 4
+_MIN_LENGTH_GAIN = 4
 """Where a pool holds less than this part of the length that was asked for, the pool is raised first."""
 
-_USABLE = 2048
+_SHORT_CONTEXT_TOKENS = 2048
 """A server for shorter requests than this is hardly what was wanted."""
-_NEARLY_ALL = 0.95
+_MAX_UTILIZATION = 0.95
 _TOO_SHORT = "The pool holds one request of {:,} tokens only, which is of little use."
 
 
@@ -34,8 +34,8 @@ def examine(case: Case) -> Assessment | None:
     return Assessment(0.93 if error else 0.7, proof(error, estimate), _why(case))
 
 
-def longest_len(case: Case) -> int | None:
-    """The length that the log itself says would fit."""
+def longest_fitting_len(case: Case) -> int | None:
+    """The length that the log says would fit."""
     tokens, estimate, error = (
         case.first("kv_tokens_short"),
         case.first("estimated_max_len"),
@@ -62,69 +62,72 @@ def _why(case: Case) -> str:
             return (
                 f"One request of {wanted:,} tokens needs {gib(needed)} of "
                 f"KV cache and {gib(has)} are left: {gib(needed - has)} "
-                f"short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, {longest_len(case) or 0:,} tokens fit."
+                f"short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
+                f"{longest_fitting_len(case) or 0:,} tokens fit."
             )
     tokens = case.first("kv_tokens_short")
     if tokens is not None:
         wanted, fits = tokens.facts.get("max_model_len_count"), tokens.facts.get("fits_len_count")
         return f"One request may be {wanted:,} tokens long, and the pool holds {fits:,}."
-    return f"The pool holds one request of {longest_len(case) or 0:,} tokens, which is less than max_model_len."
+    return f"The pool holds one request of {longest_fitting_len(case) or 0:,} tokens, which is less than max_model_len."
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """A length that fits; where little is missing, a little more of the card; fewer bytes a token; more cards."""
-    fits, asked = longest_len(planner.case) or 0, planner.given_args.max_model_len or 0
-    larger = larger_pool(planner, 0.75 if fits * _WORTH_KEEPING < asked else 0.7)
+    """A length that fits, a higher utilization, fewer bytes per token, or more cards."""
+    fits, asked = longest_fitting_len(planner.case) or 0, planner.given_args.max_model_len or 0
+    larger = larger_pool_fix(planner, 0.75 if fits * _MIN_LENGTH_GAIN < asked else 0.7)
     # A pool that was given outright and holds next to nothing is what is wrong, not the length.
-    if larger is not None and fits * _WORTH_KEEPING < asked:
+    if larger is not None and fits * _MIN_LENGTH_GAIN < asked:
         yield larger
-    if 0 < fits < min(_USABLE, asked_len(planner.case) // _WORTH_KEEPING):
-        yield _more_of_the_card(planner, fits)
-        yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", _TOO_SHORT.format(fits), 0.5)
-    yield _shorter(planner)
-    if larger is not None and fits * _WORTH_KEEPING >= asked:
+    if 0 < fits < min(_SHORT_CONTEXT_TOKENS, checked_len(planner.case) // _MIN_LENGTH_GAIN):
+        yield _raise_utilization_for_length(planner, fits)
+        yield planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", _TOO_SHORT.format(fits), 0.5)
+    yield _shorter_len_fix(planner)
+    if larger is not None and fits * _MIN_LENGTH_GAIN >= asked:
         yield larger
-    short = _short_bytes(planner)
+    short = _pool_shortage_bytes(planner)
     if short is not None:
         why = f"{human_bytes(short)} are missing and the card has more than that outside the budget."
         yield (
-            planner.lever("raise utilization", "raise_util", why, 0.5)
-            if planner.base
+            planner.pull_lever("raise utilization", "raise_util", why, 0.5)
+            if planner.failed_plan
             else planner.raise_utilization(short, why)
         )
-    yield planner.lever(
+    yield planner.pull_lever(
         "fewer sequences", "max_num_seqs", "Fewer dummy sequences leave more of the budget to the pool.", 0.45
     )
-    yield planner.lever(
+    yield planner.pull_lever(
         "smaller batches", "max_num_batched_tokens", "A smaller peak leaves more of the budget to the pool.", 0.45
     )
-    yield planner.lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
-        planner.change(
+    yield planner.pull_lever("fp8 KV cache", "kv_cache_dtype", "Keys and values in 8 bits take half.", 0.45) or (
+        planner.plan_change(
             "kv_cache_dtype",
             {"kv_cache_dtype": "fp8"},
             "Keys and values in 8 bits take half the bytes a token.",
             trades="keys and values are stored in 8 bits",
             confidence=0.4,
         )
-        if planner.base is None
+        if planner.failed_plan is None
         else None
     )
-    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4)
+    yield planner.pull_lever(
+        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the same context fits.", 0.4
+    )
 
 
-def asked_len(case: Case) -> int:
-    """The length that vLLM checked; 0 where the log does not say."""
+def checked_len(case: Case) -> int:
+    """The length that vLLM checked; 0 where it is not printed."""
     error = case.first("kv_bytes_short", "kv_tokens_short")
     length = error.facts.get("max_model_len_count") if error else None
     return length if isinstance(length, int) else 0
 
 
-def _more_of_the_card(planner: FixPlanner, fits: int) -> Fix | None:
-    """A larger share, with the length that it holds, where that is several times what fits now."""
-    accounting, total, asked = planner.accounting, planner.total_bytes, asked_len(planner.case)
-    for share in (planner.usual_utilization, _NEARLY_ALL):
+def _raise_utilization_for_length(planner: FixPlanner, fits: int) -> Fix | None:
+    """A higher utilization with the length it holds, where that is several times the present one."""
+    accounting, total, asked = planner.accounting, planner.total_bytes, checked_len(planner.case)
+    for share in (planner.default_utilization, _MAX_UTILIZATION):
         length = accounting.longest_at(share)
-        if length is None or total is None or share <= planner.utilization or length < fits * _WORTH_KEEPING:
+        if length is None or total is None or share <= planner.utilization or length < fits * _MIN_LENGTH_GAIN:
             continue
         if (1 - share) * total < GIB // 2 + (planner.case.startup.graph_bytes or 0):
             continue
@@ -132,26 +135,26 @@ def _more_of_the_card(planner: FixPlanner, fits: int) -> Fix | None:
         if length < asked // 256 * 256:
             flags["max_model_len"] = length
         trades = "less of the card is left for what vLLM does not count"
-        fix = planner.change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades, confidence=0.6)
+        fix = planner.plan_change("raise_util", flags, _TOO_SHORT.format(fits), trades=trades, confidence=0.6)
         if fix is not None:
             return fix
     return None
 
 
-def _shorter(planner: FixPlanner) -> Fix | None:
-    fits = longest_len(planner.case)
+def _shorter_len_fix(planner: FixPlanner) -> Fix | None:
+    fits = longest_fitting_len(planner.case)
     if not fits:
-        return planner.lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
+        return planner.pull_lever("shorter context", "max_model_len", "The longest length the pool holds.", 0.7)
     step = 1024 if fits >= 4096 else 16
     # A hundredth stays free: the next start measures its peak anew, some MiB up or down.
     flags = {"max_model_len": max(int(fits * 0.99) // step * step, min(fits, 16))}
     why, trades = f"The pool holds one request of {fits:,} tokens.", "requests longer than this are refused"
-    checked = planner.change("max_model_len", flags, why, trades=trades, confidence=0.75)
+    checked = planner.plan_change("max_model_len", flags, why, trades=trades, confidence=0.75)
     # The log's own number counts more than a model of it that disagrees or doubts.
     return replace(checked or Fix("max_model_len", why, flags, confidence=0.7, trades=trades), proven=True)
 
 
-def _short_bytes(planner: FixPlanner) -> int | None:
+def _pool_shortage_bytes(planner: FixPlanner) -> int | None:
     error = planner.case.first("kv_bytes_short")
     needed, has = (error.facts.get(name) if error else None for name in ("needed_bytes", "available_bytes"))
     return needed - has if isinstance(needed, int) and isinstance(has, int) else None

@@ -9,7 +9,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.recorded_memory import RecordedGrowth, leak_growth, leaking, span_words
+from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
 from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
@@ -17,7 +17,7 @@ from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 
 def examine(case: Case) -> Assessment | None:
     """The same process, later, with more; never less."""
-    if case.black_box is not None and (recorded := leaking(case.black_box, case.black_box_line)):
+    if case.black_box is not None and (recorded := assess_leak(case.black_box, case.black_box_line)):
         return recorded
     series: dict[str, list[tuple[int, Evidence]]] = {}
     for item in case.all("ps_row", "resident_metric"):
@@ -33,10 +33,10 @@ def examine(case: Case) -> Assessment | None:
                 f"{gib(amounts[-1])} of host memory and never gives any back."
             )
             return Assessment(0.85, proof([item for _, item in points]), why)
-    return _series(case) or _residue(case)
+    return _assess_written_growth(case) or _assess_memory_after_sleep(case)
 
 
-def _series(case: Case) -> Assessment | None:
+def _assess_written_growth(case: Case) -> Assessment | None:
     """Somebody wrote the growth down: `10 GiB -> 14 GiB -> 21 GiB`."""
     for item in case.all("growth_series"):
         amounts = sizes_bytes(re.split(r" ?(?:->|→) ?", str(item.facts.get("series", ""))))
@@ -46,7 +46,7 @@ def _series(case: Case) -> Assessment | None:
     return None
 
 
-def _residue(case: Case) -> Assessment | None:
+def _assess_memory_after_sleep(case: Case) -> Assessment | None:
     left = [item for item in case.all("sleep_freed") if isinstance(item.facts.get("left_bytes"), int)]
     amounts = [int(item.facts["left_bytes"]) for item in left]
     if len(left) >= 3 and amounts == sorted(amounts) and amounts[-1] > amounts[0] * 1.1:
@@ -57,14 +57,14 @@ def _residue(case: Case) -> Assessment | None:
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Another release, bounded caches, fewer graphs; or more room and a planned restart."""
-    if _residue(planner.case):
-        yield from _after_sleep()
+    if _assess_memory_after_sleep(planner.case):
+        yield from _sleep_fixes()
         return
     record = planner.case.black_box
     if record is not None and (growth := leak_growth(record)):
-        yield _planned_restart(growth)
+        yield _planned_restart_fix(growth)
     if planner.case.has("ps_row"):
-        yield planner.change(
+        yield planner.plan_change(
             "eager_or_fewer_graphs",
             {"enforce_eager": True},
             "In old releases captured graphs and their NCCL work grew on the host.",
@@ -92,9 +92,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
 
 
-def _planned_restart(growth: RecordedGrowth) -> Fix:
+def _planned_restart_fix(growth: RecordedGrowth) -> Fix:
     """The room that was used up lasts as long again after a restart."""
-    every = span_words(growth.seconds)
+    every = duration_text(growth.seconds)
     return Fix(
         "sequence_starts_or_wait",
         f"It grew by {gib(growth.bytes)} in {every}, {gib(round(growth.bytes_per_h))} an hour under this load: a "
@@ -107,7 +107,7 @@ def _planned_restart(growth: RecordedGrowth) -> Fix:
     )
 
 
-def _after_sleep() -> Iterator[Fix]:
+def _sleep_fixes() -> Iterator[Fix]:
     """vLLM prints what is in use on the whole card (total less free, in sleep()), so a trainer's part is in it."""
     yield Fix(
         "sequence_starts_or_wait",

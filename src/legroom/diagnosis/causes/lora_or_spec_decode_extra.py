@@ -30,8 +30,8 @@ def examine(case: Case) -> Assessment | None:
         case.startup.args.enable_lora or case.startup.args.speculative_config
     )
     inside = bool(case.frames & {"frame_spec", "frame_lora"})
-    non_torch = oom.non_torch_bytes if oom and not oom.neighbours_bytes else None
-    large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not (oom and oom.free_was_enough)
+    non_torch = oom.non_torch_bytes if oom and not oom.other_processes_bytes else None
+    large = non_torch is not None and non_torch > _LARGE_NON_TORCH and not (oom and oom.free_exceeds_request)
     confidence = 0.0
     if inside:
         confidence = 0.9
@@ -41,7 +41,7 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.65 if case.site in ("graph", "serving", "sampler") else 0.45
     elif large:
         # No sign of adapters or a draft: only a share that nothing else has makes them more than a possibility.
-        confidence = 0.62 if (non_torch or 0) > 2 * _LARGE_NON_TORCH and not case.is_traced else 0.35
+        confidence = 0.62 if (non_torch or 0) > 2 * _LARGE_NON_TORCH and not case.has_site_frame else 0.35
     if not confidence:
         return None
     proven = proof(case.first("lora_on", "spec_on"), case.first("frame_spec", "frame_lora"), case.first("torch_oom"))
@@ -90,21 +90,23 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.5,
         )
     seqs = args.max_num_seqs or 256
-    yield planner.change(
+    yield planner.plan_change(
         "max_num_seqs",
         {"max_num_seqs": max(seqs // 4, 4)},
         "Speculative depth multiplies what every sequence needs.",
         trades="fewer requests run at once",
         confidence=0.45,
     )
-    yield planner.change(
+    yield planner.plan_change(
         "eager_or_fewer_graphs",
         {"enforce_eager": True},
         "Adapter graphs are captured once more for every size.",
         trades="slower decoding",
         confidence=0.4,
     )
-    yield planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35)
+    yield planner.pull_lever(
+        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35
+    )
 
 
 CAUSE = Cause(

@@ -8,7 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.fixes.flag_repair import smaller_media
+from legroom.diagnosis.fixes.flag_repair import smaller_media_fix
 from legroom.explain.entry import Localized
 from legroom.units import gib
 
@@ -28,14 +28,14 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.9
     elif vision:
         confidence = 0.87 if case.site in ("serving", "") else 0.8
-    elif _dummies_suspected(case):
+    elif _dummy_media_suspected(case):
         confidence = 0.5
     if not confidence:
         return None
     return Assessment(confidence, proof(case.first("frame_vision"), case.first("torch_oom")), _why(case))
 
 
-def _dummies_suspected(case: Case) -> bool:
+def _dummy_media_suspected(case: Case) -> bool:
     if case.has("mm_profile_too_short", "encoder_budget") and case.site == "profile":
         return True
     oom = case.oom
@@ -63,7 +63,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer and smaller media; a cache that holds them."""
     cache = planner.case.first("encoder_cache_short")
     item = cache.facts.get("item_tokens_count") if cache else None
-    limit = _bounded_media(planner)
+    limit = _bounded_media_fix(planner)
     if isinstance(item, int) and cache is not None:
         newer = Fix(
             "engine_version_or_V0",
@@ -72,7 +72,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.6,
         )
         tokens = max(-(-item // 1024) * 1024, planner.known.args.max_num_batched_tokens or 0, 2048)
-        larger = planner.change(
+        larger = planner.plan_change(
             "max_num_batched_tokens",
             {"max_num_batched_tokens": tokens},
             f"The encoder cache is sized from it and must hold an item of {item} tokens.",
@@ -89,7 +89,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         confidence=0.4,
     )
     tokens = planner.known.args.max_num_batched_tokens or 8192
-    yield planner.change(
+    yield planner.plan_change(
         "max_num_batched_tokens",
         {"max_num_batched_tokens": max(tokens // 2, 2048)},
         "Fewer media tokens are encoded at once.",
@@ -104,9 +104,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
 
 
-def _bounded_media(planner: FixPlanner) -> Fix:
-    """Fewer and smaller media; where one dummy alone is larger than the card and its size cannot be bounded, none."""
-    limit = smaller_media(
+def _bounded_media_fix(planner: FixPlanner) -> Fix:
+    """Fewer and smaller media; none where one dummy item exceeds the card and cannot be bounded."""
+    limit = smaller_media_fix(
         planner, "Dummy and real media are bounded by these limits; passed to the engine, not only to the client."
     )
     case = planner.case

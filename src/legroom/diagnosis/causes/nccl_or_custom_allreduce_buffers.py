@@ -18,7 +18,7 @@ _DEFAULT_BUFFERS = "unset NCCL_BUFFSIZE and NCCL_NCHANNELS if they are set"
 
 
 def examine(case: Case) -> Assessment | None:
-    """NCCL itself names the reason; without its `out of memory` an NCCL error is no memory problem."""
+    """NCCL reports `out of memory`; other NCCL errors are no memory problem."""
     refused = case.first("nccl_register")
     if refused:
         why = (
@@ -47,10 +47,10 @@ def examine(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Smaller or fewer buffers, or room for them."""
     if planner.case.has("nccl_register"):
-        yield from _registered()
+        yield from _registration_fix()
         return
     room = planner.lower_utilization(GIB, "Communication buffers live beside the budget.", 0.5)
-    if _vllm_sets_it(planner):
+    if _vllm_sets_nccl_variable(planner):
         if room is not None:
             yield replace(room, steps=(_DEFAULT_BUFFERS,))
     else:
@@ -77,14 +77,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
 
 
-def _vllm_sets_it(planner: FixPlanner) -> bool:
+def _vllm_sets_nccl_variable(planner: FixPlanner) -> bool:
     if planner.known.release_known:
-        return planner.runs_within(*_SET_BY_VLLM)
+        return planner.release_is_within(*_SET_BY_VLLM)
     engine = planner.case.engine
-    return engine.generation == "V0" or engine.looks_before_0_9_2
+    return engine.generation == "V0" or engine.is_styled_before_0_9_2
 
 
-def _registered() -> Iterator[Fix]:
+def _registration_fix() -> Iterator[Fix]:
     yield Fix(
         "disable_custom_allreduce_or_nccl_env",
         "The default buffers are small enough to be registered, once the process may lock as much as it wants.",

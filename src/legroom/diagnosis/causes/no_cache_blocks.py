@@ -9,16 +9,16 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.fixes.flag_repair import larger_pool, smaller_steps
-from legroom.diagnosis.fixes.hardware_fixes import larger_budget, other_hardware
+from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware
 from legroom.diagnosis.fixes.log_accounting import LogAccounting
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
-_NEARLY_ALL = 0.95
+_MAX_UTILIZATION = 0.95
 """The largest share that leaves a card of 24 GiB and more the room for what vLLM does not count."""
-_WHAT_DECIDES = (
+_DECIDING_STEPS = (
     "nvidia-smi before the start: memory in use by others has to be freed first, and a second instance starts only "
     "after the first is up",
     "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
@@ -28,7 +28,7 @@ _WHAT_DECIDES = (
 
 def examine(case: Case) -> Assessment | None:
     """The check itself, or accounting lines that already show it."""
-    starved = cpu_starved(case)
+    starved = cpu_check_failed(case)
     if starved:
         why = (
             "On the CPU backend the budget is "
@@ -63,7 +63,7 @@ def _given_pool_bytes(case: Case) -> int | None:
     return int(given) if isinstance(given, int) and given > 0 else None
 
 
-def cpu_starved(case: Case) -> Evidence | None:
+def cpu_check_failed(case: Case) -> Evidence | None:
     """The CPU backend's form of the same check, where nothing is left (0.27+)."""
     error = case.first("cpu_kv_short")
     requested = error.facts.get("requested_bytes") if error else None
@@ -92,10 +92,10 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Raise the budget where the card has room; else make weights or peak smaller; else other cards."""
-    starved = cpu_starved(planner.case)
+    """A larger budget where the card has room; else smaller weights or peak; else other cards."""
+    starved = cpu_check_failed(planner.case)
     if starved:
-        yield _more_ram_share(planner, starved)
+        yield _larger_cpu_share_fix(planner, starved)
         return
     if _given_pool_bytes(planner.case) is not None and (oom := planner.case.oom) is not None:
         need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0)
@@ -107,62 +107,66 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.6,
         )
         return
-    yield larger_pool(planner)
-    if planner.base is not None:
-        yield from _planned(planner)
+    yield larger_pool_fix(planner)
+    if planner.failed_plan is not None:
+        yield from _planned_fixes(planner)
         return
-    yield from larger_budget(planner)
-    more = _more_of_the_card(planner)
+    yield from budget_for_weights(planner)
+    more = _raise_utilization_fix(planner)
     yield more
     accounting = planner.accounting
     if accounting.pool_bytes is not None and accounting.pool_bytes <= 0:
-        yield from _smaller_peak(planner, accounting)
+        yield from _smaller_peak_fix(planner, accounting)
         if more is None:
             yield other_hardware(planner, 0.45)
     elif planner.case.startup.weights_bytes is None:
-        yield _another_release()
-    yield from _guesses(planner)
+        yield _other_release_fix()
+    yield from _fixes_without_figures(planner)
 
 
-def _planned(planner: FixPlanner) -> Iterator[Fix | None]:
+def _planned_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
     why = "Weights and peak are above the budget, and the card has room."
     single = [
-        planner.lever("raise utilization", "raise_util", why, 0.7),
-        planner.lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak."),
-        planner.lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak."),
+        planner.pull_lever("raise utilization", "raise_util", why, 0.7),
+        planner.pull_lever("smaller batches", "max_num_batched_tokens", "A smaller dummy batch has a smaller peak."),
+        planner.pull_lever("fewer sequences", "max_num_seqs", "Fewer dummy sequences have a smaller peak."),
     ]
     yield from single
     if not any(fix and fix.plan and fix.plan.verdict == "fits" for fix in single):
-        yield planner.combined_levers("raise_util", "No single change is enough; these together are.")
+        yield planner.pull_combined_levers("raise_util", "No single change is enough; these together are.")
     smaller = "Smaller weights leave room for the pool."
-    yield planner.made_to_fit(planner.lever("quantized weights", "checkpoint_format", smaller), smaller, confidence=0.6)
+    yield planner.extend_until_fits(
+        planner.pull_lever("quantized weights", "checkpoint_format", smaller), smaller, confidence=0.6
+    )
     more = "Split over more GPUs, each has room for a pool."
-    yield planner.made_to_fit(planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", more), more, confidence=0.6)
+    yield planner.extend_until_fits(
+        planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", more), more, confidence=0.6
+    )
     if planner.accounting.weights_over_budget_bytes:
-        yield from larger_budget(planner)
+        yield from budget_for_weights(planner)
     else:
         yield other_hardware(planner, 0.4)
 
 
-def _smaller_peak(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
-    """Fewer tokens a step, if the peak is large enough for that to give a pool back."""
+def _smaller_peak_fix(planner: FixPlanner, accounting: LogAccounting) -> Iterator[Fix | None]:
+    """Fewer tokens per step, if the peak is large enough to leave a pool."""
     tokens = planner.known.args.max_num_batched_tokens or 8192
     won = (accounting.peak_bytes or 0) * 3 // 4
     if won > -(accounting.pool_bytes or 0) + GIB // 2:
-        yield planner.change(
+        yield planner.plan_change(
             "max_num_batched_tokens",
-            smaller_steps(planner, max(tokens // 4, 1024)),
+            smaller_step_flags(planner, max(tokens // 4, 1024)),
             f"The profile run peaked at {gib(accounting.peak_bytes or 0)}, which follows the tokens of a step.",
             trades="long prompts take more steps",
             confidence=0.5,
         )
 
 
-def _guesses(planner: FixPlanner) -> Iterator[Fix | None]:
+def _fixes_without_figures(planner: FixPlanner) -> Iterator[Fix | None]:
     tokens = planner.known.args.max_num_batched_tokens or 8192
-    yield planner.change(
+    yield planner.plan_change(
         "max_num_batched_tokens",
-        smaller_steps(planner, max(tokens // 4, 2048)),
+        smaller_step_flags(planner, max(tokens // 4, 2048)),
         "The peak of the profile run follows the tokens of a step.",
         trades="long prompts take more steps",
         confidence=0.4,
@@ -175,10 +179,10 @@ def _guesses(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.5,
         )
     if planner.case.startup.weights_bytes is not None:
-        yield _another_release()
+        yield _other_release_fix()
 
 
-def _another_release() -> Fix:
+def _other_release_fix() -> Fix:
     return Fix(
         "engine_version_or_V0",
         "What a release counts has changed: if an earlier one started with these flags, it is the accounting.",
@@ -187,8 +191,8 @@ def _another_release() -> Fix:
     )
 
 
-def _more_ram_share(planner: FixPlanner, starved: Evidence) -> Fix | None:
-    """The share of RAM that holds what the process uses and a pool beside it, within what is free."""
+def _larger_cpu_share_fix(planner: FixPlanner, starved: Evidence) -> Fix | None:
+    """The share of RAM that holds the process and a pool, within what is free."""
     total, free = int(starved.facts["total_bytes"]), int(starved.facts["free_bytes"])
     used = int(starved.facts.get("budget_bytes", 0)) - int(starved.facts["requested_bytes"])
     pool = min(4 * GIB, (free - used) // 2)
@@ -197,11 +201,11 @@ def _more_ram_share(planner: FixPlanner, starved: Evidence) -> Fix | None:
         f"The process uses {gib(used)}; {share:g} x {gib(total)} "
         f"leaves {gib(int(share * total) - used)} for the KV cache."
     )
-    return planner.change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
+    return planner.plan_change("raise_util", {"gpu_memory_utilization": share}, why, confidence=0.8)
 
 
-def _more_of_the_card(planner: FixPlanner) -> Fix | None:
-    """By the numbers of the profile lines; without them, up to the release's default where less was asked for."""
+def _raise_utilization_fix(planner: FixPlanner) -> Fix | None:
+    """From the profile lines; without them, up to the release's default."""
     startup = planner.case.startup
     missing = max(-(startup.available_kv_bytes or 0), 0)
     why = f"The pool is {gib(missing)} below zero; the card has that much outside the budget."
@@ -210,18 +214,18 @@ def _more_of_the_card(planner: FixPlanner) -> Fix | None:
             return fix
     if startup.available_kv_bytes is not None and planner.total_bytes is not None:
         return None  # the numbers are there, and they say that the card has no room
-    usual = planner.usual_utilization
+    usual = planner.default_utilization
     if planner.utilization_known and planner.utilization < usual - 0.005:
         why = f"Only {planner.utilization:g} of the card was asked for; {usual:g} is what the release takes by itself."
-        return planner.change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
-    if planner.utilization >= _NEARLY_ALL:
+        return planner.plan_change("raise_util", {"gpu_memory_utilization": usual}, why, confidence=0.6)
+    if planner.utilization >= _MAX_UTILIZATION:
         return None
-    return planner.change(
+    return planner.plan_change(
         "raise_util",
-        {"gpu_memory_utilization": _NEARLY_ALL},
+        {"gpu_memory_utilization": _MAX_UTILIZATION},
         "The error alone does not say what took the budget. If weights and peak are just above it, more of the card "
         "helps; if they are far above it, or if somebody else holds memory, it does not.",
-        steps=_WHAT_DECIDES,
+        steps=_DECIDING_STEPS,
         trades="less of the card is left for what vLLM does not count",
         confidence=0.35,
     )

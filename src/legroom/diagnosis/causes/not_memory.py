@@ -8,13 +8,13 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.lookalike_causes import assessed, help_for, is_chatter
+from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
 from legroom.explain.entry import Localized
 from legroom.vllm_logs.evidence import Evidence
 
 _LABEL = "not_memory"
-_SEARCHED_CHARS = 90
-_BY_TYPE = {
+_QUERY_CHARS = 90
+_STEP_BY_TYPE = {
     "AttributeError": "two packages of different releases meet, or a step got nothing where it expected something: "
     "pip check, then compare `pip show vllm transformers torch` with what vLLM's release asks for",
     "TypeError": "two packages of different releases meet: pip check, then compare `pip show vllm transformers torch` "
@@ -32,8 +32,8 @@ _BY_TYPE = {
 }
 
 
-_OF_NOTHING = "'NoneType' object"
-_GOT_NOTHING = (
+_NONE_TYPE_ERROR = "'NoneType' object"
+_NONE_TYPE_STEP = (
     "a step got nothing where it expected something, and while serving it is the request that sets it off: send the "
     "last request before the error once more, alone, and leave out its options one at a time (embeddings, logprobs, "
     "guided output, media)"
@@ -41,7 +41,7 @@ _GOT_NOTHING = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """The first failure is one of the known look-alikes, or an exception that no memory message goes with."""
+    """A known look-alike, or an exception without any memory message."""
     error = case.first("profiling_error")
     if (
         error
@@ -53,44 +53,44 @@ def examine(case: Case) -> Assessment | None:
             "released any: the check itself is wrong for this platform."
         )
         return Assessment(0.93, proof(error), why)
-    lookalike = assessed(case, _LABEL)
+    lookalike = assess_lookalike(case, _LABEL)
     if lookalike:
         return lookalike
     if case.has("failed_execution_dump") and not case.is_oom:
         why = "A model step crashed and its input was saved; no allocation failed."
         return Assessment(0.7, proof(case.first("failed_execution_dump"), case.last("exception")), why)
-    return _any_exception(case)
+    return _assess_exception(case)
 
 
-def _exception(case: Case) -> Evidence | None:
-    """The first that an error says; one that a warning mentions only where there is no other."""
+def _first_exception(case: Case) -> Evidence | None:
+    """The first exception of an error line; one in a warning only where there is no other."""
     exceptions = [item for item in case.all("exception") if "Engine core initialization" not in item.text]
-    return next((item for item in exceptions if not is_chatter(item)), None) or case.first("exception")
+    return next((item for item in exceptions if not is_informational(item)), None) or case.first("exception")
 
 
-def _any_exception(case: Case) -> Assessment | None:
-    error = _exception(case)
-    if error is None or error is case.broken_message or case.is_oom:
+def _assess_exception(case: Case) -> Assessment | None:
+    error = _first_exception(case)
+    if error is None or error is case.truncated_error or case.is_oom:
         return None
     # That an engine died is no reason of its own where an exception says why.
     says_why = "Engine core initialization" not in error.text
-    reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_chatter(item))
+    reasons = (item for item in case.evidence if item.role in ("failure", "host") and not is_informational(item))
     if any(not says_why or item.id != "died_silently" for item in reasons):
         return None
     confidence = 0.35 if case.has("preempted", "kv_usage_metric") else 0.6
-    why = f"The log ends in {_kind(error)}, and nothing in it speaks of memory running out."
+    why = f"The log ends in {_exception_name(error)}, and nothing in it speaks of memory running out."
     return Assessment(confidence, proof(error), why)
 
 
-def _kind(error: Evidence) -> str:
+def _exception_name(error: Evidence) -> str:
     """The exception's own name, without its module."""
     return str(error.facts.get("type", "an exception")).rpartition(".")[2]
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """What to do instead of turning memory knobs."""
+    """What to do instead of changing memory flags."""
     case = planner.case
-    known = list(help_for(planner, _LABEL))
+    known = list(lookalike_fixes(planner, _LABEL))
     if known:
         yield from known
         return
@@ -102,40 +102,40 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             confidence=0.8,
         )
         return
-    error = _exception(case)
+    error = _first_exception(case)
     if error is None:
-        yield _crashed_step(planner)
+        yield _crashed_step_fix(planner)
         return
     yield _exception_fix(error, planner)
     if case.has("failed_execution_dump"):
-        yield _crashed_step(planner)
+        yield _crashed_step_fix(planner)
 
 
-def _message(error: Evidence) -> str:
-    """What the exception says, of its own line: the lines below it may be another's."""
+def _exception_message(error: Evidence) -> str:
+    """The message on the exception's own line."""
     own = error.text.partition(str(error.facts.get("type", "")))[2].lstrip(":( ")
     return " ".join((own or str(error.facts.get("message", ""))).split())
 
 
 def _exception_fix(error: Evidence, planner: FixPlanner) -> Fix:
-    kind, message = _kind(error), _message(error)
-    meaning = _BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
-    if planner.case.is_up and message.startswith(_OF_NOTHING):
-        meaning = _GOT_NOTHING
+    kind, message = _exception_name(error), _exception_message(error)
+    meaning = _STEP_BY_TYPE.get(kind, "the message and the frame above it name what it stumbled over")
+    if planner.case.was_ready and message.startswith(_NONE_TYPE_ERROR):
+        meaning = _NONE_TYPE_STEP
     release = f" {planner.known.release.version}" if planner.known.release_known else ""
     return Fix(
         "report",
         f"{kind}: {message[:200]}" if message else f"{kind} is what ended it.",
         steps=(
             meaning,
-            f"search the issues of vllm-project/vllm on GitHub for: {kind} {message[:_SEARCHED_CHARS]}".strip(),
+            f"search the issues of vllm-project/vllm on GitHub for: {kind} {message[:_QUERY_CHARS]}".strip(),
             f"if it is not there: report it with `vllm collect-env`, the release{release} and the whole log",
         ),
         confidence=0.5,
     )
 
 
-def _crashed_step(planner: FixPlanner) -> Fix:
+def _crashed_step_fix(planner: FixPlanner) -> Fix:
     return Fix(
         "report",
         "Find the operation that fails.",

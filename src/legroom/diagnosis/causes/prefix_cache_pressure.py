@@ -12,7 +12,7 @@ from legroom.explain.entry import Localized
 
 
 def examine(case: Case) -> Assessment | None:
-    """Usage that only climbs while nothing waits and nothing is preempted: blocks kept for reuse, not requests."""
+    """KV usage rises while no request waits or is preempted: cached blocks, not requests."""
     metric = case.all("kv_usage_metric")
     stats = case.all("engine_stats")
     if case.has("preempted", "swap_exhausted") or case.is_oom:
@@ -42,14 +42,14 @@ def examine(case: Case) -> Assessment | None:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Mostly nothing; or more pool, so that prefixes live longer."""
+    """Usually nothing; or a larger pool."""
     yield Fix(
         "report",
         "Watch vllm:num_requests_waiting and vllm:num_preemptions_total: while both are quiet nothing is wrong.",
         steps=("no restart is needed; cached blocks are given up on demand",),
         confidence=0.6,
     )
-    yield planner.lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
+    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
     yield Fix(
         "other_engine_feature_off",
         "If prompts share nothing, caching only costs hashing.",

@@ -9,8 +9,8 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.fixes.flag_repair import smaller_media, smaller_steps
-from legroom.diagnosis.fixes.hardware_fixes import larger_budget
+from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
+from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
@@ -19,9 +19,9 @@ _SMALL_STEP = 2048
 
 
 def examine(case: Case) -> Assessment | None:
-    """The sampler's own message, a traceback through the profile run, or a request of a size only dummies have."""
+    """The sampler's own message, a traceback through the profile run, or a request as large as dummy inputs."""
     warmup = case.first("sampler_warmup_oom")
-    starved = _starved(case)
+    starved = _peak_left_no_pool(case)
     if not case.is_oom and not starved:
         return None
     confidence = starved or _confidence(case)
@@ -36,14 +36,14 @@ def examine(case: Case) -> Assessment | None:
 def _confidence(case: Case) -> float:
     oom = case.oom
     if case.has("hbm_oom"):
-        return 0.86 if case.reached != "startup_load" else 0.4
+        return 0.86 if case.phase_reached != "startup_load" else 0.4
     if case.site == "sampler":
         return 0.86
     if case.site == "warmup":
         return 0.82
     if case.site == "sampling":
         return 0.7 if case.oom and case.oom.pools_bytes and not case.has("engine_dead") else 0.5
-    if oom and oom.free_was_enough:
+    if oom and oom.free_exceeds_request:
         return 0.3
     if case.site == "profile":
         return 0.6 if case.frames & {"frame_vision"} and oom and oom.larger_than_card else 0.84
@@ -51,7 +51,7 @@ def _confidence(case: Case) -> float:
         return 0.0
     if oom.larger_than_card:
         return 0.6
-    if case.is_traced or case.site == "serving":
+    if case.has_site_frame or case.site == "serving":
         return 0.3 if case.site in ("graph", "kv") else 0.0
     if oom.wanted_bytes >= max(2 * GIB, (oom.total_bytes or 0) // 10) and not oom.pools_bytes:
         return 0.72  # no single weight is that large; a dummy batch through one layer is
@@ -60,8 +60,8 @@ def _confidence(case: Case) -> float:
     return 0.35
 
 
-def _starved(case: Case) -> float:
-    """The run passed but took so much that the pool is too small."""
+def _peak_left_no_pool(case: Case) -> float:
+    """Whether profiling passed but left too small a pool."""
     startup = case.startup
     if not case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") or startup.activation_bytes is None:
         return 0.0
@@ -111,32 +111,34 @@ def _why(case: Case) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Smaller dummies: sequences for the sampler, tokens for the layers, limits for media; after the pool, room."""
+    """Smaller dummy inputs: fewer sequences, fewer tokens, limits for media."""
     case = planner.case
     if case.site == "warmup" or case.has("hbm_oom"):
-        yield _room_for_warmup(planner)
+        yield _lower_utilization_for_warmup(planner)
         yield _fewer_tokens(planner)
         yield _fewer_sequences(planner)
         return
     if planner.accounting.weights_over_budget_bytes:
         # The weights alone are above the budget: no dummy is small enough.
-        yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6)
-        yield planner.lever(
+        yield planner.pull_lever(
+            "quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.6
+        )
+        yield planner.pull_lever(
             "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, each has room for the run.", 0.6
         )
-        yield from larger_budget(planner)
+        yield from budget_for_weights(planner)
         return
-    if planner.base is None and case.site not in ("sampler", "graph"):
-        yield _smaller_dummies(planner)
+    if planner.failed_plan is None and case.site not in ("sampler", "graph"):
+        yield _smaller_dummy_batch_fix(planner)
     fewer_sequences, fewer_tokens = _fewer_sequences(planner), _fewer_tokens(planner)
     yield fewer_sequences
     if case.frames & {"frame_vision"} or case.has("mm_profile_too_short", "encoder_budget"):
-        yield smaller_media(planner, "The dummy images and videos are as large and as many as the limits allow.")
+        yield smaller_media_fix(planner, "The dummy images and videos are as large and as many as the limits allow.")
     if case.site in ("sampler", "graph"):
-        yield _room_for_warmup(planner)
+        yield _lower_utilization_for_warmup(planner)
     yield fewer_tokens
     if fewer_sequences is None and fewer_tokens is None:
-        yield planner.combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
+        yield planner.pull_combined_levers("max_num_batched_tokens", "No single change is enough; these together are.")
     if case.engine.generation != "V1":
         yield Fix(
             "max_model_len",
@@ -144,31 +146,31 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
             steps=("give --max-model-len explicitly, as short as your requests allow",),
             confidence=0.45,
         )
-    yield planner.lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
+    yield planner.pull_lever("quantized weights", "checkpoint_format", "Smaller weights leave room for the run.", 0.4)
 
 
-def _smaller_dummies(planner: FixPlanner) -> Fix | None:
-    """Without a plan, both of what sets the dummy batch: sequences carry logits and media, tokens the layers."""
+def _smaller_dummy_batch_fix(planner: FixPlanner) -> Fix | None:
+    """Fewer sequences and fewer tokens, where no plan is possible."""
     case, args = planner.case, planner.known.args
     media = bool(case.frames & {"frame_vision"}) or case.has("mm_profile_too_short", "encoder_budget")
     if media and case.engine.generation == "V0":
         # Every dummy sequence brings its images, and V0 cannot chunk their prompts.
         seqs = max((args.max_num_seqs or 256) // 16, 1)
         why = "The V0 engine profiles max_num_seqs sequences with all their images at once."
-        return planner.change(
+        return planner.plan_change(
             "max_num_seqs", {"max_num_seqs": seqs}, why, trades="fewer requests run at once", confidence=0.65
         )
-    flags: dict[str, Any] = {"max_num_seqs": _cut(planner, args.max_num_seqs or 256)}
+    flags: dict[str, Any] = {"max_num_seqs": _reduced(planner, args.max_num_seqs or 256)}
     asked = args.max_num_batched_tokens
     if asked is None or asked > _SMALL_STEP:
-        flags |= smaller_steps(planner, _SMALL_STEP)
+        flags |= smaller_step_flags(planner, _SMALL_STEP)
     why = "The dummy batch follows max_num_seqs (logits, media) and max_num_batched_tokens (the layers)."
     trades = "fewer requests run at once; long prompts take more steps"
-    return planner.change("max_num_seqs", flags, why, trades=trades, confidence=0.6)
+    return planner.plan_change("max_num_seqs", flags, why, trades=trades, confidence=0.6)
 
 
-def _cut(planner: FixPlanner, number: int) -> int:
-    """A number of dummies cut to a quarter, further where the log shows that a quarter is too much."""
+def _reduced(planner: FixPlanner, number: int) -> int:
+    """A quarter of a number, or less where the log shows that a quarter is too much."""
     oom = planner.case.oom
     times = 4.0
     if oom and oom.free_bytes:
@@ -176,7 +178,7 @@ def _cut(planner: FixPlanner, number: int) -> int:
     return max(1 << (max(int(number / times), 1).bit_length() - 1), min(number, 4))
 
 
-def _room_for_warmup(planner: FixPlanner) -> Fix | None:
+def _lower_utilization_for_warmup(planner: FixPlanner) -> Fix | None:
     oom = planner.case.oom
     compiled = planner.case.first("hbm_oom")
     need = max(oom.wanted_bytes - (oom.free_bytes or 0), 0) if oom else GIB
@@ -191,18 +193,20 @@ def _fewer_sequences(planner: FixPlanner) -> Fix | None:
     dummies = warmup.facts.get("dummy_requests_count") if warmup else None
     seqs = dummies if isinstance(dummies, int) else planner.known.args.max_num_seqs or 256
     why = "Logits and their copies grow with sequences x vocabulary."
-    if planner.base is not None:
-        return planner.lever("fewer sequences", "max_num_seqs", why, 0.65)
-    flags = {"max_num_seqs": _cut(planner, seqs)}
-    return planner.change("max_num_seqs", flags, why, trades="fewer requests run at once")
+    if planner.failed_plan is not None:
+        return planner.pull_lever("fewer sequences", "max_num_seqs", why, 0.65)
+    flags = {"max_num_seqs": _reduced(planner, seqs)}
+    return planner.plan_change("max_num_seqs", flags, why, trades="fewer requests run at once")
 
 
 def _fewer_tokens(planner: FixPlanner) -> Fix | None:
     why = "The peak grows with the tokens of a step."
-    if planner.base is not None:
-        return planner.lever("smaller batches", "max_num_batched_tokens", why, 0.6)
-    flags = smaller_steps(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
-    return planner.change("max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5)
+    if planner.failed_plan is not None:
+        return planner.pull_lever("smaller batches", "max_num_batched_tokens", why, 0.6)
+    flags = smaller_step_flags(planner, max((planner.known.args.max_num_batched_tokens or 8192) // 4, 1024))
+    return planner.plan_change(
+        "max_num_batched_tokens", flags, why, trades="long prompts take more steps", confidence=0.5
+    )
 
 
 CAUSE = Cause(

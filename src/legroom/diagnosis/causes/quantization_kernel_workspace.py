@@ -14,7 +14,7 @@ from legroom.units import GIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """A failure in the code that converts weights, or between shards: parameters exist by then, so this is a copy."""
+    """A failure in weight conversion or between shards: parameters exist by then, so it is a second copy."""
     if not case.is_oom and not case.has("backend_workspace"):
         return None
     shards = case.last("shards")
@@ -63,7 +63,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         ),
         confidence=0.55,
     )
-    yield planner.lever(
+    yield planner.pull_lever(
         "quantized weights", "checkpoint_format", "A checkpoint that is already quantized needs no copy at all.", 0.6
     ) or Fix(
         "checkpoint_format",
@@ -74,7 +74,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if planner.case.site in ("graph", "serving", "profile"):
         need = planner.case.oom.wanted_bytes if planner.case.oom else GIB
         yield planner.lower_utilization(need, "A workspace that is made late needs room beside the pool.", 0.5)
-    yield planner.lever(
+    yield planner.pull_lever(
         "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, the copy fits beside the weights.", 0.5
     )
 

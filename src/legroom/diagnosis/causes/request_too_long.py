@@ -39,7 +39,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     asked = error.facts.get("asked_count") if error else None
     if error is not None and error.id == "prompt_too_long" and isinstance(asked, int):
         tokens = -(-asked // 1024) * 1024
-        yield planner.change(
+        yield planner.plan_change(
             "max_num_batched_tokens",
             {
                 "max_num_batched_tokens": tokens,
@@ -52,7 +52,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     current = planner.known.args.max_model_len or 0
     if isinstance(asked, int) and asked > current:
         length = -(-asked // 1024) * 1024
-        yield planner.change(
+        yield planner.plan_change(
             "max_model_len",
             {"max_model_len": length},
             f"The request needs {asked:,} tokens.",

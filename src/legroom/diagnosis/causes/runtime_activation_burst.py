@@ -8,15 +8,15 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
-from legroom.diagnosis.fixes.flag_repair import smaller_steps
-from legroom.diagnosis.recorded_memory import burst
+from legroom.diagnosis.fixes.flag_repair import smaller_step_flags
+from legroom.diagnosis.recorded_memory import assess_burst
 from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
 
 def examine(case: Case) -> Assessment | None:
     """An allocation that fails inside a model step, after the server was ready."""
-    if case.black_box is not None and (recorded := burst(case.black_box, case.black_box_line)):
+    if case.black_box is not None and (recorded := assess_burst(case.black_box, case.black_box_line)):
         return recorded
     if not case.is_oom:
         if case.has("captured", "kv_sized") and case.has("frame_serving") and not _other_failure(case):
@@ -38,9 +38,9 @@ def _other_failure(case: Case) -> bool:
 
 def _confidence(case: Case) -> float:
     oom = case.oom
-    if oom and (oom.larger_than_card or oom.free_was_enough):
+    if oom and (oom.larger_than_card or oom.free_exceeds_request):
         return 0.2
-    if case.site == "serving" or (not case.is_traced and _was_running(case)):
+    if case.site == "serving" or (not case.has_site_frame and _was_running(case)):
         return 0.86
     if case.site in ("spec", "lora"):
         return 0.5
@@ -54,7 +54,7 @@ def _confidence(case: Case) -> float:
 
 
 def _was_running(case: Case) -> bool:
-    """Without a traceback: the engine's own loop logged the error, or the server says that its engine died."""
+    """Without a traceback: whether the engine loop logged the error, or the server reports a dead engine."""
     if case.site in ("kv", "graph", "sampler"):
         return False
     error = case.first("torch_oom", "cuda_oom", "torch_oom_unsized")
@@ -85,9 +85,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     oom = case.oom
     need = step_shortage_bytes(planner)
     tokens = args.max_num_batched_tokens or 8192
-    smaller = planner.change(
+    smaller = planner.plan_change(
         "max_num_batched_tokens",
-        smaller_steps(planner, max(tokens // 2, 1024)),
+        smaller_step_flags(planner, max(tokens // 2, 1024)),
         "A step of half the tokens needs half of the transient.",
         trades="long prompts take more steps",
         confidence=0.6,
@@ -107,14 +107,14 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     if oom and oom.total_bytes and planner.known.release.at_least("0.10.2"):
         pool = case.startup.available_kv_bytes
         if pool and pool > need + GIB:
-            yield planner.change(
+            yield planner.plan_change(
                 "kv_cache_memory_bytes",
                 {"kv_cache_memory_bytes": pool - need - GIB // 2},
                 "The pool in bytes: exactly what the transient needs is taken off it.",
                 trades="a smaller KV pool",
                 confidence=0.5,
             )
-    yield planner.lever(
+    yield planner.pull_lever(
         "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a step's transient is split too.", 0.35
     )
 

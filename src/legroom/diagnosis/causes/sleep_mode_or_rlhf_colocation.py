@@ -48,12 +48,12 @@ def examine(case: Case) -> Assessment | None:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Leave the trainer its share; wake in the right order."""
     share = round(max(min(planner.utilization - 0.25, 0.6), 0.3), 2)
-    lower = planner.change(
+    lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "Trainer and engine share the card, so the engine has to leave the trainer its part. 0.7 to 0.3 is what worked "
         "for others, less for a larger trainer.",
-        steps=_in_the_trainer(planner.case, share),
+        steps=_trainer_setting_step(planner.case, share),
         trades="a smaller KV pool during rollout",
         confidence=0.6,
     )
@@ -85,8 +85,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (lower, newer, order, off) if planner.case.has("cumem_oom") else (lower, order, off)
 
 
-def _in_the_trainer(case: Case, share: float) -> tuple[str, ...]:
-    """Where the share is set in the framework that runs the engine, which has no command line of vLLM's."""
+def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
+    """Where to set the utilization in the framework that runs the engine."""
     lines = [item.text for item in case.all("trainer", "frame_wake")]
     setting = next((name for line in lines if (name := trainer_setting(line))), None)
     return (f"in the trainer's own settings: {setting}={share:g}",) if setting else ()

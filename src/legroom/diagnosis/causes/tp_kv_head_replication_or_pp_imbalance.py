@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_len
+from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
@@ -15,12 +15,12 @@ from legroom.units import gib
 
 def examine(case: Case) -> Assessment | None:
     """KV sizes or weights that differ between ranks; or a pipeline together with a pool that is too small."""
-    pools = _by_process(case, "available_kv", "available_bytes")
-    weights = _by_process(case, "weights_loaded", "weights_bytes")
+    pools = _last_value_by_process(case, "available_kv", "available_bytes")
+    weights = _last_value_by_process(case, "weights_loaded", "weights_bytes")
     error = case.first("no_cache_blocks", "kv_bytes_short", "kv_tokens_short")
     if error is None and not case.is_oom:
         return None
-    uneven = next((values for values in (pools, weights) if _uneven(values)), None)
+    uneven = next((values for values in (pools, weights) if _is_uneven(values)), None)
     if uneven:
         low, high = min(uneven.values()), max(uneven.values())
         why = (
@@ -40,7 +40,7 @@ def examine(case: Case) -> Assessment | None:
     return None
 
 
-def _by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
+def _last_value_by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
     """The last value that each process printed."""
     values: dict[str, int] = {}
     for item in case.all(id_):
@@ -50,12 +50,12 @@ def _by_process(case: Case, id_: str, fact: str) -> dict[str, int]:
     return values
 
 
-def _uneven(values: dict[str, int]) -> bool:
+def _is_uneven(values: dict[str, int]) -> bool:
     return len(values) > 1 and max(values.values()) - min(values.values()) > max(values.values()) * 0.15
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    partition = _partition(planner)
+    partition = _layer_partition(planner)
     write = "VLLM_PP_LAYER_PARTITION: one number of layers a stage, smaller at both ends; their sum is the layer count"
     yield Fix(
         "more_or_fewer_gpus_tp_pp",
@@ -64,9 +64,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=() if partition else (f"write {write}",),
         confidence=0.6,
     )
-    fits = longest_len(planner.case)
+    fits = longest_fitting_len(planner.case)
     if fits:
-        yield planner.change(
+        yield planner.plan_change(
             "max_model_len",
             {"max_model_len": max(fits // 1024 * 1024, 128)},
             "The poorest stage holds this much; vLLM's estimate may be too high for uneven stages.",
@@ -87,12 +87,12 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     )
 
 
-def _partition(planner: FixPlanner) -> str:
-    """Layers for every stage; empty where the model or its stages are not known."""
+def _layer_partition(planner: FixPlanner) -> str:
+    """Layers per pipeline stage; empty where model or stages are not known."""
     stages = planner.known.args.pipeline_parallel_size or 1
-    if planner.base is None or stages < 2:
+    if planner.failed_plan is None or stages < 2:
         return ""
-    layers = len(planner.base.target.model.layers)
+    layers = len(planner.failed_plan.target.model.layers)
     inner = -(-(layers + 2) // stages)
     ends = [inner - 1] + [inner] * (stages - 2) + [inner - 1]
     ends[len(ends) // 2] -= sum(ends) - layers

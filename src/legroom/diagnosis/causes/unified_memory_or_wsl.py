@@ -24,7 +24,7 @@ _SHORTAGES = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """The driver's own shortage, free memory that could not be had, or a shared-memory platform under any shortage."""
+    """The driver got no pages, free memory could not be allocated, or a shared-memory platform ran short."""
     driver = case.first("driver_no_memory", "tegra_assert")
     if driver:
         why = (
@@ -33,7 +33,7 @@ def examine(case: Case) -> Assessment | None:
         )
         return Assessment(0.92, proof(driver, case.first("oom_killer")), why)
     oom = case.oom
-    if oom and oom.free_was_enough and not oom.larger_than_card:
+    if oom and oom.free_exceeds_request and not oom.larger_than_card:
         why = (
             f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were "
             f"free and only {gib(oom.wanted_bytes)} asked for. The card is not "
@@ -43,13 +43,13 @@ def examine(case: Case) -> Assessment | None:
         return Assessment(
             0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why
         )
-    return _on_shared_memory(case) or _perhaps(case)
+    return _assess_shared_memory(case) or _assess_unnamed_platform(case)
 
 
-def _on_shared_memory(case: Case) -> Assessment | None:
+def _assess_shared_memory(case: Case) -> Assessment | None:
     if not (case.platform.unified or case.platform.wsl) or not (case.is_oom or case.has(*_SHORTAGES)):
         return None
-    confidence = 0.75 if not case.has("free_below_desired") or _much_free(case) else 0.6
+    confidence = 0.75 if not case.has("free_below_desired") or _has_much_free(case) else 0.6
     if not case.platform.unified:
         confidence = 0.45  # WSL says so on every start; by itself it explains nothing
     why = (
@@ -66,8 +66,8 @@ def _on_shared_memory(case: Case) -> Assessment | None:
     return Assessment(confidence, proven, why)
 
 
-def _perhaps(case: Case) -> Assessment | None:
-    """Nothing names the platform, but this is how it fails on such ones too."""
+def _assess_unnamed_platform(case: Case) -> Assessment | None:
+    """The platform is not named, but the failure is typical of shared memory."""
     if case.has("free_below_desired_bare", "free_below_desired") or (case.site == "device" and case.is_oom):
         why = (
             "If this machine shares its memory between CPU and GPU, "
@@ -80,14 +80,14 @@ def _perhaps(case: Case) -> Assessment | None:
     return None
 
 
-def _much_free(case: Case) -> bool:
+def _has_much_free(case: Case) -> bool:
     check = case.first("free_below_desired")
     free, total = (check.facts.get(name) if check else None for name in ("free_bytes", "total_bytes"))
     return isinstance(free, int) and isinstance(total, int) and free > total // 6
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Give memory back to the pool that both sides share."""
+    """Free the memory that CPU and GPU share."""
     case = planner.case
     drop = Fix(
         "drop_page_cache",
@@ -108,7 +108,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         confidence=0.5,
     )
     share = round(max(planner.utilization - 0.1, 0.3), 2)
-    lower = planner.change(
+    lower = planner.plan_change(
         "lower_util",
         {"gpu_memory_utilization": share},
         "The system needs its part of the one memory.",
@@ -116,7 +116,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         confidence=0.5,
     )
     if case.platform.integrated:
-        yield from (_more_for_the_gpu(case), lower, drop)
+        yield from (_larger_gpu_share_fix(case), lower, drop)
     elif case.platform.wsl or case.has("prefetch_ram_short"):
         yield from (wsl, drop, lower)
     elif case.site == "device":
@@ -125,7 +125,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield from (drop, lower, wait, wsl)
 
 
-def _more_for_the_gpu(case: Case) -> Fix:
+def _larger_gpu_share_fix(case: Case) -> Fix:
     total = case.oom.total_bytes if case.oom else None
     shown = f" Here that is {gib(total)}." if total else ""
     return Fix(

@@ -10,15 +10,15 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.fixes.hardware_fixes import more_cards, other_hardware
+from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
 from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
 
 def examine(case: Case) -> Assessment | None:
-    """An allocation that fails while modules are created is a parameter: only weights are made there."""
+    """An allocation that fails while modules are created is a parameter."""
     oom = case.oom
-    if not case.is_oom or (oom and (oom.larger_than_card or oom.free_was_enough)):
+    if not case.is_oom or (oom and (oom.larger_than_card or oom.free_exceeds_request)):
         return None
     confidence = _confidence(case)
     if not confidence:
@@ -30,20 +30,20 @@ def examine(case: Case) -> Assessment | None:
 def _confidence(case: Case) -> float:
     if case.site == "build" or case.has("load_oom_hint"):
         return 0.88
-    if case.site == "load" and case.is_traced:
+    if case.site == "load" and case.has_site_frame:
         return 0.8
     if case.site == "load":
         # Parameters are created before the first shard is read, so a failure between shards is some second copy.
-        return 0.6 if case.last("shards") else 0.8 if _never_freed(case) else 0.6 if case.oom is None else 0.5
+        return 0.6 if case.last("shards") else 0.8 if _nothing_was_freed(case) else 0.6 if case.oom is None else 0.5
     if case.site == "quant":
         return 0.45
     if case.site:
         return 0.0
-    return 0.7 if _never_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
+    return 0.7 if _nothing_was_freed(case) else 0.3 if case.oom and case.oom.torch_bytes is not None else 0.2
 
 
-def _never_freed(case: Case) -> bool:
-    """Hardly anything reserved and unused, no graph pool: nothing was ever freed, as while parameters are made."""
+def _nothing_was_freed(case: Case) -> bool:
+    """Hardly any reserved-but-unused memory and no graph pool, as while parameters are created."""
     oom = case.oom
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None or oom.pools_bytes:
         return False
@@ -67,11 +67,11 @@ def _why(case: Case) -> str:
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
     """Fewer bytes of weights, or more cards; no flag of the KV cache helps."""
     fewer_bits = "A checkpoint with weights in fewer bits fits."
-    smaller = planner.made_to_fit(
-        planner.lever("quantized weights", "checkpoint_format", fewer_bits, 0.7), fewer_bits, confidence=0.7
+    smaller = planner.extend_until_fits(
+        planner.pull_lever("quantized weights", "checkpoint_format", fewer_bits, 0.7), fewer_bits, confidence=0.7
     )
-    more = more_cards(planner, "Split over more GPUs, each holds less of the weights.")
-    yield _read_as_quantized(planner)
+    more = split_over_more_gpus(planner, "Split over more GPUs, each holds less of the weights.")
+    yield _quantization_flag_fix(planner)
     yield smaller
     if smaller is None and more is None:
         yield other_hardware(planner)
@@ -80,28 +80,28 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         yield replace(more, why=f"{hardware.why} {more.why}", steps=hardware.steps[1:])
     else:
         yield more
-    yield _offloaded(planner)
+    yield _cpu_offload_fix(planner)
 
 
-def _read_as_quantized(planner: FixPlanner) -> Fix | None:
-    """A checkpoint in few bits that the engine was not told of: old releases built it in 16 bits."""
+def _quantization_flag_fix(planner: FixPlanner) -> Fix | None:
+    """Releases before 0.4 load a quantized checkpoint in 16 bits unless --quantization is given."""
     args, startup = planner.known.args, planner.case.startup
     method = next((name for name in ("awq", "gptq", "squeezellm") if name in args.model.lower()), None)
     asked = args.quantization is not None or startup.given.args.quantization is not None
     if method is None or asked or not planner.known.release.before("0.4.0") or not planner.known.release_known:
         return None
     why = f"The name says {method}, and the engine's line says that nothing is quantized: this release has to be told."
-    return planner.change("checkpoint_format", {"quantization": method}, why, confidence=0.7)
+    return planner.plan_change("checkpoint_format", {"quantization": method}, why, confidence=0.7)
 
 
-def _offloaded(planner: FixPlanner) -> Fix | None:
+def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
     oom = planner.case.oom
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
     # Only a plan tells how much; the allocation that failed says nothing of the weights that were still to come.
-    planned = planner.first_fitting("cpu_offload", sizes, why, trades=trades, confidence=0.35)
-    return planner.made_to_fit(planned, why, confidence=0.35)
+    planned = planner.first_change_that_fits("cpu_offload", sizes, why, trades=trades, confidence=0.35)
+    return planner.extend_until_fits(planned, why, confidence=0.35)
 
 
 CAUSE = Cause(

@@ -8,7 +8,7 @@ from legroom.diagnosis.case import Case
 from legroom.diagnosis.causes import Cause
 from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.diagnosis.lookalike_causes import assessed, help_for
+from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
 from legroom.explain.entry import Localized
 
 _REFUSED = (
@@ -29,16 +29,16 @@ _REFUSED = (
 
 
 def examine(case: Case) -> Assessment | None:
-    """The parser's or the engine's own refusal."""
+    """A refusal by the argument parser or the engine."""
     error = case.first(*_REFUSED)
     if error is None:
-        return assessed(case, "wrong_flag") or _ignored(case)
+        return assess_lookalike(case, "wrong_flag") or _assess_ignored_flag(case)
     confidence = 0.5 if case.is_oom or case.has("no_cache_blocks", "kv_bytes_short", "kv_tokens_short") else 0.92
     return Assessment(confidence, proof(error), _why(error.id, {**error.facts}))
 
 
-def _ignored(case: Case) -> Assessment | None:
-    """A flag that was taken and did nothing."""
+def _assess_ignored_flag(case: Case) -> Assessment | None:
+    """A flag that was accepted and had no effect."""
     offload = case.first("offload_on")
     if offload and case.is_oom and case.site in ("build", "load", "") and not case.has("offloaded"):
         why = "CPU offload was asked for, but no line says that anything was offloaded: this setting did not arrive."
@@ -84,11 +84,11 @@ def _why(id_: str, facts: dict[str, object]) -> str:
 
 
 def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Name the right flag where the facts know it."""
-    from legroom.diagnosis.fixes.flag_repair import repairs  # only for a refused flag
+    """The right flag where the release's facts have it."""
+    from legroom.diagnosis.fixes.flag_repair import refusal_fixes  # only for a refused flag
 
-    yield from help_for(planner, "wrong_flag")
-    yield from repairs(planner)
+    yield from lookalike_fixes(planner, "wrong_flag")
+    yield from refusal_fixes(planner)
     yield Fix(
         "flag",
         "Take out or correct what was refused.",

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.deployments.server_words import assignments
-from legroom.diagnosis.fixes.log_accounting import deduced_total_bytes, pool_bytes
+from legroom.diagnosis.fixes.log_accounting import deduce_total_bytes, pool_bytes
 from legroom.errors import LegroomError
 from legroom.facts.flags import flag_name, flags_of
 from legroom.facts.gpus import Gpu, all_gpus, with_total
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from legroom.vllm_logs.startup_log import Startup
 
 _UNSET = ServeArgs()
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Of one engine; a number above it in a foreign log is none of a rank."""
 NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueError)
 """Flags read from a foreign log may be of the wrong kind or contradict each other: then there is no plan, no crash."""
@@ -40,7 +40,7 @@ NOT_PLANNABLE = (LegroomError, ArithmeticError, LookupError, TypeError, ValueErr
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What the user says beside the log."""
+    """What the user states beside the log."""
 
     command: str | None = None
     """The line that was run, or the name of the file that starts the server."""
@@ -53,8 +53,8 @@ class Hints:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of a deployment, from the log first and from the user where the log is silent."""
+class KnownDeployment:
+    """What is known of the failed deployment: from the log, else from the user."""
 
     args: ServeArgs
     release: Release
@@ -73,14 +73,15 @@ class Known:
     """The log does not print the card's memory: it follows from the log's other numbers."""
 
 
-def known_of(case: Case, hints: Hints) -> Known:
+def known_deployment(case: Case, hints: Hints) -> KnownDeployment:
+    """Merges the log, the user's hints and deduced values."""
     startup = case.startup
     release, release_known = _release(case, hints)
     args, gpus, line = startup.args, hints.gpus, None
     if hints.command:
         deployment = given_deployment(hints, release if release_known else None)
         line = deployment.args
-        args = _merged(line, args if startup.args_known else _UNSET)
+        args = _merge_args(line, args if startup.args_known else _UNSET)
         gpus = gpus or deployment.gpu_count
         if not release_known and deployment.release_hint:
             release, release_known = deployment.release, True
@@ -88,25 +89,25 @@ def known_of(case: Case, hints: Hints) -> Known:
         args = replace(args, model=hints.model)
     if not hints.local_models and is_local_model(args.model):
         args = replace(args, model="")
-    args = _plausible(args)
+    args = _without_impossible_values(args)
     rebuilt = rebuilt_command(startup, line, args.model)
-    seen = ranks_seen(case)
+    seen = count_ranks(case)
     if args.tensor_parallel_size is None and args.engine_ranks < seen and not startup.args_known and line is None:
         args = replace(args, tensor_parallel_size=seen // args.engine_ranks)
     total, deduced = _total_bytes(case), False
     if total is None and release_known and not hints.gpu and not startup.gpu_name:
-        total = _deduced(case, args, release)
+        total = _deduced_total(case, args, release)
         deduced = total is not None
     card = _gpu(case, hints, total)
     given = startup.args_known or line is not None or startup.args.tensor_parallel_size is not None
-    ranks_known = given or bool(startup.world_size) or all_ranks_seen(case, seen)
-    return Known(
+    ranks_known = given or bool(startup.world_size) or all_ranks_logged(case, seen)
+    return KnownDeployment(
         args, release, release_known, card, gpus, total, rebuilt, max(args.engine_ranks, seen), ranks_known, deduced
     )
 
 
 def given_deployment(hints: Hints, release: Release | None) -> Deployment:
-    """The server that the user's line, or the file that it names, starts."""
+    """The server that the user's command line, or the file it names, starts."""
     from legroom.deployments.deployment import (  # only where a line was given
         deployment_from_command,
         deployment_from_file,
@@ -118,29 +119,27 @@ def given_deployment(hints: Hints, release: Release | None) -> Deployment:
     return deployment_from_command(line, release)
 
 
-def ranks_seen(case: Case) -> int:
-    """The ranks of one engine: as the log prints them, or by the highest that speaks, which is one of a power of two
-    (rank 5 is one of eight). 1 where none does."""
-    if case.startup.world_size and case.startup.world_size <= MOST_RANKS:
+def count_ranks(case: Case) -> int:
+    """Ranks of one engine as printed, else the power of two above the highest rank that logs; 1 where none does."""
+    if case.startup.world_size and case.startup.world_size <= MAX_RANKS:
         return case.startup.world_size
     highest = max((item.rank for item in case.evidence if item.rank is not None), default=0)
     highest = max(highest, case.oom.gpu or 0 if case.oom else 0)  # every rank has the device of its number
     # Until V1 the first rank ran in the engine's own process, beside its workers.
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     highest = max(highest, len(workers))
-    return 1 << highest.bit_length() if highest < MOST_RANKS else 1
+    return 1 << highest.bit_length() if highest < MAX_RANKS else 1
 
 
-def all_ranks_seen(case: Case, ranks: int) -> bool:
-    """Whether every one of so many ranks speaks, or one of the upper half of eight, which is all that a machine has.
-    A single line of rank 2 leaves open whether it is one of 4 or 8."""
+def all_ranks_logged(case: Case, ranks: int) -> bool:
+    """Whether every rank logs, or a rank above 3 does, which means all eight of a machine."""
     speaking = {item.rank for item in case.evidence if item.rank is not None}
     workers = {item.pid for item in case.evidence if "WorkerProcess" in item.process or "RayWorker" in item.process}
     return ranks > 1 and (speaking >= set(range(ranks)) or max(speaking, default=0) > 3 or len(workers) >= ranks - 1)
 
 
-def base_plan(case: Case, known: Known) -> Plan | None:
-    """The failed run as a plan, with what it measured put in; None where model, GPU or release are not known."""
+def plan_of_failed_run(case: Case, known: KnownDeployment) -> Plan | None:
+    """The failed run as a plan with its own measurements; None where model or GPU is not known."""
     if not known.args.model or known.gpu is None:
         return None
     from legroom.planning.plan import Target, plan
@@ -153,16 +152,16 @@ def base_plan(case: Case, known: Known) -> Plan | None:
     try:
         model = load_logged_model(known.args.model)
         target = Target(
-            model, known.gpu, max(known.gpus or 1, needed), known.release, _measured(case), _neighbours_bytes(case)
+            model, known.gpu, max(known.gpus or 1, needed), known.release, _measurements(case), _neighbours_bytes(case)
         )
         made = plan(target, known.args)
-        return plan(_anchored(made, case), known.args)
+        return plan(_with_logged_pool(made, case), known.args)
     except NOT_PLANNABLE:
         return None
 
 
-def _anchored(made: Plan, case: Case) -> Target:
-    """The target with what the model and the log disagree on in the KV pool put down to the profile run's peak."""
+def _with_logged_pool(made: Plan, case: Case) -> Target:
+    """The target whose activation peak absorbs the difference between the planned and the logged KV pool."""
     pool = pool_bytes(case)
     if pool is None or made.settings.kv_cache_memory_bytes is not None:
         return made.target
@@ -173,7 +172,7 @@ def _anchored(made: Plan, case: Case) -> Target:
 
 
 def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
-    """The release in use, and whether it is known; else one that writes logs of this style."""
+    """The release in use and whether it is known; else one that writes logs of this style."""
     if hints.vllm is not None:
         return known_release(hints.vllm), True
     if case.startup.vllm is not None:
@@ -186,8 +185,8 @@ def _release(case: Case, hints: Hints) -> tuple[Release, bool]:
     return latest(), False
 
 
-def _merged(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
-    """The log's flags win over what the user believes; the line fills what the log does not show."""
+def _merge_args(line: ServeArgs, logged: ServeArgs) -> ServeArgs:
+    """The log's flags, completed by the user's command line."""
     shown = {
         field.name: value
         for field in fields(ServeArgs)
@@ -210,8 +209,8 @@ _LARGEST = {
 }
 
 
-def _plausible(args: ServeArgs) -> ServeArgs:
-    """A log is foreign text and may be cut or garbled: a number that no server can have is as good as not said."""
+def _without_impossible_values(args: ServeArgs) -> ServeArgs:
+    """Drops numbers that no server can have: a log may be truncated or garbled."""
     odd: dict[str, None] = {}
     for field in fields(ServeArgs):
         value = getattr(args, field.name)
@@ -227,6 +226,7 @@ def _plausible(args: ServeArgs) -> ServeArgs:
 
 
 def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
+    """The card by name, else by its total."""
     name = hints.gpu or case.startup.gpu_name
     card: Gpu | None = None
     if name:
@@ -236,7 +236,7 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
             if hints.gpu:
                 raise
     if card is None and total:
-        card = _by_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
+        card = _card_of_total(total) or known_gpu(f"{total / GIB:.2f}GiB")
     if card is None or not total:
         return card
     for size in (card, known_gpu(card.larger)) if card.larger else (card,):
@@ -245,14 +245,15 @@ def _gpu(case: Case, hints: Hints, total: int | None) -> Gpu | None:
     return card
 
 
-def _by_total(total: int) -> Gpu | None:
-    """The cards whose known band of totals holds this one; only where all of them compute alike is one chosen."""
+def _card_of_total(total: int) -> Gpu | None:
+    """The card whose band of totals contains this one; None where cards of different compute capability do."""
     near = [card for card in all_gpus() if card.total_low_bytes * 0.995 <= total <= card.total_high_bytes * 1.005]
     capabilities = {card.compute_capability for card in near}
     return near[0] if near and len(capabilities) == 1 else None
 
 
 def _total_bytes(case: Case) -> int | None:
+    """The card's total as printed anywhere in the log."""
     if case.startup.gpu_total_bytes:
         return case.startup.gpu_total_bytes
     if case.oom and case.oom.total_bytes:
@@ -262,14 +263,16 @@ def _total_bytes(case: Case) -> int | None:
     return total if isinstance(total, int) and total >= GIB // 4 else None
 
 
-def _deduced(case: Case, args: ServeArgs, release: Release) -> int | None:
+def _deduced_total(case: Case, args: ServeArgs, release: Release) -> int | None:
+    """The card's total from vLLM's accounting; None where it cannot be computed."""
     try:
-        return deduced_total_bytes(case, args, release, _measured(case))
+        return deduce_total_bytes(case, args, release, _measurements(case))
     except NOT_PLANNABLE:
         return None
 
 
-def _measured(case: Case) -> Measurements:
+def _measurements(case: Case) -> Measurements:
+    """The memory terms that this log prints."""
     startup = case.startup
     return Measurements(
         startup.weights_bytes or None,
@@ -282,11 +285,11 @@ def _measured(case: Case) -> Measurements:
 
 
 def _neighbours_bytes(case: Case) -> int:
-    """What other processes hold, as far as the log proves it."""
+    """What other processes hold according to the log."""
     check = case.first("free_below_desired")
     if check and isinstance(check.facts.get("free_bytes"), int) and isinstance(check.facts.get("total_bytes"), int):
         return max(int(check.facts["total_bytes"]) - int(check.facts["free_bytes"]) - GIB // 2, 0)
-    return case.oom.neighbours_bytes if case.oom else 0
+    return case.oom.other_processes_bytes if case.oom else 0
 
 
 _MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
@@ -306,7 +309,7 @@ _RESOLVED = {
 
 @dataclass(frozen=True)
 class RebuiltCommand:
-    """The flags to write again, and what is not known of them."""
+    """The failed command line, as far as it can be reconstructed."""
 
     args: ServeArgs
     comment: str = ""
@@ -317,7 +320,7 @@ class RebuiltCommand:
     """Written as the module that every release has, where the log shows that and no release."""
 
     def words(self, flags: Mapping[str, Any], env: Mapping[str, str], release: Release) -> tuple[str, ...]:
-        """The line to run with some flags changed, by vLLM's Python names, None to take one away."""
+        """The command line with some flags changed, by vLLM's Python names; None removes a flag."""
         own = {name: value for name, value in flags.items() if name in ServeArgs.__dataclass_fields__}
         others = {name: value for name, value in flags.items() if name not in own}
         args = replace(self.args, **{"model": self.args.model or "MODEL", **own})
@@ -331,7 +334,7 @@ class RebuiltCommand:
         return tuple(without_secrets((*assignments({**self.args.env, **env}), *words)))
 
     def remark(self, flags: Mapping[str, Any], env: Mapping[str, str]) -> str:
-        """What stands beside the line; names the change alone where the line is not the user's own."""
+        """The comment beside the command; names only the change where the command is not known."""
         if not self.is_unknown:
             return self.comment
         changed = " ".join([*assignments(env), *any_release_words(flags)])
@@ -341,17 +344,17 @@ class RebuiltCommand:
 
 
 def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str) -> RebuiltCommand:
-    """From the user's line where there is one, else from the flags that the log prints, else from what it resolved."""
+    """From the user's line, else from printed flags, else from the engine's resolved config."""
     given = startup.given
     if line is not None:
-        args = _merged(line, given.args if startup.args_known else _UNSET)
+        args = _merge_args(line, given.args if startup.args_known else _UNSET)
         return RebuiltCommand(replace(args, model=line.model or model, others=line.others))
     if startup.args_known:
         args = replace(given.args, model=given.args.model or model)
         return RebuiltCommand(
             args, _unknown(given.unknown, startup), is_module=given.is_module and startup.vllm is None
         )
-    args = replace(_as_written(startup.args), model=model)
+    args = replace(_without_resolved_defaults(startup.args), model=model)
     if startup.args.model:
         comment = "the log shows what the engine resolved, not the flags that were given; keep your other flags"
         return RebuiltCommand(args, comment)
@@ -359,6 +362,7 @@ def rebuilt_command(startup: Startup, line: ServeArgs | None, model: str) -> Reb
 
 
 def _unknown(names: tuple[str, ...], startup: Startup) -> str:
+    """A comment that names the flags whose values are not known."""
     parts = []
     if names:
         parts.append(f"add what the log does not show in full: {', '.join(names)}")
@@ -367,7 +371,7 @@ def _unknown(names: tuple[str, ...], startup: Startup) -> str:
     return "; ".join(parts)
 
 
-def _as_written(args: ServeArgs) -> ServeArgs:
-    """The flags without those that only repeat what vLLM chooses by itself."""
+def _without_resolved_defaults(args: ServeArgs) -> ServeArgs:
+    """The flags without those that equal what vLLM resolves by itself."""
     repeated: dict[str, Any] = {name: None for name, value in _RESOLVED.items() if getattr(args, name) == value}
     return replace(args, **repeated)

@@ -20,61 +20,69 @@ from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
 from legroom.vllm_logs.evidence import Evidence
 
-_SPACE = "VLLM_CPU_KVCACHE_SPACE"
+_CPU_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
 
-def larger_pool(planner: FixPlanner, confidence: float = 0.7) -> Fix | None:
-    """The same kind of limit with room for one request of the full length; None where the pool was not given."""
+def larger_pool_fix(planner: FixPlanner, confidence: float = 0.7) -> Fix | None:
+    """A larger explicit pool (bytes, blocks or CPU space) that holds one request of full length; None where the pool
+    is not explicit."""
     args = planner.given_args
     if args.num_gpu_blocks_override is not None:
-        return _more_blocks(planner, args, confidence)
+        return _more_pool_blocks(planner, args, confidence)
     if args.kv_cache_memory_bytes is not None:
-        return _more_bytes(planner, args, confidence)
-    if _SPACE in args.env and not args.env[_SPACE].strip("0."):
-        return _some_space(planner, args, confidence)
+        return _more_pool_bytes(planner, args, confidence)
+    if _CPU_SPACE_VARIABLE in args.env and not args.env[_CPU_SPACE_VARIABLE].strip("0."):
+        return _more_cpu_space(planner, args, confidence)
     return None
 
 
-def _more_bytes(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(planner, args, args.kv_cache_memory_bytes or 0)
+def _more_pool_bytes(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    """A larger kv_cache_memory_bytes."""
+    plan = _kv_plan_of_pool(planner, args, args.kv_cache_memory_bytes or 0)
     if plan is None:
         return None
     wanted = cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, MIB) * MIB
-    while (larger := _pool(planner, args, wanted)) is not None and larger.failure is not None and wanted < 1 << 44:
+    while (
+        (larger := _kv_plan_of_pool(planner, args, wanted)) is not None
+        and larger.failure is not None
+        and wanted < 1 << 44
+    ):
         wanted = cdiv(wanted * 5 // 4, MIB) * MIB
     if larger is None or larger.failure is not None:
         return None
     flags = {"kv_cache_memory_bytes": wanted}
     why = f"One request of {larger.max_model_len:,} tokens needs {human_bytes(plan.needed_bytes)} of KV cache."
-    return _fix(planner, flags, why, confidence)
+    return _pool_fix(planner, flags, why, confidence)
 
 
-def _more_blocks(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
+def _more_pool_blocks(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    """A larger num_gpu_blocks_override."""
+    plan = _kv_plan_of_pool(planner, replace(args, num_gpu_blocks_override=None), 1 << 44)
     if plan is None or plan.failure is not None or not plan.bytes_per_block:
         return None
     blocks = cdiv(plan.needed_bytes, plan.bytes_per_block) + 1  # 0.28 and later keep one back
     why = f"One request of {plan.max_model_len:,} tokens needs {blocks:,} blocks."
-    return _fix(planner, {"num_gpu_blocks_override": blocks}, why, confidence)
+    return _pool_fix(planner, {"num_gpu_blocks_override": blocks}, why, confidence)
 
 
-def _some_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
-    plan = _pool(planner, args, 0)
+def _more_cpu_space(planner: FixPlanner, args: ServeArgs, confidence: float) -> Fix | None:
+    """A larger VLLM_CPU_KVCACHE_SPACE."""
+    plan = _kv_plan_of_pool(planner, args, 0)
     if plan is None:
         return None
     space = max(cdiv(plan.needed_bytes + 2 * plan.bytes_per_block, GIB), 1)
-    why = f"{_SPACE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
-    env = {_SPACE: str(space)}
+    why = f"{_CPU_SPACE_VARIABLE} is in GiB; one request needs {human_bytes(plan.needed_bytes)}."
+    env = {_CPU_SPACE_VARIABLE: str(space)}
     return Fix("kv_cache_memory_bytes", why, env=env, confidence=confidence, command=planner.command({}, env))
 
 
-def _fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
+def _pool_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, confidence: float) -> Fix | None:
     trades = "that much more memory" if "kv_cache_memory_bytes" in flags else "more of the pool is used"
-    return planner.change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
+    return planner.plan_change("kv_cache_memory_bytes", flags, why, trades=trades, confidence=confidence)
 
 
-def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
-    """The blocks of a pool of this size; exact without a GPU too, because the arithmetic needs none."""
+def _kv_plan_of_pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | None:
+    """The KV blocks of a pool of this size; needs no GPU."""
     from legroom.vllm.resolve import resolve
     from legroom.vllm_logs.printed_flags import load_logged_model  # costs a tenth of a second
 
@@ -90,24 +98,24 @@ def _pool(planner: FixPlanner, args: ServeArgs, pool_bytes: int) -> KvPlan | Non
         return None
 
 
-def smaller_steps(planner: FixPlanner, tokens: int) -> dict[str, Any]:
-    """Fewer tokens a step, as the engine takes it: V0 refuses a step below max_model_len without chunked prefill."""
+def smaller_step_flags(planner: FixPlanner, tokens: int) -> dict[str, Any]:
+    """A smaller max_num_batched_tokens; V0 needs chunked prefill with it."""
     flags: dict[str, Any] = {"max_num_batched_tokens": tokens}
     if planner.case.engine.generation == "V0" and not planner.known.args.enable_chunked_prefill:
         flags["enable_chunked_prefill"] = True
     return flags
 
 
-def smaller_media(planner: FixPlanner, why: str, confidence: float = 0.6) -> Fix:
-    """One image a prompt and no video; a limit of pixels only where the model's processor is known to take one."""
+def smaller_media_fix(planner: FixPlanner, why: str, confidence: float = 0.6) -> Fix:
+    """One image and no video per prompt; max_pixels only for models whose processor has it."""
     kind: FixKind = "limit_multimodal"
     flags: dict[str, Any] = {"limit_mm_per_prompt": {"image": 1, "video": 0}}
-    if any(name in planner.known.args.model.lower() for name in _TAKE_MAX_PIXELS):
+    if any(name in planner.known.args.model.lower() for name in _MODELS_WITH_MAX_PIXELS):
         flags["mm_processor_kwargs"] = {"max_pixels": _MEGAPIXEL}
     return Fix(kind, why, flags=flags, confidence=confidence, trades="larger or more media are scaled or refused")
 
 
-_TAKE_MAX_PIXELS = (
+_MODELS_WITH_MAX_PIXELS = (
     "qwen2-vl",
     "qwen2.5-vl",
     "qwen2_5_vl",
@@ -121,10 +129,10 @@ _TAKE_MAX_PIXELS = (
 _MEGAPIXEL = 1003520
 """1,280 patches of 28 x 28 pixels: what Qwen's own model cards use to bound an image."""
 
-_SURE = 0.8
+_REFUSAL_CONFIDENCE = 0.8
 _SWITCHES = ("switch", "bool", "optbool")
 
-TAKEN_OUT: Mapping[str, tuple[str, str]] = {
+REMOVED_FLAGS: Mapping[str, tuple[str, str]] = {
     "len_not_positive": ("max_model_len", "Without it vLLM takes the model's own length."),
     "unknown_quantization": ("quantization", "Without it vLLM reads the method from the checkpoint."),
     "sleep_unsupported": ("enable_sleep_mode", "This platform has no sleep mode."),
@@ -134,61 +142,62 @@ TAKEN_OUT: Mapping[str, tuple[str, str]] = {
 """Refusals that name their flag: what to take out, and what happens then."""
 
 
-def repairs(planner: FixPlanner) -> Iterator[Fix | None]:
-    """Every change of flags that the refusal itself calls for, the surest first."""
+def refusal_fixes(planner: FixPlanner) -> Iterator[Fix | None]:
+    """Every change of flags that a refusal calls for, the most certain first."""
     case = planner.case
     unknown = case.first("unrecognized_arguments")
     if unknown is not None:
-        yield _without_unknown(planner, str(unknown.facts.get("words", "")).split())
-    for id_, repair in _BY_MESSAGE.items():
+        yield _replace_unknown_flags(planner, str(unknown.facts.get("words", "")).split())
+    for id_, repair in _FIX_BY_MESSAGE.items():
         evidence = case.first(id_)
         if evidence is not None:
             yield repair(planner, evidence)
     only_v0 = case.first("v1_unsupported_flag")
     if only_v0 is not None and str(only_v0.facts.get("flag", "")).startswith("--"):
         name = str(only_v0.facts["flag"])
-        yield _changed(planner, {dest_name(name): None}, f"{name} is of the V0 engine; V1 does not have it.")
-    for id_, (name, why) in TAKEN_OUT.items():
+        yield _flag_fix(planner, {dest_name(name): None}, f"{name} is of the V0 engine; V1 does not have it.")
+    for id_, (name, why) in REMOVED_FLAGS.items():
         if case.has(id_):
-            yield _changed(planner, {name: None}, why)
+            yield _flag_fix(planner, {name: None}, why)
 
 
-def _without_unknown(planner: FixPlanner, words: list[str]) -> Fix | None:
-    """Renamed flags get their new name, misspelt ones the right one, the others go."""
+def _replace_unknown_flags(planner: FixPlanner, words: list[str]) -> Fix | None:
+    """Renamed and misspelt flags get the right name; others are removed."""
     flags: dict[str, Any] = {}
     reasons, steps = [], []
     if words and "/" in words[0] and not words[0].startswith(("-", "{")):
-        return _named_model(planner, words[0])
+        return _positional_model_fix(planner, words[0])
     for position, word in enumerate(words):
         if not word.startswith("--"):
             continue
         name, joined, value = word.partition("=")
         if not joined and position + 1 < len(words) and not words[position + 1].startswith("-"):
             value = words[position + 1]
-        problem = _problem(planner, name)
+        problem = _flag_problem(planner, name)
         if problem is None:
             continue
         flags[dest_name(name)] = None
-        instead = _same_meaning(planner, problem, value)
+        instead = _replacement_dest(planner, problem, value)
         if instead is not None:
-            flags[instead] = _read(planner, instead, value)
+            flags[instead] = _parse_value(planner, instead, value)
         reasons.append(f"{problem.message}.")
         steps.append(f"write {problem.instead} in place of {name}" if problem.instead else f"take {name} out")
-    return _changed(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
+    return _flag_fix(planner, flags, " ".join(reasons), tuple(steps)) if flags else None
 
 
-def _named_model(planner: FixPlanner, word: str) -> Fix:
-    """The module `vllm.entrypoints.openai.api_server` takes its model by --model; only `vllm serve` by its place."""
+def _positional_model_fix(planner: FixPlanner, word: str) -> Fix:
+    """`vllm serve` takes the model by position; the api_server module only as --model."""
     return Fix(
         "flag",
         f"{word} stands where the parser expects a flag. `vllm serve` takes the model like that, the module "
         "vllm.entrypoints.openai.api_server only as --model.",
         steps=(f"vllm serve {word} ... (with the same flags), or put --model in front of {word}",),
-        confidence=_SURE,
+        confidence=_REFUSAL_CONFIDENCE,
     )
 
 
-def _problem(planner: FixPlanner, name: str) -> FlagProblem | None:
+def _flag_problem(planner: FixPlanner, name: str) -> FlagProblem | None:
+    """What is wrong with a flag in this release; None where nothing is."""
     try:
         problems = parse_flags([name], planner.known.release).problems
     except LegroomError:
@@ -196,8 +205,8 @@ def _problem(planner: FixPlanner, name: str) -> FlagProblem | None:
     return problems[0] if problems else None
 
 
-def _same_meaning(planner: FixPlanner, problem: FlagProblem, value: str) -> str | None:
-    """The Python name of the flag that means the same; None where a replacement means something else."""
+def _replacement_dest(planner: FixPlanner, problem: FlagProblem, value: str) -> str | None:
+    """The Python name of the flag that means the same; None where there is none."""
     if problem.kind not in ("renamed", "unknown") or not problem.instead.startswith("--") or " " in problem.instead:
         return None
     flag = flags_of(planner.known.release).get(problem.instead)
@@ -206,8 +215,8 @@ def _same_meaning(planner: FixPlanner, problem: FlagProblem, value: str) -> str 
     return flag.dest
 
 
-def _read(planner: FixPlanner, dest: str, text: str) -> Any:
-    """A value as the release reads it."""
+def _parse_value(planner: FixPlanner, dest: str, text: str) -> Any:
+    """A value as this release parses it."""
     if not text:
         return True
     flag = next(flag for flag in flags_of(planner.known.release).values() if flag.dest == dest)
@@ -215,8 +224,8 @@ def _read(planner: FixPlanner, dest: str, text: str) -> Any:
     return text if value is None else value
 
 
-def _refused(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """argparse names the flag: a value it cannot read, a choice it does not have, or none at all."""
+def _argparse_refusal_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """argparse names the flag: an invalid value, an unknown choice or a missing value."""
     name = str(evidence.facts.get("flag", "")).split("/")[-1]
     flag = flags_of(planner.known.release).get(name)
     if flag is None and flag_kind_ever(name) is None:
@@ -225,15 +234,15 @@ def _refused(planner: FixPlanner, evidence: Evidence) -> Fix | None:
     if flag is not None and "unread" in evidence.facts:
         value = getattr(parse_flags([name, str(refused)], planner.known.release).args, flag.dest, None)
         if value is not None:
-            return _changed(planner, {flag.dest: value}, f"{name} takes JSON in vLLM {planner.known.release}.")
+            return _flag_fix(planner, {flag.dest: value}, f"{name} takes JSON in vLLM {planner.known.release}.")
     what = f"{name} does not take {refused}" if refused else f"{name} has no value"
     dest = flag.dest if flag else dest_name(name)
-    return _changed(planner, {dest: None}, f"{what}: without it vLLM's default applies.")
+    return _flag_fix(planner, {dest: None}, f"{what}: without it vLLM's default applies.")
 
 
-def _out_of_range(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """A number beyond its limit. A share of the card above 1 was most likely meant in per cent."""
-    given = given_flags(planner)
+def _out_of_range_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """A number outside its range; a utilization of 2 to 100 is read as per cent."""
+    given = typed_flags(planner)
     flags: dict[str, Any] = {}
     for name in (evidence.facts.get("name"), evidence.facts.get("second")):
         value = given.get(str(name))
@@ -241,27 +250,28 @@ def _out_of_range(planner: FixPlanner, evidence: Evidence) -> Fix | None:
             percent = name == "gpu_memory_utilization" and isinstance(value, int | float) and 2 <= value <= 100
             flags[str(name)] = round(value / 100, 2) if percent else None
     limit = f"{evidence.facts.get('bound')} than {evidence.facts.get('limit')}"
-    why = f"{' and '.join(flags)} may not be {_opposite(limit)}: {_how(flags)}."
-    return _changed(planner, flags, why) if flags else None
+    why = f"{' and '.join(flags)} may not be {_violated_limit_text(limit)}: {_range_remedy_text(flags)}."
+    return _flag_fix(planner, flags, why) if flags else None
 
 
-def _opposite(limit: str) -> str:
+def _violated_limit_text(limit: str) -> str:
     return limit.replace("less", "more") if limit.startswith("less") else limit.replace("greater", "less")
 
 
-def _how(flags: Mapping[str, Any]) -> str:
+def _range_remedy_text(flags: Mapping[str, Any]) -> str:
     return "without it vLLM's default applies" if None in flags.values() else "it was meant in per cent"
 
 
-def _too_long(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+def _max_len_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """max_model_len set to the model's own limit."""
     limit = evidence.facts.get("limit_count")
     if not isinstance(limit, int) or limit < 1:
         return None
-    return _changed(planner, {"max_model_len": limit}, f"The model was made for {limit:,} tokens.")
+    return _flag_fix(planner, {"max_model_len": limit}, f"The model was made for {limit:,} tokens.")
 
 
-def _small_step(planner: FixPlanner, evidence: Evidence) -> Fix | None:
-    """A step that cannot hold one whole prompt, or not one token of every sequence."""
+def _batched_tokens_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """A step large enough for a whole prompt, or for one token of every sequence."""
     length, seqs, tokens = (evidence.facts.get(name) for name in ("len_count", "seqs_count", "batched_count"))
     if isinstance(length, int):
         why = f"A step of {length:,} tokens holds a whole prompt."
@@ -271,31 +281,32 @@ def _small_step(planner: FixPlanner, evidence: Evidence) -> Fix | None:
         ways = [{"max_num_batched_tokens": seqs}, {"max_num_seqs": tokens}]
     else:
         return None
-    return planner.first_fitting("max_num_batched_tokens", ways, why, confidence=_SURE) or _changed(
-        planner, ways[0], why
-    )
+    return planner.first_change_that_fits(
+        "max_num_batched_tokens", ways, why, confidence=_REFUSAL_CONFIDENCE
+    ) or _flag_fix(planner, ways[0], why)
 
 
-def _ranks(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+def _tensor_parallel_fix(planner: FixPlanner, evidence: Evidence) -> Fix | None:
+    """The largest tensor-parallel size that divides the attention heads."""
     heads, ranks = evidence.facts.get("heads_count"), evidence.facts.get("ranks_count")
     if not isinstance(heads, int) or not isinstance(ranks, int):
         return None
     size = max(number for number in range(1, ranks + 1) if heads % number == 0)
     why = f"{heads} attention heads can be split over {size} ranks, not over {ranks}."
-    return _changed(planner, {"tensor_parallel_size": size}, why)
+    return _flag_fix(planner, {"tensor_parallel_size": size}, why)
 
 
-_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
-    "argument_refused": _refused,
-    "setting_out_of_range": _out_of_range,
-    "len_over_derived": _too_long,
-    "batched_below_len": _small_step,
-    "heads_and_ranks": _ranks,
+_FIX_BY_MESSAGE: Mapping[str, Callable[[FixPlanner, Evidence], Fix | None]] = {
+    "argument_refused": _argparse_refusal_fix,
+    "setting_out_of_range": _out_of_range_fix,
+    "len_over_derived": _max_len_fix,
+    "batched_below_len": _batched_tokens_fix,
+    "heads_and_ranks": _tensor_parallel_fix,
 }
 
 
-def given_flags(planner: FixPlanner) -> dict[str, Any]:
-    """What the user gave, however odd: from the line where there is one, else from the log."""
+def typed_flags(planner: FixPlanner) -> dict[str, Any]:
+    """The flags exactly as typed, by Python name."""
     args = planner.given_args
     return {
         field.name: value
@@ -304,5 +315,6 @@ def given_flags(planner: FixPlanner) -> dict[str, Any]:
     }
 
 
-def _changed(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
-    return Fix("flag", why, dict(flags), steps=steps, confidence=_SURE, command=planner.command(flags))
+def _flag_fix(planner: FixPlanner, flags: Mapping[str, Any], why: str, steps: tuple[str, ...] = ()) -> Fix:
+    """A fix that only corrects flags."""
+    return Fix("flag", why, dict(flags), steps=steps, confidence=_REFUSAL_CONFIDENCE, command=planner.command(flags))

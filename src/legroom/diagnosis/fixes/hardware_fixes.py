@@ -14,34 +14,34 @@ from legroom.units import GIB, gib
 if TYPE_CHECKING:
     from legroom.diagnosis.fixes.fix_planner import FixPlanner
 
-_FEW_BITS = re.compile(
+_QUANTIZED_NAME = re.compile(
     r"(?i)(?:^|[-_./])(?:awq|gptq|(?:int|w)[248]\w*|[248]bits?|nvfp4|mxfp[48]|fp8|bnb|gguf|exl2|q[2-8]_\w+)(?:$|[-_./])"
 )
-_BITS = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
-_BESIDE_WEIGHTS = 3 * GIB
+_FOUR_BIT_NAME = re.compile(r"(?i)(?:awq|gptq|int4|w4|4bit|nvfp4|mxfp4|fp4|bnb|q4)")
+_BESIDE_WEIGHTS_BYTES = 3 * GIB
 """For the context, a profile run and a small pool, where none of them was measured."""
 
 
 def is_quantized(planner: FixPlanner) -> bool:
-    """Whether the checkpoint is in few bits already: by its config, its flags or its name."""
-    if planner.base is not None:
-        return planner.base.target.model.quantization is not None
+    """Whether the checkpoint is quantized, by its config, flags or name."""
+    if planner.failed_plan is not None:
+        return planner.failed_plan.target.model.quantization is not None
     args = planner.known.args
-    return bool(args.quantization) or bool(_FEW_BITS.search(args.model))
+    return bool(args.quantization) or bool(_QUANTIZED_NAME.search(args.model))
 
 
-def is_four_bits(planner: FixPlanner) -> bool:
-    """Whether there is hardly a smaller checkpoint to be had."""
-    if planner.base is not None:
-        quantization = planner.base.target.model.quantization
+def is_4_bit(planner: FixPlanner) -> bool:
+    """Whether the weights have 4 bits or fewer, so that no smaller checkpoint exists."""
+    if planner.failed_plan is not None:
+        quantization = planner.failed_plan.target.model.quantization
         return quantization is not None and quantization.weight_bits <= 4
-    return bool(_BITS.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
+    return bool(_FOUR_BIT_NAME.search(f"{planner.known.args.model} {planner.known.args.quantization or ''}"))
 
 
-def rank_bytes(planner: FixPlanner) -> int | None:
-    """What one rank needs before there is a KV cache, by the plan or by the log's own lines."""
-    if planner.base is not None:
-        layout = planner.base.layout
+def bytes_before_kv_cache(planner: FixPlanner) -> int | None:
+    """What one rank needs before the KV cache, by the plan or the log."""
+    if planner.failed_plan is not None:
+        layout = planner.failed_plan.layout
         return layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes
     startup = planner.case.startup
     if startup.weights_bytes:
@@ -49,35 +49,32 @@ def rank_bytes(planner: FixPlanner) -> int | None:
     return None
 
 
-def more_cards(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
-    """Twice the ranks that there are, or as many as the plan asks for."""
-    planned = planner.lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
-    if planned is not None or planner.base is not None:
-        return planner.made_to_fit(planned, why, confidence=confidence + 0.1)
+def split_over_more_gpus(planner: FixPlanner, why: str, confidence: float = 0.5) -> Fix | None:
+    """Twice the ranks, or as many as the plan needs."""
+    planned = planner.pull_lever("more GPUs", "more_or_fewer_gpus_tp_pp", why, confidence + 0.2)
+    if planned is not None or planner.failed_plan is not None:
+        return planner.extend_until_fits(planned, why, confidence=confidence + 0.1)
     if not planner.known.ranks_known:
         return None  # twice of what, the log does not show
     ranks = planner.known.ranks
     stages = planner.known.args.pipeline_parallel_size or 1
     size = 2 * ranks // stages if stages < ranks else 2 * ranks
-    return planner.change(
+    return planner.plan_change(
         "more_or_fewer_gpus_tp_pp",
         {"tensor_parallel_size": size},
-        f"{why} {_ranks(ranks)} it now; over {2 * ranks} each holds about half.",
+        f"{why} {_gpu_count_text(ranks)} it now; over {2 * ranks} each holds about half.",
         trades=f"{2 * ranks} GPUs instead of {ranks}",
         confidence=confidence,
         steps=("legroom size MODEL says how many of which GPU hold it",),
     )
 
 
-def _ranks(ranks: int) -> str:
+def _gpu_count_text(ranks: int) -> str:
     return "One GPU holds" if ranks == 1 else f"{ranks} GPUs hold"
 
 
-def larger_budget(planner: FixPlanner) -> Iterator[Fix]:
-    """Where the weights alone are above share x total: the share that holds them if the card does, else other cards.
-
-    Both numbers stand in the log, so neither batches nor lengths are tried.
-    """
+def budget_for_weights(planner: FixPlanner) -> Iterator[Fix]:
+    """Where the weights exceed utilization x total: the utilization that holds them, else other hardware."""
     accounting, total = planner.accounting, planner.total_bytes
     weights = accounting.weights_bytes
     if not total or not weights or not accounting.weights_over_budget_bytes:
@@ -94,8 +91,8 @@ def larger_budget(planner: FixPlanner) -> Iterator[Fix]:
 
 
 def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
-    """Said plainly where no flag helps: how much is needed, and which cards or checkpoints have it."""
-    ranks, needed, total = planner.known.ranks, rank_bytes(planner), planner.total_bytes
+    """How much memory is needed, and which cards or checkpoints provide it, where no flag helps."""
+    ranks, needed, total = planner.known.ranks, bytes_before_kv_cache(planner), planner.total_bytes
     oom = planner.case.oom
     if total is None or (needed is None and (oom is None or oom.torch_bytes is None)):
         why = "No flag makes it fit: it takes smaller weights, more GPUs or larger ones."
@@ -114,10 +111,10 @@ def other_hardware(planner: FixPlanner, confidence: float = 0.6) -> Fix:
         more = "twice as many of these GPUs (double --tensor-parallel-size; 2 where it was not given)"
     larger = "larger ones"
     if needed is not None:
-        card = math.ceil((needed + (0 if planner.base else _BESIDE_WEIGHTS)) / 0.9 / GIB)
+        card = math.ceil((needed + (0 if planner.failed_plan else _BESIDE_WEIGHTS_BYTES)) / 0.9 / GIB)
         larger = f"{'one' if ranks == 1 else f'{ranks}'} with {card} GiB or more"
     steps = [f"{more}, or {larger}"]
-    if not is_four_bits(planner):
+    if not is_4_bit(planner):
         bits = "4 bits (AWQ, GPTQ, NVFP4)" if is_quantized(planner) else "8 or 4 bits (FP8, AWQ, GPTQ)"
         steps.append(f"or a checkpoint of the same model with weights in {bits}")
     else:

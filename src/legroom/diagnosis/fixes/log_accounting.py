@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from legroom.memory.deployment_memory import Measurements
     from legroom.vllm.args import ServeArgs
 
-_OTHER_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
+_CHANGES_REQUEST = frozenset({"max_model_len", "kv_cache_dtype", "block_size"})
 """With one of these changed, a request takes another part of the pool."""
-_OTHER_POOL = frozenset(
+_CHANGES_POOL = frozenset(
     {
         "model",
         "quantization",
@@ -39,7 +39,7 @@ _OTHER_POOL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LogAccounting:
-    """The parts of the budget as they were measured; None where the log does not say."""
+    """The parts of the budget as measured; None where the log does not print one."""
 
     total_bytes: int | None
     share: float
@@ -57,13 +57,13 @@ class LogAccounting:
 
     @property
     def weights_over_budget_bytes(self) -> int:
-        """How far the weights alone are above share x total; 0 where they are not, or the log does not say."""
+        """How far the weights alone exceed utilization x total; 0 where they do not."""
         if self.total_bytes is None or self.weights_bytes is None:
             return 0
         return max(self.weights_bytes - round(self.share * self.total_bytes), 0)
 
     def pool_at(self, share: float) -> int | None:
-        """The KV pool at another share of the card; at most this much where a part was not printed."""
+        """The KV pool at another utilization; an upper bound where a part is not printed."""
         if self.total_bytes is None:
             return None
         if self.pool_bytes is not None:
@@ -74,8 +74,8 @@ class LogAccounting:
         return round(share * self.total_bytes) - counted
 
     def refuses(self, flags: Mapping[str, Any]) -> bool:
-        """Whether these numbers already show that a server with such flags does not start."""
-        if self.total_bytes is None or flags.keys() & _OTHER_POOL:
+        """Whether the figures already show that a server with these flags does not start."""
+        if self.total_bytes is None or flags.keys() & _CHANGES_POOL:
             return False
         share = flags.get("gpu_memory_utilization") or self.share
         pool = self.pool_at(share)
@@ -83,12 +83,12 @@ class LogAccounting:
         if smaller_peak:
             return self.weights_bytes is not None and self.total_bytes * share <= self.weights_bytes
         above_free = self.free_bytes is not None and round(share * self.total_bytes) > self.free_bytes
-        needed = 0 if flags.keys() & _OTHER_REQUEST else self.request_bytes or 0
+        needed = 0 if flags.keys() & _CHANGES_REQUEST else self.request_bytes or 0
         too_small = pool is not None and (pool <= 0 or pool < needed)
         return too_small or (above_free and "gpu_memory_utilization" in flags)
 
     def longest_at(self, share: float) -> int | None:
-        """The length of one request that the pool holds at another share, in whole steps of 256 tokens."""
+        """The longest request that the pool holds at another utilization, in steps of 256 tokens."""
         pool = self.pool_at(share)
         if pool is None or self.request_bytes is None or self.request_len is None:
             return None
@@ -97,6 +97,7 @@ class LogAccounting:
 
 
 def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAccounting:
+    """The accounting of one case at this utilization and card total."""
     startup = case.startup
     check = case.first("free_below_desired")
     free = check.facts.get("free_bytes") if check else startup.free_at_start_bytes
@@ -109,12 +110,12 @@ def log_accounting(case: Case, share: float, total_bytes: int | None) -> LogAcco
         startup.activation_bytes,
         startup.non_torch_bytes,
         pool,
-        *_one_request(case, pool),
+        *_request_bytes_and_len(case, pool),
     )
 
 
-def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:
-    """Bytes and tokens of the longest request: as the check prints them, or by how many of them the pool holds."""
+def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, int | None]:
+    """KV bytes and tokens of the longest request, as the check prints them or from the printed concurrency."""
     error = case.first("kv_bytes_short")
     needed, length = (error.facts.get(name) if error else None for name in ("needed_bytes", "max_model_len_count"))
     if isinstance(needed, int) and isinstance(length, int) and needed > 0:
@@ -125,14 +126,14 @@ def _one_request(case: Case, pool: int | None) -> tuple[int | None, int | None]:
     return round(pool / concurrency), tokens
 
 
-_NEAR = 0.03
+_MAX_RELATIVE_DISTANCE = 0.03
 """How far the sum may lie from a card's known band: a peak that is wrong by 1 GiB moves a card of 24 GiB by 4 %."""
-_ROUNDS = 3
+_MAX_ITERATIONS = 3
 """Defaults follow the size of the card, and the peak follows them: the second look is nearly always the last."""
 
 
-def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
-    """The total of the known card that the log's own numbers lead to; None where they lead to none."""
+def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
+    """The total of the known card that matches the log's accounting; None where none does."""
     from legroom.planning.plan import Target, plan  # costs a tenth of a second
     from legroom.vllm_logs.printed_flags import load_logged_model
 
@@ -142,8 +143,8 @@ def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Mea
     share = args.gpu_memory_utilization or (0.92 if release.at_least("0.20.0") else 0.9)
     model, total = load_logged_model(args.model), round((pool + startup.weights_bytes) / share)
     card: Gpu | None = None
-    for _ in range(_ROUNDS):
-        layout = plan(Target(model, _sized(total), args.gpus_needed, release, seen), args).layout
+    for _ in range(_MAX_ITERATIONS):
+        layout = plan(Target(model, _gpu_of_size(total), args.gpus_needed, release, seen), args).layout
         counted = layout.weights.bytes + layout.activation.bytes + layout.non_torch.bytes + layout.cuda_graph.bytes
         total = round((pool + counted) / share)
         nearest = _nearest_card(total)
@@ -154,23 +155,27 @@ def deduced_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Mea
 
 
 def pool_bytes(case: Case) -> int | None:
-    """What was left for the KV cache, where vLLM computed it from the share of the card."""
+    """The KV pool that vLLM computed from the utilization; None where it was set explicitly."""
     error = case.first("kv_bytes_short")
     pool = error.facts.get("available_bytes") if error else case.startup.available_kv_bytes
     return pool if isinstance(pool, int) and not case.startup.explicit_kv else None
 
 
-def _sized(total_bytes: int) -> Gpu:
+def _gpu_of_size(total_bytes: int) -> Gpu:
+    """An unnamed GPU of this size."""
     return known_gpu(f"{max(total_bytes, 1 << 30) / (1 << 30):.2f}GiB")
 
 
 def _nearest_card(total_bytes: int) -> Gpu | None:
+    """The card whose band of totals is nearest; None where none is within 3 %."""
     whole = [card for card in all_gpus() if " MIG " not in card.name and not card.unified]
-    near = [card for card in whole if _distance(card, total_bytes) <= _NEAR * total_bytes]
-    return min(near, key=lambda card: _distance(card, total_bytes), default=None)
+    near = [
+        card for card in whole if _distance_to_band_bytes(card, total_bytes) <= _MAX_RELATIVE_DISTANCE * total_bytes
+    ]
+    return min(near, key=lambda card: _distance_to_band_bytes(card, total_bytes), default=None)
 
 
-def _distance(card: Gpu, total_bytes: int) -> int:
-    """To the band of totals that such cards report."""
+def _distance_to_band_bytes(card: Gpu, total_bytes: int) -> int:
+    """Distance of a total from the band that such cards report."""
     low, high = card.total_low_bytes or card.total_bytes, card.total_high_bytes or card.total_bytes
     return max(low - total_bytes, total_bytes - high, 0)

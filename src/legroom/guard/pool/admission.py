@@ -30,8 +30,8 @@ from legroom.guard.request.prompts import Prompt
 from legroom.guard.request.refusals import Refusal
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
 from legroom.guard.weight.guarded_request import GuardedRequest, need_of, weight_of
-from legroom.guard.weight.output_lengths import LikelyLengths, prior_quantiles
-from legroom.guard.weight.usage_learner import Tokenize, UsageLearner
+from legroom.guard.weight.token_estimates import LikelyLengths
+from legroom.guard.weight.usage_learner import Tokenize, UsageLearner, prior_quantiles
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20

@@ -17,8 +17,6 @@ from legroom.guard.pool.projection import BlockNeed, Progress, Projection, Reser
 from legroom.guard.request.prefixes import PrefixLedger
 from legroom.records import dataclass
 
-UNKNOWN_RETRY_S = 2
-"""Retry-After before anything was ever released."""
 LONGEST_RETRY_S = 45
 """Caps Retry-After; longer values left the server idle 12 % of the time (106 s, measured)."""
 RELEASE_WINDOW_S = 10.0
@@ -221,7 +219,7 @@ class Pool:
             waits_s.append(self._sequences.wait_s(need.sequences, free, now_s, not has_waited))
         known = [wait_s for wait_s in waits_s if wait_s is not None]
         if not known:
-            return UNKNOWN_RETRY_S
+            return 2
         # A longer forecast is spread over the second half of the longest one. Rounded down: a client that is early
         # waits in the queue, one that is late leaves the server idle.
         wait_s, half_s = min(max(known), 1e6), LONGEST_RETRY_S / 2

@@ -1,7 +1,7 @@
-"""What a request asks for, read off its body: prompts, output, copies, logprobs, media.
+"""Reads a request body: prompts, output length, copies, logprobs, media.
 
-Values are read as vLLM's own models read them (a number in a string is that number). What cannot be read is taken at
-its worst and left to the server to refuse.
+Values are read as vLLM's pydantic models read them (a number in a string is that number). A value that cannot be read
+is counted at its largest and left to the server to refuse.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ from typing import Any, NamedTuple
 from legroom.guard.request.endpoints import Kind, kind_of_body
 from legroom.guard.request.media import Media
 from legroom.guard.request.prefixes import PrefixUnit
-from legroom.guard.request.prompts import APART, MOST_PROMPTS, Prompt, Walk, prompts_of
+from legroom.guard.request.prompts import MOST_PROMPTS, UNTOKENIZED, BodyWalk, Prompt, prompts_of
 
-_LARGE_BYTES = 1 << 20
 MOST_VALUES = 250_000
-"""Lists, objects and strings in a body. A thousand tools and ten thousand messages are a tenth of it; each takes the
-event loop as long as thirty letters of text, so without a bound a few MiB of brackets would hold it for seconds."""
+"""Most lists, objects and strings in a body; 1,000 tools and 10,000 messages have a tenth of it. Each blocks the event
+loop as long as 30 characters of text do, so a few MiB of brackets would block it for seconds."""
 
 
 def parse_body(body: bytes) -> Any:
-    """The document in UTF-8, with or without a mark, or in UTF-16 or 32. ValueError says what is wrong with it."""
-    if len(body) > MOST_VALUES and _is_overfull(body):
+    """Parse JSON in UTF-8, 16 or 32. Raises ValueError with the reason."""
+    if len(body) > MOST_VALUES and _has_too_many_values(body):
         raise ValueError(f"it has more than {MOST_VALUES:,} lists, objects and strings")
     try:
-        return json.loads(body) if len(body) < _LARGE_BYTES else _read_large(body)
+        return json.loads(body) if len(body) < 1 << 20 else _parse_large(body)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _read_large(body: bytes) -> Any:
-    """Without the collector: it would walk what was read so far again and again, and JSON has no cycles to find."""
+def _parse_large(body: bytes) -> Any:
+    """Parse without the garbage collector, which would scan the growing document again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -44,36 +43,36 @@ def _read_large(body: bytes) -> Any:
             gc.enable()
 
 
-def _is_overfull(body: bytes) -> bool:
-    """Told by counting bytes, which is a hundred times quicker than reading them."""
+def _has_too_many_values(body: bytes) -> bool:
+    """Whether a body has more than `MOST_VALUES` values, by counting bytes: 100 times faster than parsing."""
     if body.count(b'"') - body.count(b'\\"') > 2 * MOST_VALUES:
         return True
     if body.count(b"[") + body.count(b"{") <= MOST_VALUES:
         return False
-    # Brackets in text are no lists: look at what stands between the strings.
+    # Brackets inside strings do not count.
     between = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     return between.count(b"[") + between.count(b"{") > MOST_VALUES
 
 
 COMPLETION_DEFAULT = 16
-"""max_tokens of /v1/completions where the body has no such key."""
+"""vLLM's default max_tokens of /v1/completions."""
 
 WHOLE_VOCABULARY = 1 << 31
-"""More logprobs than any vocabulary has words: what -1 asks for."""
+"""More logprobs than any vocabulary has tokens; stands for -1."""
 
 MOST = 1 << 53
-"""What larger counts are read as: more than any server holds, and still exact in a float."""
+"""Caps counts: more than any server holds, and exact in a float."""
 
 _NO_FRACTION = re.compile(r"\.0*\s*$")
 _TRUE = frozenset(("true", "t", "yes", "y", "on", "1"))
 
-_CUTS = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
-"""Keys that have the server drop part of a prompt."""
-_APART_BY = ("model", "cache_salt", "reasoning_effort", "chat_template_kwargs")
-"""Requests that differ in one of these share no blocks: adapters, salts, and what templates write at the start."""
+_TRUNCATING = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
+"""Keys that let the server truncate a prompt."""
+_PREFIX_SEED_KEYS = ("model", "cache_salt", "reasoning_effort", "chat_template_kwargs")
+"""Requests that differ in one of these share no prefix blocks."""
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_RARE = frozenset((*APART, *_CUTS, *_LOGPROBS))
-"""Most requests have none of these keys, and one look tells."""
+_RARE = frozenset((*UNTOKENIZED, *_TRUNCATING, *_LOGPROBS))
+"""Most requests have none of these keys, which one set operation shows."""
 
 OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.COMPLETION: ("max_tokens",),
@@ -83,39 +82,41 @@ OUTPUT_KEYS: dict[Kind, tuple[str, ...]] = {
     Kind.MESSAGES: ("max_tokens",),
     Kind.GENERATE: ("max_tokens",),
 }
-"""Where the length of the answer may stand; the first is what every release, and Cohere's dialect, reads."""
+"""Keys of the output length; every release reads the first."""
 
 
 class Demand(NamedTuple):
+    """What a request asks of the server."""
+
     kind: Kind
     model: str
     prompts: tuple[Prompt, ...]
     output_tokens: int | None
-    """None where the request leaves it open."""
+    """None where the request names none."""
     output_key: str | None
     sequences: int
-    """Copies of each prompt that run: n, best_of or the beam width, the largest."""
+    """Copies of each prompt: the largest of n, best_of and the beam width."""
     logprobs: int
     prompt_logprobs: int
     media: tuple[Media, ...]
     streams: bool
     background: bool
     generates: bool
-    apart: bool = False
-    """Part of the prompt stands where the server's tokenizer does not look."""
-    cut: bool = False
-    """The server may drop part of the prompt: what it counts then says nothing about text."""
+    has_untokenized: bool = False
+    """Part of the prompt is in keys that `/tokenize` does not take."""
+    is_truncated: bool = False
+    """The server may truncate the prompt, so that its token count says nothing about the text."""
 
     @property
     def informative(self) -> bool:
-        """Whether its answer can tell something that is not known: how long it is, or what text was not counted."""
+        """Whether something can be learnt from its response: a length, or the tokens of text."""
         if self.generates:
             return True
         return any([not prompt.exact for prompt in self.prompts])  # noqa: C419 - a list is quicker for the usual one
 
 
 def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) -> Demand:
-    """`unit`: how the server cuts the beginnings that it shares among requests; None: it shares none."""
+    """Read a body; `unit` is the unit in which the server shares prefixes, None where it shares none."""
     if kind is Kind.ANY:
         kind = kind_of_body(body)
     sampling = body
@@ -123,10 +124,12 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         sampling = body["sampling_params"]
     usual = _RARE.isdisjoint(body) and (sampling is body or _RARE.isdisjoint(sampling))
     prompt_logprobs = 0 if usual else _prompt_logprobs(kind, sampling)
-    cut = not usual and any(body.get(key) for key in _CUTS)
-    if unit is not None and (cut or prompt_logprobs or kind not in OUTPUT_KEYS or "kv_transfer_params" in body):
-        unit = None  # vLLM computes such prompts anew, or their beginning is not the one in the request
-    walk = Walk(unit, 0 if unit is None else hash((kind, *[str(body.get(key)) for key in _APART_BY])))
+    is_truncated = not usual and any(body.get(key) for key in _TRUNCATING)
+    if unit is not None and (
+        is_truncated or prompt_logprobs or kind not in OUTPUT_KEYS or "kv_transfer_params" in body
+    ):
+        unit = None  # vLLM computes such prompts in full, or their prefix is not the one in the body
+    walk = BodyWalk(unit, 0 if unit is None else hash((kind, *[str(body.get(key)) for key in _PREFIX_SEED_KEYS])))
     prompts = tuple(islice(prompts_of(kind, body, walk), MOST_PROMPTS + 1))
     output, key = _output(kind, sampling)
     model = body.get("model")
@@ -143,8 +146,8 @@ def demand_of(kind: Kind, body: dict[str, Any], unit: PrefixUnit | None = None) 
         streams=_is_true(body.get("stream")),
         background=kind is Kind.RESPONSES and _is_true(body.get("background")),
         generates=kind in OUTPUT_KEYS,
-        apart=not usual and any(body.get(key) for key in APART),
-        cut=cut,
+        has_untokenized=not usual and any(body.get(key) for key in UNTOKENIZED),
+        is_truncated=is_truncated,
     )
 
 
@@ -160,18 +163,16 @@ def _output(kind: Kind, sampling: dict[str, Any]) -> tuple[int | None, str | Non
         return 0, None
     named = [(value, key) for key in keys if (value := count_of(sampling.get(key))) is not None]
     if named:
-        # Which key wins depends on the release, and on whether the first is 0: the larger one is never too little.
+        # Which key counts depends on the release, so the larger one is used.
         return max(named)
-    # vLLM's completions fill the key in where it is missing, and leave an explicit null open.
-    if kind is Kind.COMPLETION and "max_tokens" not in sampling:
-        return COMPLETION_DEFAULT, None
-    if kind is Kind.GENERATE and "max_tokens" not in sampling:
+    # vLLM fills in a missing key, and leaves an explicit null open.
+    if kind in (Kind.COMPLETION, Kind.GENERATE) and "max_tokens" not in sampling:
         return COMPLETION_DEFAULT, None
     return None, None
 
 
 def count_of(value: Any) -> int | None:
-    """A count as a lenient reader takes it: 5, 5.0, "5", "5.0"; None for what is none."""
+    """A count as pydantic reads it: 5, 5.0, "5", "5.0"; None for anything else."""
     if value is None:
         return None
     count = value if type(value) is int else _whole(value)
@@ -188,7 +189,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _logprobs(value: Any) -> int:
-    """-1 asks for the whole vocabulary; true means the sampled token alone."""
+    """A number of logprobs: -1 is the whole vocabulary, true is the sampled token alone."""
     if value is None or value is False:
         return 0
     if value is True:
@@ -198,7 +199,7 @@ def _logprobs(value: Any) -> int:
 
 
 def _prompt_logprobs(kind: Kind, sampling: dict[str, Any]) -> int:
-    """An echoed prompt comes with the logprobs that were asked for the answer."""
+    """Prompt logprobs; with `echo`, those of the answer apply to the prompt too."""
     named = sampling.get("prompt_logprobs")
     if named is None and kind in (Kind.COMPLETION, Kind.CHAT, Kind.CHAT_BATCH) and _is_true(sampling.get("echo")):
         named = sampling.get("logprobs" if kind is Kind.COMPLETION else "top_logprobs")

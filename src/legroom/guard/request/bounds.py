@@ -1,4 +1,4 @@
-"""Whether a request stays within the policy, and what is changed in its body where the policy caps."""
+"""Applies the policy's bounds to a request: refuses it, or caps values in its body."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from legroom.guard.request.refusals import Refusal, bad_value
 from legroom.guard.weight.engine_limits import EngineLimits
 from legroom.records import dataclass
 
-USUAL_LOGPROBS = 20
-"""vLLM's --max-logprobs where nobody set it."""
 _MEDIA_KEYS = {"image": "max_images", "audio": "max_audios", "video": "max_videos"}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value of the body to write in place of the client's. `counted` tells caps from defaults."""
+    """A value to write into the body; `counted` is its label in `legroom_guard_capped_total`."""
 
     key: str
     value: int
@@ -28,7 +26,7 @@ class Change:
 
 
 def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal | None:
-    """What is wrong with a request, the first thing found."""
+    """The first bound that a request exceeds."""
     bounds = policy.requests
     most = bounds.max_sequences
     if most and demand.sequences > most:
@@ -49,11 +47,11 @@ def refusal_of(demand: Demand, policy: Policy, limits: EngineLimits) -> Refusal 
 
 
 def most_logprobs(named: int | None, limits: EngineLimits) -> int:
-    """The policy's bound, else the server's own, else its usual default."""
+    """The policy's bound, else the server's, else vLLM's default."""
     if named is not None:
         return named
     if limits.max_logprobs is None:
-        return USUAL_LOGPROBS
+        return 20  # vLLM's default of --max-logprobs
     return limits.max_logprobs if limits.max_logprobs >= 0 else WHOLE_VOCABULARY
 
 
@@ -98,7 +96,7 @@ def _item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
 
 
 def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Change, ...]:
-    """What to write into the body: caps, and the length of an answer that names none."""
+    """Values to write into the body: caps, and the output length where none is given."""
     bounds, changes = policy.requests, []
     key = demand.output_key or OUTPUT_KEYS.get(demand.kind, (None,))[0]
     if key is not None:
@@ -106,7 +104,7 @@ def changes_of(demand: Demand, policy: Policy, limits: EngineLimits) -> tuple[Ch
         if demand.output_tokens is None:
             if chosen := bounds.default_output_tokens or most:
                 changes.append(Change(key, min(chosen, most or chosen), "default_output"))
-        elif most and demand.output_tokens > most:  # where more is refused, only what nobody named comes here
+        elif most and demand.output_tokens > most:
             changes.append(Change(key, most, "output"))
     if bounds.logprobs_over == "cap":
         if demand.logprobs > (most := most_logprobs(bounds.max_logprobs, limits)):
@@ -122,7 +120,7 @@ def apply(changes: tuple[Change, ...], kind: Kind, body: dict[str, Any]) -> None
     target = body["sampling_params"] if nested else body
     for change in changes:
         target[change.key] = change.value
-        # Chats have two keys for it, and the release decides which one counts: neither must say more.
+        # Chats have two keys, and the release decides which one counts, so both are capped.
         if change.counted == "output":
             for other in OUTPUT_KEYS.get(kind, ()):
                 if (count_of(target.get(other)) or 0) > change.value:

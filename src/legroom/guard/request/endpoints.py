@@ -14,7 +14,7 @@ _SLASHES = re.compile("/{2,}")
 
 
 class Kind(Enum):
-    """How a body names its prompt and its output."""
+    """How a body is read."""
 
     COMPLETION = "completion"
     CHAT = "chat"
@@ -26,11 +26,11 @@ class Kind(Enum):
     SCORE = "score"
     DECISION = "decision"
     TEXT = "text"
-    """Work on the CPU alone: only the size of the body is bounded."""
+    """Uses no KV cache: only the size of the body is bounded."""
     UPLOAD = "upload"
-    """A file in a form: its tokens cannot be read off the body."""
+    """A file in a form, whose tokens are unknown."""
     ANY = "any"
-    """The body's keys tell which of the others it is."""
+    """Any of the others, by the body's keys."""
 
 
 GUARDED: dict[str, Kind] = {
@@ -66,24 +66,24 @@ GUARDED: dict[str, Kind] = {
     "/v1/audio/translations": Kind.UPLOAD,
     "/invocations": Kind.ANY,
 }
-"""Every other path passes as it is: health, metrics, version, models, docs and administration."""
+"""All other paths pass without admission."""
 
 METRICS = "/metrics"
 DRAIN = "/-/legroom/drain"
 STATUS = "/-/legroom/status"
 TOKEN_NAME = "LEGROOM_GUARD_TOKEN"
-"""The environment variable with the token for these two."""
+"""The environment variable with the token for these two paths."""
 
 
 def kind_of(method: str, path: str, root_path: str = "") -> Kind | None:
-    """What to do with a request; None lets it pass. A path is read as a lenient server might route it."""
+    """How to read a request's body; None: it passes without admission."""
     if method != "POST":
         return None
     return GUARDED.get(path) or GUARDED.get(plain_path(path, root_path))
 
 
 def plain_path(path: str, root_path: str = "") -> str:
-    """Without the mount point, doubled or trailing slashes, or detours."""
+    """A path without mount point, doubled or trailing slashes, and dot segments, as servers route it."""
     if root_path and path.startswith(root_path):
         path = path[len(root_path) :]
     path = _SLASHES.sub("/", path)
@@ -93,7 +93,7 @@ def plain_path(path: str, root_path: str = "") -> str:
 
 
 def kind_of_body(body: dict[str, object]) -> Kind:
-    """`/invocations` takes any request; tell it by its keys, the costliest reading first."""
+    """How to read a body of `/invocations`, by its keys; the most expensive kind that matches."""
     if isinstance(body.get("messages"), list):
         return Kind.CHAT
     if body.get("prompt") is not None or body.get("prompt_embeds") is not None:

@@ -1,4 +1,4 @@
-"""Images, audio and video inside a request: how many, how large, and how large they unpack."""
+"""Images, audio and video in a request: their number, bytes, and pixels when decoded."""
 
 from __future__ import annotations
 
@@ -26,32 +26,27 @@ KINDS: Mapping[str, str] = {
 }
 _NAMES = frozenset(KINDS)
 _EMBEDS = frozenset(key for key in KINDS if key.endswith("_embeds"))
-_HEADS_BYTES = (64 << 10, 1 << 20, None)
-"""How much of an image to look at for its size: mostly the first is enough, behind much metadata all of it."""
-_MOST_SEGMENTS = 4096
-"""Parts of a JPEG before its size; a camera writes a few dozen."""
 _JPEG = b"\xff\xd8"
-_LARGEST_JPEG_PIXELS = 65_535**2
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
     kind: str
     sent_bytes: int
-    """0 where the request only names an address."""
+    """0 for a remote URL."""
     pixels: int | None
     remote: bool
 
 
 def media_of(part: Mapping[str, Any]) -> Media | None:
-    """What a content part carries, if it carries media."""
+    """The media of a content part; None if it has none."""
     named_type = part.get("type")
     kind = KINDS.get(named_type) if isinstance(named_type, str) else None
-    # A short form: the key alone says what it is, also beside a `uuid`, whatever the type says (0.32).
+    # In the short form the key alone says the kind; beside a `uuid` the type is ignored (0.32).
     short = kind is None and (named_type is None or part.get("uuid") is not None) and not _NAMES.isdisjoint(part)
     if kind is None and not short:
         return None
-    text = _address(part)
+    text = _url_or_data(part)
     if kind is None:
         if text is None:
             return None
@@ -68,9 +63,9 @@ def media_of(part: Mapping[str, Any]) -> Media | None:
     return Media(kind, len(text) * 3 // 4, _pixels(text) if kind == "image" else None, remote=False)
 
 
-def beside_media(part: Mapping[str, Any]) -> list[Any]:
-    """What else stands in a part that carries media: all but the data or its address."""
-    address = _address(part)
+def values_beside_media(part: Mapping[str, Any]) -> list[Any]:
+    """The other values of a content part with media: all but the data or URL."""
+    address = _url_or_data(part)
     rest: list[Any] = []
     for key, value in part.items():
         if key in _EMBEDS or value is address:
@@ -80,8 +75,8 @@ def beside_media(part: Mapping[str, Any]) -> list[Any]:
     return rest
 
 
-def _address(part: Mapping[str, Any]) -> str | None:
-    """The one string that is an address or the data itself, wherever the kind of part keeps it."""
+def _url_or_data(part: Mapping[str, Any]) -> str | None:
+    """The URL or data of a content part."""
     for key in (*KINDS, "source"):
         value = part.get(key)
         if isinstance(value, dict):
@@ -92,7 +87,7 @@ def _address(part: Mapping[str, Any]) -> str | None:
 
 
 def _pixels(data: str) -> int | None:
-    for size in _HEADS_BYTES:
+    for size in (64 << 10, 1 << 20, None):  # metadata may come before the size
         head = _head(data, size)
         pixels = image_pixels(head)
         if pixels is not None or head[:2] != _JPEG or size is None or len(data) < size:
@@ -109,7 +104,7 @@ def _head(data: str, size: int | None) -> bytes:
 
 
 def image_pixels(head: bytes) -> int | None:
-    """Width x height from the first bytes of a PNG, GIF, WebP, BMP or JPEG; None where it cannot be told."""
+    """Width x height from the first bytes of a PNG, GIF, WebP, BMP or JPEG; None for other formats."""
     if head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) >= 24:
         return int.from_bytes(head[16:20]) * int.from_bytes(head[20:24])
     if head[:6] in (b"GIF87a", b"GIF89a") and len(head) >= 10:
@@ -135,9 +130,9 @@ def _webp_pixels(head: bytes) -> int | None:
 
 
 def _jpeg_pixels(head: bytes) -> int | None:
-    """The frame's size, behind whatever segments and stray bytes (which decoders skip) stand before it."""
+    """Width x height from the first frame header, after any segments and stray bytes."""
     at = 2
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(4096):  # a camera writes a few dozen segments
         at = head.find(b"\xff", at)
         if at < 0 or at + 9 > len(head):
             return None
@@ -150,4 +145,4 @@ def _jpeg_pixels(head: bytes) -> int | None:
             at += 2
         else:
             at += 2 + int.from_bytes(head[at + 2 : at + 4])
-    return _LARGEST_JPEG_PIXELS
+    return 65_535**2

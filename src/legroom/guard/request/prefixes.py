@@ -1,11 +1,9 @@
-"""Prompts that begin alike: vLLM holds the blocks of an equal beginning once, however many running requests have it.
+"""Shared prefixes: vLLM stores the blocks of an equal prefix once for all running requests.
 
-It knows a block by a hash over its tokens and all before it, and so does this: a prompt becomes a chain of keys, each
-of which stands for everything up to its place. Token ids are cut exactly where vLLM cuts them. Of texts the tokens are
-not known here; they are cut into pieces of about a block, which count by the most tokens that a letter can be.
+Like vLLM, a prompt becomes a chain of hashes, each over one unit and all before it. Token ids are split at vLLM's block
+boundaries. The tokens of texts are unknown, so they are split into units of about a block.
 
-Only what running requests hold counts. vLLM also keeps blocks that nobody holds any more, but takes these for others
-when it needs them: hitting one saves work, not room.
+Only blocks of running requests count: vLLM evicts cached blocks of finished ones when it needs room.
 """
 
 from __future__ import annotations
@@ -15,24 +13,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 CHARS_PER_TOKEN = 4
-"""Of English text, roughly: it only decides how finely a text is cut."""
+"""Of English text; it only sets the length of a unit."""
 SINGLE_UNITS, EIGHT_UNITS = 32, 256
-"""Up to these places a chain has a key for every unit and for every eighth one; behind them, for every 64th: a long
-prompt has some hundred keys, and what is lost at the end of a shared part is small beside it."""
+"""A chain has a key for every unit up to the first, for every eighth up to the second, and for every 64th after it, so
+that a long prompt has some hundred keys."""
 MOST_KEYS = 256
-"""Of one prompt: enough for 200,000 tokens in blocks of 16."""
-MOST_KEYS_A_REQUEST = 1024
+"""Of one prompt: 200,000 tokens in blocks of 16."""
+MOST_KEYS_PER_REQUEST = 4 * MOST_KEYS
 MOST_KEYS_HELD = 200_000
-"""Of all that run, some 40 MB at most: further requests are counted in full."""
+"""Of all running requests, about 40 MB; further requests are counted in full."""
 
 
 class PrefixUnit(NamedTuple):
-    """How the server's prompts are cut."""
+    """How the server splits prompts into blocks."""
 
     block_size: int
     own_tokens: int = 1
-    """At the end of a prompt, those that vLLM computes for each request even where it holds them: the last one, and
-    with drafts the block before it."""
+    """Last tokens of a prompt that vLLM always computes: one, and with speculative decoding a block more."""
 
     @property
     def letters(self) -> int:
@@ -40,17 +37,17 @@ class PrefixUnit(NamedTuple):
 
 
 class PrefixChain(NamedTuple):
-    """A prompt's beginning, as keys."""
+    """The prefix of a prompt as hashes."""
 
     keys: tuple[int, ...]
     exact: bool = True
-    """Cut from token ids: a unit is a block."""
+    """From token ids, so that a unit is a block."""
 
 
 def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
     try:
         tokens = array("q", ids).tobytes()
-    except (TypeError, ValueError, OverflowError):  # no token ids: the server will say so
+    except (TypeError, ValueError, OverflowError):  # not token ids; the server refuses it
         return None
     size = 8 * unit.block_size
     return _chain(tokens, size, (len(ids) - unit.own_tokens) // unit.block_size, seed, most_keys)
@@ -58,7 +55,7 @@ def chain_of_ids(ids: list[Any], unit: PrefixUnit, seed: int, most_keys: int = M
 
 def chain_of_text(text: str, unit: PrefixUnit, seed: int, most_keys: int = MOST_KEYS) -> PrefixChain | None:
     letters = unit.letters
-    # The last piece may end within a token or a block that goes on differently.
+    # The last unit may end within a token or block, so it is not shared.
     chain = _chain(text, letters, len(text) // letters - 1, seed, most_keys)
     return chain and chain._replace(exact=False)
 
@@ -85,41 +82,39 @@ _WIDTHS = tuple(end - start for start, end in zip((0, *_ENDS), _ENDS, strict=Fal
 
 
 class PrefixHolder(Protocol):
-    """A request that runs."""
+    """A running request."""
 
     chains: tuple[PrefixChain, ...]
     blocks_per_unit: float
     shared_units: int
-    """Of its prompts, those that others hold, too."""
+    """Units that other running requests hold too."""
 
 
-class _Place:
-    """A piece of a prompt's beginning that running requests hold."""
+class _HeldUnits:
+    """Units of a prefix and the running requests that hold them."""
 
-    __slots__ = ("blocks", "holders", "of_holders")
+    __slots__ = ("blocks", "holder_sum", "holders")
 
     def __init__(self, blocks: float, holder: int) -> None:
         self.blocks = blocks
         self.holders = 1
-        self.of_holders = holder
-        """The sum of the holders' numbers: with one left it is that one's."""
+        self.holder_sum = holder
+        """The sum of the holders' ids; with one holder left it is that one's id."""
 
 
 class PrefixLedger:
-    """What running requests hold in common. Who is alone with a block holds it itself; what several hold is counted
-    once, here, as it stays until the last of them ends.
-    """
+    """Prefix blocks that several running requests hold; they stay until the last of these ends."""
 
     def __init__(self) -> None:
         self.shared_blocks = 0.0
-        """Held by two or more."""
+        """Held by two or more requests."""
         self.saved_blocks = 0.0
-        """What all would hold more if nothing were shared."""
-        self._places: dict[int, _Place] = {}
+        """Further blocks that would be held without sharing."""
+        self._places: dict[int, _HeldUnits] = {}
         self._holders: dict[int, PrefixHolder] = {}
 
     def units_of(self, chains: Sequence[PrefixChain]) -> int:
-        """Units that are there already."""
+        """Units of these prefixes that running requests hold."""
         places, units = self._places, 0
         if places:
             for chain in chains:
@@ -138,14 +133,14 @@ class PrefixLedger:
             for key, width in zip(chain.keys, _WIDTHS, strict=False):
                 place = places.get(key)
                 if place is None:
-                    places[key] = _Place(width * holder.blocks_per_unit, number)
+                    places[key] = _HeldUnits(width * holder.blocks_per_unit, number)
                     continue
                 if place.holders == 1:
-                    self._share(self._holders[place.of_holders], width)
-                    self._count(place.blocks)
+                    self._add_shared(self._holders[place.holder_sum], width)
+                    self._add_saved(place.blocks)
                 place.holders += 1
-                place.of_holders += number
-                self._share(holder, width)
+                place.holder_sum += number
+                self._add_shared(holder, width)
 
     def remove(self, holder: PrefixHolder) -> None:
         number, places = id(holder), self._places
@@ -158,19 +153,19 @@ class PrefixLedger:
                     del places[key]
                     continue
                 place.holders -= 1
-                place.of_holders -= number
-                self._share(holder, -width)
+                place.holder_sum -= number
+                self._add_shared(holder, -width)
                 if place.holders == 1:
-                    self._share(self._holders[place.of_holders], -width)
-                    self._count(-place.blocks)
+                    self._add_shared(self._holders[place.holder_sum], -width)
+                    self._add_saved(-place.blocks)
         del self._holders[number]
-        if not places:  # rounding ends here
+        if not places:  # resets rounding errors
             self.shared_blocks = self.saved_blocks = 0.0
 
-    def _share(self, holder: PrefixHolder, units: int) -> None:
+    def _add_shared(self, holder: PrefixHolder, units: int) -> None:
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
-    def _count(self, blocks: float) -> None:
+    def _add_saved(self, blocks: float) -> None:
         self.shared_blocks += blocks
         self.saved_blocks -= blocks

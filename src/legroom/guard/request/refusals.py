@@ -1,4 +1,4 @@
-"""What a refused client is told: OpenAI-style bodies, with the numbers that led to it."""
+"""Responses to refused requests, with OpenAI-style bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SERVER = "server_error"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer in place of the server's. `reason` is the label it is counted under."""
+    """A response in place of the server's; `reason` is its label in `legroom_guard_rejected_total`."""
 
     status: int
     reason: str
@@ -30,7 +30,7 @@ class Refusal:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
-        if self.status in (408, 413):  # the rest of the body was not read: the connection is of no more use
+        if self.status in (408, 413):  # the rest of the body was not read
             headers.append((b"connection", b"close"))
         return headers
 
@@ -56,11 +56,11 @@ REASONS = (
     "upstream_timeout",
     "bad_request",
 )
-"""Every label of `legroom_guard_rejected_total`."""
+"""All labels of `legroom_guard_rejected_total`."""
 
 
 def bad_value(reason: str, message: str, param: str | None) -> Refusal:
-    """A request outside the policy's bounds."""
+    """400 for a request outside the policy's bounds."""
     return Refusal(400, reason, message, INVALID, param)
 
 
@@ -69,17 +69,17 @@ def too_large(limit_bytes: int) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """A body that is no JSON object."""
+    """400 for a body that is not a JSON object."""
     return Refusal(400, "malformed_json", f"The request body is not a JSON object: {why}.")
 
 
 def body_timeout(seconds: float) -> Refusal:
-    """A client that sends too slowly."""
+    """408 for a client that sends too slowly."""
     return Refusal(408, "body_timeout", f"The request body did not arrive within {seconds:g} seconds.")
 
 
 def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
-    """More than the whole pool."""
+    """400 for a sequence that needs more than the whole pool."""
     message = (
         f"This request may grow to {needed_tokens:,} tokens of KV cache ({why}), and the whole cache holds "
         f"{pool_tokens:,}. Lower max_tokens or shorten the prompt."
@@ -88,7 +88,7 @@ def never_fits(needed_tokens: int, pool_tokens: int, why: str) -> Refusal:
 
 
 def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int, retry_after_s: int) -> Refusal:
-    """No room now; `free_tokens` None where only sequences are counted."""
+    """429 with Retry-After; `free_tokens` is None where only sequences are limited."""
     why = (
         "The server already runs as many sequences as it may"
         if free_tokens is None
@@ -100,11 +100,11 @@ def busy(reason: str, needed_tokens: int, free_tokens: int | None, waiting: int,
 
 
 def draining(retry_after_s: int) -> Refusal:
-    """The server is about to stop or restart."""
+    """503 while the guard drains."""
     return Refusal(503, "draining", "The server is draining and takes no new requests.", SERVER, None, retry_after_s)
 
 
 def pool_unknown(why: str) -> Refusal:
-    """Fail closed."""
+    """503 under `when_unknown = "closed"`."""
     message = f"The size of the KV cache is not known yet ({why}), and the guard's policy is to wait for it."
     return Refusal(503, "pool_unknown", message, SERVER, None, 5)

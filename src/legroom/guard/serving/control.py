@@ -1,9 +1,8 @@
-"""`/-/legroom/status` and `/-/legroom/drain`: for whoever holds the token, and for nobody where none is set.
+"""`/-/legroom/status` and `/-/legroom/drain`, which need the token.
 
-The API servers of one vLLM (`Peers`) each admit on their own, and a drain has to reach all of them. They accept from
-one socket, so nobody outside chooses which of them hears a request. Each therefore also listens under a name that only
-the processes with the same parent share, in Linux' abstract namespace: no file is left behind, and nothing has to be
-writable. Who is asked from outside asks the others.
+The API servers of one vLLM (`Peers`) admit independently and accept from one socket, so a drain reaches only one of
+them. Each therefore also listens on an abstract Unix socket named after their common parent process, and the one that
+gets a request forwards it to the others.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def answer(
 
 
 def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None:
-    """The answer to who does not hold the token; ask before reading what they send."""
+    """The error response to a request without the token; None if it has the token."""
     if token is None:
         return _error(404, "not_found", "There is nothing here: LEGROOM_GUARD_TOKEN is not set.")
     scheme, _, given = authorization.partition(b" ")
@@ -52,8 +51,7 @@ def denied(token: str | None, authorization: bytes) -> tuple[int, Status] | None
 
 def _drain(admission: Admission, body: bytes) -> tuple[int, Status]:
     try:
-        asked: Any = json.loads(body or b"{}")
-        wanted = asked["on"]
+        wanted: Any = json.loads(body or b"{}")["on"]
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = None
     if not isinstance(wanted, bool):
@@ -67,79 +65,75 @@ def _error(status: int, code: str, message: str) -> tuple[int, Status]:
 
 
 Status = dict[str, Any]
-Answer = Callable[[bool | None], Status]
-"""Drains, or ends it, or (None) does neither; and tells the state."""
+Drain = Callable[[bool | None], Status]
+"""Starts or ends draining, or neither (None); returns the status."""
 
-ASK_S = 2.0
-_LONGEST_BYTES = 1 << 16
-_SUMS = ("running", "waiting", "admitted")
+REPLY_TIMEOUT_S = 2.0
 
 
 class Peers:
-    """One process's place among `count` of them."""
+    """Connects this API server with the other `count` - 1 of the same vLLM."""
 
-    def __init__(self, count: int, token: str, answer: Answer, family: str | None = None) -> None:
-        self._names = [f"\0legroom-guard-{family or _family()}-{number}" for number in range(count)]
-        self._token, self._answer = token, answer
+    def __init__(self, count: int, token: str, drain: Drain, parent: str | None = None) -> None:
+        self._names = [f"\0legroom-guard-{parent or _parent_id()}-{number}" for number in range(count)]
+        self._token, self._drain = token, drain
         self._own = ""
         self._server: asyncio.Server | None = None
 
     async def join(self) -> bool:
-        """Take the first free name; whether there was one, and the system has such names at all."""
+        """Listen on the first free socket name; returns whether there was one (Linux only)."""
         for name in self._names if sys.platform == "linux" else ():
             with contextlib.suppress(OSError):
-                self._server = await asyncio.start_unix_server(self._heard, name, limit=_LONGEST_BYTES)
+                self._server = await asyncio.start_unix_server(self._on_request, name)
                 self._own = name
                 return True
         return False
 
     async def ask(self, drain: bool | None) -> list[Status]:
-        """What each of the others says, as far as they answer."""
+        """Statuses of the other API servers that reply, after they applied `drain`."""
         others = [name for name in self._names if name != self._own]
         statuses = await asyncio.gather(*(self._ask(name, drain) for name in others))
         return [status for status in statuses if status is not None]
 
     def leave(self) -> None:
-        """Be asked no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
     async def _ask(self, name: str, drain: bool | None) -> Status | None:
         line = json.dumps({"drain": drain, "proof": self._proof(name, drain)}).encode() + b"\n"
         try:
-            async with asyncio.timeout(ASK_S):
-                reader, writer = await asyncio.open_unix_connection(sock=_connected(name), limit=_LONGEST_BYTES)
+            async with asyncio.timeout(REPLY_TIMEOUT_S):
+                reader, writer = await asyncio.open_unix_connection(sock=_connect(name))
                 try:
                     writer.write(line)
                     status = json.loads(await reader.readline())
                 finally:
                     writer.close()
-        except (OSError, ValueError):  # a timeout too: it is gone, or says nothing
+        except (OSError, ValueError):  # includes TimeoutError
             return None
         return status if isinstance(status, dict) else None
 
-    async def _heard(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = json.loads(await asyncio.wait_for(reader.readline(), ASK_S))
-            drain = asked["drain"]
-            if hmac.compare_digest(str(asked["proof"]).encode(), self._proof(self._own, drain).encode()):
-                writer.write(json.dumps(self._answer(drain)).encode() + b"\n")
-        except (OSError, ValueError, KeyError, TypeError):  # whoever that was, it is none of us
+            request = json.loads(await asyncio.wait_for(reader.readline(), REPLY_TIMEOUT_S))
+            drain = request["drain"]
+            if hmac.compare_digest(str(request["proof"]).encode(), self._proof(self._own, drain).encode()):
+                writer.write(json.dumps(self._drain(drain)).encode() + b"\n")
+        except (OSError, ValueError, KeyError, TypeError):  # not from a peer
             pass
         finally:
             writer.close()
 
     def _proof(self, name: str, drain: bool | None) -> str:
-        """That who says this to whom has the token, without telling it: anybody could listen under a free name."""
+        """Proves knowledge of the token without sending it, because any process could listen on a free name."""
         return hmac.new(self._token.encode(), f"{name} {json.dumps(drain)}".encode(), "sha256").hexdigest()
 
 
-def together(own: Status, others: Iterable[Status]) -> Status:
-    """One state for all: requests added up, and draining only where each of them is. Tokens stay those of the one that
-    was asked, as each has a share of the pool to itself.
-    """
+def merge_statuses(own: Status, others: Iterable[Status]) -> Status:
+    """The status of all API servers: requests summed, draining only if all drain, the pool of the own one."""
     statuses = [own, *others]
-    sums = {name: sum(status.get(name, 0) for status in statuses) for name in _SUMS}
+    sums = {name: sum(status.get(name, 0) for status in statuses) for name in ("running", "waiting", "admitted")}
     rejected: Counter[str] = Counter()
     for status in statuses:
         rejected.update(status.get("rejected", {}))
@@ -147,8 +141,8 @@ def together(own: Status, others: Iterable[Status]) -> Status:
     return own | sums | {"draining": draining, "rejected": dict(rejected), "api_servers_heard": len(statuses)}
 
 
-def _connected(name: str) -> socket.socket:
-    """By hand: uvloop, which vLLM runs on, listens under abstract names and does not connect to them."""
+def _connect(name: str) -> socket.socket:
+    """Connect to an abstract Unix socket, which uvloop cannot do itself."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
@@ -159,10 +153,10 @@ def _connected(name: str) -> socket.socket:
     return connection
 
 
-def _family() -> str:
-    """The parent, and when it began: numbers of processes come back."""
+def _parent_id() -> str:
+    """The parent's process id and start time, because process ids are reused."""
     parent = os.getppid()
-    began = "0"
+    started = "0"
     with contextlib.suppress(OSError, IndexError):
-        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"{parent}-{began}"
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{parent}-{started}"

@@ -23,7 +23,7 @@ from legroom.guard.pool.engine_usage import steps_of_registry
 from legroom.guard.pool.guard_metrics import append_page
 from legroom.guard.request.endpoints import METRICS, TOKEN_NAME
 from legroom.guard.serving.admission_app import AdmissionApp, App, Message, Receive, Scope, Send, collect_response
-from legroom.guard.serving.control import Peers, together
+from legroom.guard.serving.control import Peers, merge_statuses
 from legroom.guard.weight.engine_limits import limits_of_metrics, limits_of_vllm, read_limits
 from legroom.process_table import engines_below, is_stopped, shares_engines
 
@@ -31,7 +31,6 @@ _CHECKED_PATHS = (("0.0.0", ("/v1",)), ("0.22.0", ("/v2", "/inference")), ("0.27
 """Paths that vLLM's API-key check covers, each with the first release that covers it."""
 RETRY_INTERVAL_S = 5.0
 """How often the pool size is asked for while vLLM does not say it."""
-INNER_CALL_TIMEOUT_S = 5.0
 
 
 def checked_paths(version: str) -> tuple[str, ...]:
@@ -105,7 +104,7 @@ class Guard(AdmissionApp):
         return sum(map(is_stopped, self._engine_pids)) if self._engine_pids else None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        return status if self._peers is None else together(status, await self._peers.ask(drain))
+        return status if self._peers is None else merge_statuses(status, await self._peers.ask(drain))
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Listen for the other API servers of this vLLM while it runs, because a drain must reach all of them."""
@@ -178,7 +177,7 @@ class Guard(AdmissionApp):
             return messages.pop()
 
         try:
-            async with asyncio.timeout(INNER_CALL_TIMEOUT_S):
+            async with asyncio.timeout(5.0):
                 status, _, answer = await collect_response(self.app, scope, receive)
         except Exception as error:
             LOG.error("could not read %s: %r", path, error)

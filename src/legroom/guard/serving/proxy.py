@@ -31,16 +31,12 @@ from legroom.records import dataclass
 if TYPE_CHECKING:
     from pathlib import Path
 
-OWN_REQUEST_TIMEOUT_S = 5.0
 SWEEP_INTERVAL_S = 1.0
 """Deadlines and the policy file are checked this often."""
-IDLE_TIMEOUT_S = 75
 RELEARN_INTERVAL_S, RETRY_INTERVAL_S = 30.0, 2.0
 """The server may be restarted with another pool; while its pool is unknown, it is asked more often."""
 USAGE_INTERVALS_S = (0.05, 0.25)
 """First and longest interval between scrapes of the engine's usage while requests wait; each is twice the last."""
-SCRAPE_SHARE = 0.02
-"""Most of the server's time that these scrapes take."""
 REPEATED_SIGNAL_S = 1.0
 """Supervisors may pass the same signal on twice within this time."""
 
@@ -137,7 +133,7 @@ class Proxy(AdmissionApp):
         forwarder.admission = admission
         super().__init__(forwarder, admission, options.token)
         self.config = Config(
-            self, ws="none", lifespan="off", log_config=None, proxy_headers=False, timeout_keep_alive=IDLE_TIMEOUT_S
+            self, ws="none", lifespan="off", log_config=None, proxy_headers=False, timeout_keep_alive=75
         )
         self.server_state = ServerState()
         self.buffered_bytes, self.most_buffered_bytes = 0, options.most_buffered_bytes
@@ -234,7 +230,7 @@ class Proxy(AdmissionApp):
                 continue
             begun_s = admission.clock()
             page = await self._get(METRICS)
-            delay_s = max(min(longest_s, 2 * delay_s), (admission.clock() - begun_s) / SCRAPE_SHARE)
+            delay_s = max(min(longest_s, 2 * delay_s), 50 * (admission.clock() - begun_s))  # 2 % of the time
             steps = steps_of_page(page.decode("utf-8", "replace")) if page is not None else None
             if steps is not None:
                 admission.pool.learn_steps(steps, admission.clock())
@@ -284,7 +280,7 @@ class Proxy(AdmissionApp):
 
     async def _request(self, method: str, path: str, body: bytes = b"") -> bytes | None:
         try:
-            async with asyncio.timeout(OWN_REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(5.0):
                 status, answer = await self.upstreams.request(method, path, self._authorization, body)
         except (UpstreamError, TimeoutError):
             return None

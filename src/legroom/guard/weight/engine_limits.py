@@ -1,10 +1,9 @@
-"""What the engine can hold, learnt from vLLM itself, from a plan, or from its metrics page.
+"""What the engine can hold: from vLLM's configuration, its metrics page, or a plan.
 
-The cost of a request in blocks follows from three numbers that every source gives: the blocks of the pool, the blocks
-of one request of full length, and that length. With one group of layers they say the same as tokens over block size.
-In a hybrid model every further group (sliding windows, recurrent states) draws on the same pool; a request of any
-length holds at most what these groups hold at full length, so a full-length request's surplus over plain attention is
-charged to each request: an upper bound, and exact where states have one size.
+The blocks of a request follow from the pool's blocks, the blocks of one request of full length, and that length. In a
+hybrid model further groups of layers (sliding windows, recurrent states) use the same pool. A request of any length
+holds at most what these groups hold at full length, so a full-length request's surplus over plain attention is added to
+each request: an upper bound, and exact for states of one size.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from legroom.units import cdiv
 
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 DEFAULT_BLOCK = 16
-"""vLLM's usual block size, until its own is known."""
+"""vLLM's usual block size, used while its own is unknown."""
 NULL_BLOCK = 1
-"""vLLM's V1 pool keeps one block as a placeholder and never hands it out."""
+"""vLLM's V1 pool never allocates its first block."""
 
 SLOTS_PER_DRAFT = 2
-"""A step holds slots for the drafts it verifies and for those it looks ahead to."""
+"""A step holds slots for the drafts it verifies and for the next ones."""
 
 FIRST_WITH_QUEUE_BOUNDS = "0.29.0"
-"""vLLM bounds its own queue from this release on."""
+"""The first vLLM with --max-num-queued-reqs and --max-num-queued-tokens."""
 
 
-_OF_FLAGS = ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media", "prefix_caching")
+_FLAG_FIELDS = ("max_model_len", "max_num_seqs", "default_output_tokens", "max_logprobs", "media", "prefix_caching")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """One engine's pool and flags; None where nobody said."""
+    """One engine's pool and flags; None: unknown."""
 
     num_blocks: int | None = None
     """Of one data-parallel rank, the null block included."""
@@ -53,40 +52,40 @@ class EngineLimits:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     ranks: int = 1
-    """Data-parallel engines, each with a pool of its own."""
+    """Data-parallel engines, each with its own pool."""
     api_servers: int = 1
-    """Processes that each see a share of the requests."""
+    """API server processes that share the requests."""
     extra_tokens: int = 0
-    """Slots beyond its own tokens that a sequence may hold: speculative drafts."""
+    """Further slots of a sequence, for speculative drafts."""
     default_output_tokens: int | None = None
-    """What the server takes for max_tokens where a request names none."""
+    """The server's max_tokens for requests that name none."""
     max_logprobs: int | None = None
     media: Mapping[str, int] | None = None
     max_num_queued_reqs: int | None = None
-    """vLLM's own bound on requests inside it (0.29+); what goes over it fails with 503."""
+    """vLLM's own bound on its requests (0.29+); further ones fail with 503."""
     max_num_queued_tokens: int | None = None
     prefix_caching: bool | None = None
     source: str = ""
 
     @property
     def known(self) -> bool:
-        """Whether requests can be weighed against the pool."""
+        """Whether the pool's size is known."""
         return bool(self.num_blocks and self.block_size)
 
     @property
     def cacheless(self) -> bool:
-        """Whether the model keeps no KV cache (one that only encodes): vLLM then makes the placeholder alone (V1)."""
+        """Whether the model has no KV cache (an encoder): vLLM then allocates the null block alone."""
         return self.known and self.num_blocks == NULL_BLOCK
 
     @property
     def rank_blocks(self) -> int:
-        """Blocks that one engine hands out."""
+        """Blocks that one engine can allocate."""
         return max((self.num_blocks or 0) - NULL_BLOCK, 0)
 
     @property
     def prefix_unit(self) -> PrefixUnit | None:
-        """How prompts are cut to find those that begin alike; None where the server may hold these apart: without
-        prefix caching, in data-parallel engines, and with further groups of layers, whose part is not known here.
+        """The unit of shared prefixes; None where they may not be shared: without prefix caching, on several
+        data-parallel engines, and in hybrid models.
         """
         size = self.block_size
         if not self.prefix_caching or not size or self.cacheless or self.ranks > 1:
@@ -96,21 +95,19 @@ class EngineLimits:
         return PrefixUnit(size, size + 1 if self.extra_tokens else 1)
 
     def share_blocks(self, overcommit: float = 1.0) -> int | None:
-        """What this process may admit at once: all ranks' blocks, over the processes that share them. None where
-        there is nothing to fill, or nobody knows how much.
-        """
+        """This process's share of all engines' blocks; None where they are unknown or there are none."""
         if not self.known or self.cacheless:
             return None
         return max(1, int(self.rank_blocks * self.ranks * overcommit) // self.api_servers)
 
     def share_sequences(self) -> int | None:
-        """Sequences that run at once, likewise, and never more than vLLM's own queue bound lets in."""
+        """This process's share of max_num_seqs, at most vLLM's own queue bound; None where unknown."""
         most = [self.max_num_seqs * self.ranks] if self.max_num_seqs else []
         most += [self.max_num_queued_reqs] if self.max_num_queued_reqs else []
         return max(1, min(most) // self.api_servers) if most else None
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that a sequence of this many tokens holds at most."""
+        """The most blocks that a sequence of this many tokens holds."""
         size = self.block_size or DEFAULT_BLOCK
         tokens += self.extra_tokens
         plain = cdiv(tokens, size)
@@ -118,17 +115,17 @@ class EngineLimits:
             return plain
         longest = cdiv(self.max_model_len + self.extra_tokens, size)
         surplus = self.full_request_blocks - cdiv(self.max_model_len, size)
-        if surplus < 0:  # no layer keeps every token: a request never holds more than one of full length
+        if surplus < 0:  # no layer keeps every token
             return self.full_request_blocks
         return min(plain, longest) + surplus
 
     def over(self, other: EngineLimits) -> EngineLimits:
-        """These limits, with what they leave open taken from `other`."""
-        missing = {name: getattr(other, name) for name in _OF_FLAGS if getattr(self, name) is None}
+        """These limits, with unknown ones taken from `other`."""
+        missing = {name: getattr(other, name) for name in _FLAG_FIELDS if getattr(self, name) is None}
         if not self.known and other.known:
             pool = ("num_blocks", "block_size", "full_request_blocks", "ranks", "extra_tokens")
             missing |= {name: getattr(other, name) for name in pool} | {"source": other.source}
-        elif other.known:  # a metrics page tells neither of drafts nor, before 0.24, of further groups of layers
+        elif other.known:  # a metrics page does not show drafts, nor, before 0.24, hybrid layers
             missing["extra_tokens"] = self.extra_tokens or other.extra_tokens
             length = self.max_model_len or other.max_model_len
             if self.full_request_blocks is None and (other.block_size, other.max_model_len) == (
@@ -140,28 +137,28 @@ class EngineLimits:
 
 
 def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
-    """A pool whose size the policy names."""
+    """Limits of a pool whose size is in the policy."""
     blocks = max(1, tokens // block_size)
     return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
 
 
-_OF_THE_PLAN = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
+_PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
 
 
 def limits_of_plan(plan: PlanDocument) -> EngineLimits:
-    """What `legroom plan --json` says."""
+    """Limits from the document of `legroom plan --json`."""
     kv, args = plan.kv, plan.args
-    # A model that needs none has the placeholder, as its server will say.
+    # A model without a KV cache has the null block alone.
     blocks = NULL_BLOCK if kv.bytes_per_token == 0 else kv.num_blocks
     limits = EngineLimits(
         num_blocks=blocks,
-        block_size=kv.block_size * _shared_by(args.get),
+        block_size=kv.block_size * _context_parallel_ranks(args.get),
         full_request_blocks=round(blocks / kv.max_concurrency) if kv.max_concurrency > 0 else None,
         max_model_len=int(args["max_model_len"]),
         max_num_seqs=int(args["max_num_seqs"]),
-        ranks=_whole(args.get("data_parallel_size")) or 1,
-        extra_tokens=SLOTS_PER_DRAFT * (_whole(args.get("num_speculative_tokens")) or 0),
-        prefix_caching=_yes_or_no(args.get("enable_prefix_caching")),
+        ranks=_positive_int(args.get("data_parallel_size")) or 1,
+        extra_tokens=SLOTS_PER_DRAFT * (_positive_int(args.get("num_speculative_tokens")) or 0),
+        prefix_caching=_bool_or_none(args.get("enable_prefix_caching")),
         source=plan.source,
     )
     if not limits.known:
@@ -170,15 +167,14 @@ def limits_of_plan(plan: PlanDocument) -> EngineLimits:
 
 
 def read_limits(path: Path) -> EngineLimits:
-    """The limits in a plan's file."""
-    return limits_of_plan(read_plan(str(path), _OF_THE_PLAN))
+    """Limits from a plan's file."""
+    return limits_of_plan(read_plan(str(path), _PLAN_FIELDS))
 
 
 def limits_of_metrics(page: str) -> EngineLimits:
-    """What `vllm:cache_config_info` says, one row an engine; the smallest pool counts for all that have one.
+    """Limits from `vllm:cache_config_info`, which has a row for each engine; the smallest pool counts for all.
 
-    The rows of one server's data-parallel engines differ in the engine alone, and each names the blocks of all of them
-    together (0.9+).
+    Rows of one server's data-parallel engines differ in the engine alone, and each has the sum of their blocks (0.9+).
     """
     servers: Counter[frozenset[tuple[str, str]]] = Counter()
     for line in page.splitlines():
@@ -193,36 +189,36 @@ def limits_of_metrics(page: str) -> EngineLimits:
 
 
 def _row(row: Mapping[str, str], engines: int) -> EngineLimits:
-    blocks = _of_one(_whole(row.get("num_gpu_blocks")), engines)
-    size = _whole(row.get("effective_attention_block_size")) or _whole(row.get("block_size"))
+    blocks = _per_engine(_positive_int(row.get("num_gpu_blocks")), engines)
+    size = _positive_int(row.get("effective_attention_block_size")) or _positive_int(row.get("block_size"))
     full, length = _full_request(blocks, row.get("kv_cache_max_concurrency"), row.get("kv_cache_size_tokens"))
-    caching = _yes_or_no(row.get("enable_prefix_caching"))
+    caching = _bool_or_none(row.get("enable_prefix_caching"))
     return EngineLimits(blocks, size, full, length, ranks=engines, prefix_caching=caching, source="the metrics page")
 
 
-def _of_one(blocks: int | None, engines: int) -> int | None:
-    """One engine's blocks: vLLM adds up those of its data-parallel engines (0.9+)."""
+def _per_engine(blocks: int | None, engines: int) -> int | None:
+    """One engine's blocks; vLLM reports the sum of its data-parallel engines (0.9+)."""
     return blocks // engines if blocks else None
 
 
 def _full_request(blocks: int | None, concurrency: Any, tokens: Any) -> tuple[int | None, int | None]:
-    """Blocks of a full-length request and that length, from what the engine says it can hold (0.24+)."""
+    """Blocks of a full-length request and that length, from the reported concurrency and tokens (0.24+)."""
     try:
         most, size = float(concurrency), int(tokens)
     except (TypeError, ValueError):
         return None, None
-    if not blocks or not 1e-9 < most < math.inf:  # `nan`, or next to nothing: a broken page
+    if not blocks or not 1e-9 < most < math.inf:  # `nan` or nearly 0: a broken page
         return None, None
-    # The tokens are most x length, rounded down; the small term keeps an exact quotient from being rounded up.
+    # The tokens are most x length rounded down; 1e-6 keeps an exact quotient from being rounded up.
     return max(1, round(blocks / most)), max(1, math.ceil(size / most - 1e-6))
 
 
 def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
-    """What vLLM's own configuration says, inside its API server. Attributes that a release lacks stay unknown."""
+    """Limits from vLLM's configuration inside its API server; attributes that a release lacks stay unknown."""
     cache, model = getattr(config, "cache_config", None), getattr(config, "model_config", None)
     scheduler, parallel = getattr(config, "scheduler_config", None), getattr(config, "parallel_config", None)
     ranks = _ranks(parallel)
-    blocks = _of_one(_whole(getattr(cache, "num_gpu_blocks", None)), ranks)
+    blocks = _per_engine(_positive_int(getattr(cache, "num_gpu_blocks", None)), ranks)
     size = _block_tokens(cache, parallel)
     full, _ = _full_request(
         blocks, getattr(cache, "kv_cache_max_concurrency", None), getattr(cache, "kv_cache_size_tokens", None)
@@ -232,51 +228,51 @@ def limits_of_vllm(config: Any, args: Any) -> EngineLimits:
         num_blocks=blocks,
         block_size=size,
         full_request_blocks=full,
-        max_model_len=_whole(getattr(model, "max_model_len", None)),
-        max_num_seqs=_whole(getattr(scheduler, "max_num_seqs", None)),
+        max_model_len=_positive_int(getattr(model, "max_model_len", None)),
+        max_num_seqs=_positive_int(getattr(scheduler, "max_num_seqs", None)),
         ranks=ranks,
-        api_servers=_whole(getattr(args, "api_server_count", None)) or 1,
-        extra_tokens=SLOTS_PER_DRAFT * (_whole(getattr(speculation, "num_speculative_tokens", None)) or 0),
+        api_servers=_positive_int(getattr(args, "api_server_count", None)) or 1,
+        extra_tokens=SLOTS_PER_DRAFT * (_positive_int(getattr(speculation, "num_speculative_tokens", None)) or 0),
         default_output_tokens=_default_output(model),
         max_logprobs=_logprobs(getattr(model, "max_logprobs", None)),
         media=_media(model),
-        max_num_queued_reqs=_whole(getattr(scheduler, "max_num_queued_reqs", None)),
-        max_num_queued_tokens=_whole(getattr(scheduler, "max_num_queued_tokens", None)),
-        prefix_caching=_yes_or_no(getattr(cache, "enable_prefix_caching", None)),
+        max_num_queued_reqs=_positive_int(getattr(scheduler, "max_num_queued_reqs", None)),
+        max_num_queued_tokens=_positive_int(getattr(scheduler, "max_num_queued_tokens", None)),
+        prefix_caching=_bool_or_none(getattr(cache, "enable_prefix_caching", None)),
         source="vLLM's own configuration",
     )
 
 
 def _block_tokens(cache: Any, parallel: Any) -> int | None:
-    """Tokens of a sequence in one block: each rank of a context-parallel group keeps a part of them (0.11+)."""
-    told = _whole(getattr(cache, "effective_attention_block_size", None))
-    size = _whole(getattr(cache, "block_size", None))
-    return told or (size * _shared_by(partial(getattr, parallel)) if size else None)
+    """Tokens of a sequence per block; the ranks of a context-parallel group share a block's tokens (0.11+)."""
+    reported = _positive_int(getattr(cache, "effective_attention_block_size", None))
+    size = _positive_int(getattr(cache, "block_size", None))
+    return reported or (size * _context_parallel_ranks(partial(getattr, parallel)) if size else None)
 
 
-def _shared_by(flag: Callable[[str, Any], Any]) -> int:
-    """Ranks that keep the tokens of one sequence between them."""
+def _context_parallel_ranks(flag: Callable[[str, Any], Any]) -> int:
+    """Ranks that share the tokens of one sequence."""
     names = ("decode_context_parallel_size", "prefill_context_parallel_size")
-    return math.prod(_whole(flag(name, None)) or 1 for name in names)
+    return math.prod(_positive_int(flag(name, None)) or 1 for name in names)
 
 
 def _ranks(parallel: Any) -> int:
-    """Engines that this server's requests can go to: behind an outer load balancer only those of its own."""
+    """Engines that this server's requests can go to; behind an external load balancer only its own."""
     if getattr(parallel, "data_parallel_external_lb", False):
         return 1
     own = "data_parallel_size_local" if getattr(parallel, "data_parallel_hybrid_lb", False) else "data_parallel_size"
-    return _whole(getattr(parallel, own, None)) or 1
+    return _positive_int(getattr(parallel, own, None)) or 1
 
 
 def _logprobs(value: Any) -> int | None:
-    """-1 is vLLM's word for the whole vocabulary."""
+    """vLLM's max_logprobs; -1 is the whole vocabulary."""
     return value if isinstance(value, int) and value >= -1 else None
 
 
 def _default_output(model: Any) -> int | None:
     try:
-        return _whole(model.get_diff_sampling_param().get("max_tokens"))
-    except Exception:  # another release's model config: then the default is simply not known
+        return _positive_int(model.get_diff_sampling_param().get("max_tokens"))
+    except Exception:  # a model config of another release
         return None
 
 
@@ -288,12 +284,12 @@ def _media(model: Any) -> Mapping[str, int] | None:
         return None
 
 
-def _yes_or_no(value: Any) -> bool | None:
-    """A flag, or its label on a metrics page."""
+def _bool_or_none(value: Any) -> bool | None:
+    """A flag's value, or its label on a metrics page."""
     return value if isinstance(value, bool) else {"True": True, "False": False}.get(str(value))
 
 
-def _whole(value: Any) -> int | None:
+def _positive_int(value: Any) -> int | None:
     try:
         number = int(value)
     except (TypeError, ValueError):
@@ -304,11 +300,10 @@ def _whole(value: Any) -> int | None:
 def native_flags(
     release: Release, limits: EngineLimits, queue_requests: int = 512, overcommit: float = 1.0
 ) -> dict[str, str]:
-    """vLLM's own queue bounds to set behind the guard, by flag; empty before 0.29 or where the pool is not known.
+    """Values for vLLM's own queue bounds behind the guard, by flag; empty before 0.29 or where the pool is unknown.
 
-    They bound what gets into vLLM past the guard, or without one: unfinished requests, and prompt tokens that were not
-    computed yet. Both answer 503 without Retry-After and know nothing of the KV cache, so they stand behind the guard's
-    own limits: a request with many prompts counts each of them, hence twice the sequences that run.
+    vLLM then answers 503 without Retry-After, so the bounds are above the guard's own: a request counts once for each
+    of its prompts, hence twice the running sequences.
     """
     if release.before(FIRST_WITH_QUEUE_BOUNDS):
         return {}

@@ -1,4 +1,4 @@
-"""A request on a guarded path, from its body to the end of its answer: what it may grow to, and what became of it."""
+"""The KV blocks that a request may need, and the state of a request while it is guarded."""
 
 from __future__ import annotations
 
@@ -11,40 +11,36 @@ from legroom.guard.request.body import Demand
 from legroom.guard.request.prefixes import CHARS_PER_TOKEN, PrefixChain
 from legroom.guard.request.prompts import Prompt
 from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits
-from legroom.guard.weight.output_lengths import LikelyLengths
-from legroom.guard.weight.token_estimates import FEWEST, ModelTokens
-
-OUTPUT_SHARE = 0.99
-"""Of answers without max_tokens, how many stay within what is reserved for one."""
-MEDIA_MARGIN = 1.25
+from legroom.guard.weight.token_estimates import FEWEST, LikelyLengths, ModelTokens
 
 
 class Weight(NamedTuple):
-    """A request at its fullest."""
+    """A request at its longest."""
 
     blocks: int
     tokens: int
     sequences: int
     prompt_tokens: int
-    """The bound of the longest prompt, of what stands in the request: media and earlier responses are not in it."""
+    """Bound of the longest prompt, without media and earlier responses."""
     certain_blocks: int
-    """Of its largest sequence, the part that is counted rather than estimated: what decides that it can never fit."""
+    """Blocks of its largest sequence by counted tokens alone; more than the pool can never fit."""
     start_blocks: int = 0
-    """What it holds when its answers begin."""
+    """Blocks held when its answers begin."""
     most_steps: int = 0
     """Tokens that each answer may have."""
     chains: tuple[PrefixChain, ...] = ()
-    """How its prompts begin."""
+    """Prefixes of its prompts."""
     blocks_per_unit: float = 1.0
-    """Of these."""
+    """Blocks per unit of the prefixes."""
     prompts: int = 1
 
 
 def weight_of(
     demand: Demand, limits: EngineLimits, policy: PoolPolicy, learnt: ModelTokens, exact_tokens: int | None = None
 ) -> Weight:
-    """Weigh a request: each prompt with its answer, rounded up to blocks, times its copies, which share the prompt's
-    full blocks where the server has a prefix cache. What it shares with other requests is the pool's to know.
+    """The blocks of each prompt with its answer, times its copies.
+
+    Copies share the prompt's full blocks where the server caches prefixes.
     """
     longest_len = limits.max_model_len or 0
     output = _output_tokens(demand, limits, policy, learnt)
@@ -56,7 +52,7 @@ def weight_of(
         if exact_tokens is not None and len(demand.prompts) == 1:
             size = sure = here = exact_tokens
         whole, surely = size + output.reserved, sure + output.certain
-        if longest_len:  # a longer one is refused by the server, or ends there
+        if longest_len:  # the server refuses a longer one, or ends it there
             whole, surely, here = min(whole, longest_len), min(surely, longest_len), min(here, longest_len)
         tokens += whole
         blocks += limits.blocks(whole)
@@ -95,23 +91,23 @@ def need_of(
     sequences: int | None,
     block_size: int = DEFAULT_BLOCK,
 ) -> BlockNeed:
-    """What the pool is asked for. `answer` None: strictly, all of it from the start.
+    """What the pool reserves; `answer` None: the request at its longest.
 
-    A request of more sequences than run at once has its turn all the same: vLLM queues sequences. Strictly that is when
-    it has the pool to itself; else half of the pool is enough to begin.
+    A request larger than the pool is still served, because vLLM queues its sequences: it is counted as the whole pool,
+    or by projection as half of it.
     """
     fewer = 1 if answer is None else 2
     most_blocks = weight.blocks if blocks is None or weight.blocks <= blocks else max(1, blocks // fewer)
     most_seats = weight.sequences if sequences is None or weight.sequences <= sequences else max(1, sequences // fewer)
     whole = most_blocks == weight.blocks
     if answer is None or not weight.most_steps:
-        # Strictly, only what is counted is counted on.
+        # Prefixes of texts are estimates, which strict admission does not use.
         exact = weight.chains if whole and all(chain.exact for chain in weight.chains) else ()
         return BlockNeed(most_blocks, most_seats, chains=exact)
     part = most_blocks / max(1, weight.blocks)
     steps = min(answer.expected, weight.most_steps)
     grown = weight.start_blocks + (weight.blocks - weight.start_blocks) * steps / weight.most_steps
-    # Copies of one prompt take their blocks together, in one step; of several prompts each when it comes to it.
+    # Copies of one prompt allocate blocks in the same step; several prompts do not.
     by_blocks = weight.prompts == 1
     growth = Growth(
         max(1, round(weight.start_blocks * part)),
@@ -140,12 +136,12 @@ def _output_tokens(demand: Demand, limits: EngineLimits, policy: PoolPolicy, lea
     if isinstance(policy.open_ended, int):
         return _Output(min(worst, policy.open_ended), 0)
     if policy.open_ended == "learnt" and learnt.outputs.count >= FEWEST:
-        return _Output(min(worst, learnt.outputs.at(OUTPUT_SHARE)), 0)
+        return _Output(min(worst, learnt.outputs.at(0.99)), 0)
     return _Output(worst, 0)
 
 
 def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, media: int) -> tuple[int, int, int]:
-    """The bound, how much of it is certain, and how much of it stands in the request."""
+    """Tokens of a prompt: the bound, the part that is certain, and the part that is in the request."""
     if prompt.exact:
         return prompt.tokens, prompt.tokens, prompt.tokens
     here = max(prompt.tokens, learnt.bound(prompt.text_bytes, prompt.ascii_only, prompt.messages))
@@ -155,15 +151,17 @@ def _prompt_tokens(prompt: Prompt, limits: EngineLimits, learnt: ModelTokens, me
 
 
 def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> int:
-    """What images and clips may add; the whole length of the model until answers have shown what one takes."""
+    """Tokens that media may add; the model's context length until enough answers show what one takes."""
     if not demand.media:
         return 0
     if learnt.media_tokens.count < FEWEST:
         return limits.max_model_len or 4096 * len(demand.media)
-    return int(learnt.media_tokens.value * MEDIA_MARGIN) * len(demand.media)
+    return int(learnt.media_tokens.value * 1.25) * len(demand.media)
 
 
 class GuardedRequest:
+    """A request from its body to the end of its response."""
+
     __slots__ = (
         "answered",
         "body",
@@ -182,16 +180,16 @@ class GuardedRequest:
         self.body = body
         self.demand = demand
         self.changed = changed
-        """The body is not as the client sent it."""
+        """The body was rewritten by the policy's caps."""
         self.client = client
         self.copies = max(1, demand.sequences * len(demand.prompts))
-        """Answers that it asks for."""
+        """Answers of one request."""
         self.informative = demand.informative
         self.weight: Weight | None = None
         self.reservation: Reservation | None = None
         self.usage: tuple[int, int] | None = None
-        """Prompt and output tokens, as its answer named them last."""
+        """Prompt and output tokens by the latest `usage` of its response."""
         self.answered = False
-        """A good answer began."""
+        """A response with status 200 began."""
         self.events = 0
-        """Pieces of its stream so far."""
+        """Events streamed so far."""
