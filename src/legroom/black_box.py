@@ -123,7 +123,7 @@ class AllocatorState:
     private_pool_bytes: int | None = None
     """Reserved by all private pools."""
     private_free_bytes: int | None = None
-    """Of those, free: nobody outside the pool can have it."""
+    """Of those, free; only the pool itself can use it."""
     peak_allocated_bytes: int | None = None
     alloc_retries: int | None = None
     """How often it had to give its cache back to the card and ask again."""

@@ -1,1 +1,1 @@
-"""Text -> evidence -> causes -> fixes. One small file a cause in `causes/`; what messages look like is in `facts`."""
+"""Log text -> `Case` (log_diagnosis) -> `causes/` -> `fixes/` -> `Diagnosis` (verdict)."""

@@ -1,4 +1,4 @@
-"""One run of a server as its log tells it: the evidence in order, the first failure, the phase, engine and machine."""
+"""One run of a server: the evidence of its log in order, the first failure, the phase, engine and machine."""
 
 from __future__ import annotations
 

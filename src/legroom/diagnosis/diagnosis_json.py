@@ -24,7 +24,8 @@ def readings_json(readings: Sequence[LogReading]) -> dict[str, Any]:
             "verdict": "not understood",
             "phase": None,
             "findings": [],
-            "deployment": _no_deployment(),
+            "deployment": dict.fromkeys(("model", "vllm", "vllm_note", "engine", "gpu", "gpu_total_bytes"))
+            | {"args": {}},
         }
     else:
         document = diagnosis_json(diagnoses[0][1])
@@ -124,18 +125,6 @@ def memory_json(case: Case) -> dict[str, Any]:
     reported: dict[str, Any] = {f"{name}_bytes": getattr(startup, f"{name}_bytes") for name in names}
     reported |= {"blocks": startup.blocks, "tokens": startup.tokens, "max_concurrency": startup.max_concurrency}
     return {name: value for name, value in reported.items() if value is not None}
-
-
-def _no_deployment() -> dict[str, Any]:
-    return {
-        "model": None,
-        "vllm": None,
-        "vllm_note": None,
-        "engine": None,
-        "gpu": None,
-        "gpu_total_bytes": None,
-        "args": {},
-    }
 
 
 def _plain(value: Any) -> Any:

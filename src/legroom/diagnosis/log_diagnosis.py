@@ -121,7 +121,7 @@ def read_log(pieces: Iterable[bytes], source: str = "the log", hints: Hints | No
 
 
 def _read_record(record: BlackBox, source: str, hints: Hints | None) -> LogReading:
-    # A record is one line of JSON: that is where a reader looks for what it says.
+    # A record is one line of JSON, so all evidence is on line 1.
     evidence = [replace(item, line=1, text=item.text.strip()) for item in _contents_of_record(record).evidence]
     evidence.append(record_evidence(record, 1))
     case = with_record(_make_case(evidence, Startup(), source, 1), record)

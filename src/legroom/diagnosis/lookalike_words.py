@@ -1,4 +1,4 @@
-"""Words that a look-alike's text takes from facts: the package, the first release, the driver, the build."""
+"""Values in the texts of look-alikes that are derived from facts: package, first release, driver, build."""
 
 from __future__ import annotations
 

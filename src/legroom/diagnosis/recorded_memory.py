@@ -237,7 +237,7 @@ def _fragmented_bytes(record: BlackBox) -> int:
     if oom is None or allocator is None or allocator.largest_free_bytes is None:
         return 0
     free, size = oom.free_bytes or 0, allocator.usable_free_bytes
-    # A step's own tensors cut segments too: the pieces decide where they are most of what was asked for.
+    # A step's own tensors split segments too: free pieces count where they are at least half of the request.
     enough = size + free >= oom.wanted_bytes and size >= oom.wanted_bytes // 2
     return size if enough and max(allocator.largest_free_bytes, free) < oom.wanted_bytes else 0
 

@@ -60,7 +60,7 @@ class Diagnosis:
         failure = self.case.first_failure
         if self.case.has_site_frame or (failure is not None and failure.phase):
             return self.case.phase
-        # Neither a traceback nor the message itself tells: the cause does, where it has a phase of its own.
+        # Neither traceback nor message shows the phase: take the cause's own, if it has one.
         return cause_of(self.findings[0].cause).phase or self.case.phase
 
 

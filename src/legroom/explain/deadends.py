@@ -18,40 +18,6 @@ from legroom.explain.catalog_entries import document_problems
 from legroom.explain.entry import Count, Entry, EntryDeadEnd, Localized, Signature, Version, Workaround
 from legroom.home import home
 
-RECORD_KEYS = (
-    "id",
-    "signature",
-    "signature_zh",
-    "regex",
-    "domain",
-    "category",
-    "subcategory",
-    "root_cause",
-    "root_cause_type",
-    "root_cause_zh",
-    "versions",
-    "os_specific",
-    "dead_ends",
-    "workarounds",
-    "workarounds_zh",
-    "transition_graph",
-    "official_doc_url",
-    "official_doc_section",
-    "error_code",
-    "verification_tier",
-    "confidence",
-    "fix_success_rate",
-    "resolvable",
-    "first_seen",
-    "last_confirmed",
-    "last_updated",
-    "evidence_count",
-    "tags",
-    "locale",
-    "aliases",
-)
-"""The record's keys in its order."""
-
 
 def record_id(entry: Entry) -> str:
     """`llm/vllm-lr203-kv-too-small-for-max-len`."""
@@ -65,43 +31,42 @@ def _record_of(entry: Entry, ids: Mapping[str, str]) -> dict[str, Any]:
     if entry.record is not None:
         return dict(entry.record)
     patterns = [signature.pattern for signature in entry.signatures]
-    values = (
-        record_id(entry),
-        entry.signatures[0].text.en,
-        entry.signatures[0].text.zh,
-        patterns[0] if len(patterns) == 1 else "|".join(f"(?:{pattern})" for pattern in patterns),
-        entry.domain,
-        entry.category,
-        entry.subcategory,
-        entry.cause.en,
-        entry.cause_type,
-        entry.cause.zh,
-        [_version_record(version) for version in entry.versions],
-        dict(entry.os_specific),
-        [_dead_end_record(entry, item) for item in entry.dead_ends],
-        [_workaround_record(entry, item) for item in entry.workarounds],
-        [_chinese_workaround(item) for item in entry.workarounds],
-        {
+    return {
+        "id": record_id(entry),
+        "signature": entry.signatures[0].text.en,
+        "signature_zh": entry.signatures[0].text.zh,
+        "regex": patterns[0] if len(patterns) == 1 else "|".join(f"(?:{pattern})" for pattern in patterns),
+        "domain": entry.domain,
+        "category": entry.category,
+        "subcategory": entry.subcategory,
+        "root_cause": entry.cause.en,
+        "root_cause_type": entry.cause_type,
+        "root_cause_zh": entry.cause.zh,
+        "versions": [_version_record(version) for version in entry.versions],
+        "os_specific": dict(entry.os_specific),
+        "dead_ends": [_dead_end_record(entry, item) for item in entry.dead_ends],
+        "workarounds": [_workaround_record(entry, item) for item in entry.workarounds],
+        "workarounds_zh": [_chinese_workaround(item) for item in entry.workarounds],
+        "transition_graph": {
             "leads_to": [ids[other] for other in entry.leads_to],
             "preceded_by": [ids[other] for other in entry.preceded_by],
             "frequently_confused_with": [ids[other] for other in entry.confused_with],
         },
-        entry.documentation,
-        entry.documentation_section,
-        entry.error_code or entry.id,
-        entry.verification_tier,
-        entry.confidence,
-        entry.fix_rate,
-        entry.resolvable,
-        entry.first_seen,
-        entry.last_confirmed,
-        entry.updated,
-        len(entry.threads),
-        [entry.label, *entry.tags],
-        "en",
-        [*entry.aliases, *(signature.text.en for signature in entry.signatures[1:])],
-    )
-    return dict(zip(RECORD_KEYS, values, strict=True))
+        "official_doc_url": entry.documentation,
+        "official_doc_section": entry.documentation_section,
+        "error_code": entry.error_code or entry.id,
+        "verification_tier": entry.verification_tier,
+        "confidence": entry.confidence,
+        "fix_success_rate": entry.fix_rate,
+        "resolvable": entry.resolvable,
+        "first_seen": entry.first_seen,
+        "last_confirmed": entry.last_confirmed,
+        "last_updated": entry.updated,
+        "evidence_count": len(entry.threads),
+        "tags": [entry.label, *entry.tags],
+        "locale": "en",
+        "aliases": [*entry.aliases, *(signature.text.en for signature in entry.signatures[1:])],
+    }
 
 
 def records_of(chosen: Iterable[Entry], every: Iterable[Entry]) -> list[dict[str, Any]]:

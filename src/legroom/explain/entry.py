@@ -163,7 +163,7 @@ class Entry:
     tags: tuple[str, ...]
     aliases: tuple[str, ...]
     also: tuple[str, ...] = ()
-    """Other labels under which the same story is told."""
+    """Other labels that this entry also explains."""
     story: Story | None = None
     example: Example | None = None
     record: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What a reading comes to: its parts told apart, and what would have served the request that failed."""
+"""The parts of a reading, and the allocator settings that would have served a failed request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FragmentReport:
     reading: AllocatorReading
     parts: tuple[MemoryPart, ...]
     would_expandable_segments_help: bool | None
-    """None: nothing failed, or the source does not tell enough."""
+    """None: nothing failed, or the source has too little information."""
 
     @property
     def largest_free_bytes(self) -> int | None:

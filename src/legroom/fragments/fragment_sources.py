@@ -1,4 +1,4 @@
-"""What tells of an allocator's memory (a snapshot, a black box, `memory_summary()` text, a server's metrics), read."""
+"""Readers of allocator state: memory snapshots, black boxes, `memory_summary()` text, a server's metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AllocatorReading:
     state: AllocatorState
     settings: AllocatorSettings
     requested_bytes: int | None = None
-    """What the allocated blocks were asked for, before rounding."""
+    """The requested size of all allocated blocks, before rounding."""
     history: AllocatorHistory | None = None
     refused: RefusedRequest | None = None
     sites: tuple[CallSite, ...] = ()

@@ -32,7 +32,7 @@ _NO_TRACEBACK = re.compile(r"\b(?:DEBUG|INFO|WARNING) {1,3}\d\d-\d\d \d\d:")
 """Tracebacks are logged as errors; a warning or the engine's dump of its last batch names what runs elsewhere."""
 _SINGLE_LINE = re.compile(r"\b(?:INFO|DEBUG) \d\d-\d\d \d\d:")
 _INFORMATIONAL = re.compile(r"\b(?:DEBUG|INFO) {1,3}\d\d-\d\d \d\d:|\bNCCL INFO\b|(?:^|\s)(?:INFO|DEBUG):? {2,}")
-"""Lines that tell what is tried or skipped on the way: a library that is looked for and not found is no failure."""
+"""Lines about optional steps: a library that is searched for and not found is no failure."""
 _WARNING = re.compile(r"\bWARN(?:ING)?\b")
 _NUMBER = re.compile(r"\d[\d.,]*")
 _MIN_OPENING_CHARS = 4

@@ -19,7 +19,7 @@ _LONGEST_JOINED = 64 * 1024
 _USUAL_WIDTHS = frozenset({72, 80, 100, 120, 132})
 _USUAL_NARROWEST = 72
 _SHORT = 8
-"""Lines of a text so short that one break tells."""
+"""A text of at most this many lines counts as wrapped after one break."""
 _FEWEST_BREAKS = 2
 _BROKEN_SHARE = 0.03
 _WORD_BROKEN_SHARE = 0.2

@@ -1,5 +1,4 @@
-"""Secrets out of what a diagnosis prints of a log: tokens, keys, passwords, prompts, and links, which are nobody's
-advice. In bounded time, whatever the log holds."""
+"""Masks secrets in what is printed of a log: tokens, keys, passwords, prompts and links, in linear time."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Scanner:
         starts = sorted(self._sampled_line_starts(buffer, end))
         step = max(len(starts) / _MAX_SAMPLES_PER_PIECE, 1)
         sampled = deque(starts[int(number * step)] for number in range(min(len(starts), _MAX_SAMPLES_PER_PIECE)))
-        # The end of a log tells how it ended: there, even what was everywhere before is read line by line.
+        # At the end of the log, which shows how it ended, sampled marks are read line by line too.
         finder = LiteralFinder(all_marks()) if last and self._sampled else self._mark_finder()
         position, counted, number, skipped = 0, 0, at, 0
         hits = finder.find(buffer, position, end)

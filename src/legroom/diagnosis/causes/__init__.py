@@ -1,4 +1,4 @@
-"""The causes, one file each. A file defines `CAUSE`; being in this folder is all it takes to be asked."""
+"""The causes, one file each: every file of this folder that defines `CAUSE` is examined."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from legroom.diagnosis.case import Case, Phase
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix
+from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
 from legroom.diagnosis.fixes.fix_planner import FixPlanner
 from legroom.explain.entry import Localized
 from legroom.records import dataclass
+
+__all__ = ["Assessment", "Case", "Cause", "DeadEnd", "Fix", "FixPlanner", "Localized", "cause_of", "causes", "proof"]
+"""Also what a file of this folder needs from other modules, so that it has one import."""
 
 Domain = Literal["gpu", "host", "settings", "other"]
 
@@ -24,22 +27,21 @@ class Cause:
     label: str
     """Also the name of its file."""
     entry: str
-    """The catalog's general entry of it; a finding may name a more special one of the same label."""
+    """Id of its general catalog entry; a finding may name a more specific entry of the same label."""
     title: Localized
     examine: Callable[[Case], Assessment | None]
-    """Looks at a case; an assessment if this cause may be behind it."""
+    """Returns an assessment if this cause may explain the case."""
     remedies: Callable[[FixPlanner], Iterator[Fix | None]]
-    """What fixes it, the best first; None for one that does not apply here."""
+    """Yields the fixes, best first; None for one that does not apply."""
     dead_ends: tuple[DeadEnd, ...]
     phase: Phase | None = None
-    """Where it happens, if always there: the answer where the log itself does not show it."""
+    """The phase in which it always happens; used where the log does not show one."""
     usual_at: tuple[str, ...] = ()
-    """The sites (`Case.site`) at which it is what usually fails: the guess where a traceback has lost its error."""
+    """The sites (`Case.site`) at which it is the usual cause, for a traceback without its error."""
     domain: Domain = "gpu"
-    """Whose memory is short; `settings` and `other`: nobody's."""
+    """Whose memory is short; with `settings` and `other` none is."""
     priority: int = 0
-    """Of causes that are equally sure the one with the lowest number is named first, then the one with the lowest
-    entry, which is the order of a server's life."""
+    """Among causes of equal confidence the lowest number comes first, then the lowest entry id."""
 
     @property
     def is_memory(self) -> bool:

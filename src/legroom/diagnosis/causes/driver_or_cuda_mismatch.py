@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized
 from legroom.diagnosis.lookalike_causes import assess_lookalike, lookalike_fixes
-from legroom.explain.entry import Localized
 
 _LABEL = "driver_or_cuda_mismatch"
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
 from legroom.diagnosis.recorded_memory import assess_other_processes
-from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
 
@@ -128,7 +125,7 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
     if engine.within("0.7.0", "0.9.0.1") and engine.generation == "V1":
         charging = True
     if engine.version is None:
-        # Style tells: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
+        # By style: a V1 engine that logs this without a KV line above it is older than 0.9.1, unless its lines are
         # labelled. Weights that are shown may fill the card by themselves: only without them others are likelier.
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
         charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
@@ -215,7 +212,7 @@ def _free_gpu_fix(planner: FixPlanner, less: Fix | None) -> Fix:
 
 
 def _upgrade_fix(planner: FixPlanner) -> Fix | None:
-    # Without a number on the log, only its style tells: no bracket before the file is older than 0.8.
+    # Without a version only the style shows it: no bracket before the file name means older than 0.8.
     """0.9.1 and later do not charge other processes' memory to the server."""
     by_style = planner.is_early_v1 or bool(planner.case.engine.before_brackets)
     old = planner.known.release.before("0.9.1") if planner.known.release_known else by_style

@@ -6,12 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.causes.no_cache_blocks import cpu_check_failed
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.explain.entry import Localized
 from legroom.units import GIB, KIB, gib
 from legroom.vllm_logs.evidence import Evidence
 

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix
-from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
 _ROUNDED = GIB // 200

@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.recorded_memory import RecordedGrowth, assess_leak, duration_text, leak_growth
-from legroom.explain.entry import Localized
 from legroom.units import KIB, gib
 from legroom.vllm_logs.evidence import Evidence, sizes_bytes
 

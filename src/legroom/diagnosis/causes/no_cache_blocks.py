@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.flag_repair import larger_pool_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights, other_hardware
 from legroom.diagnosis.fixes.log_accounting import LogAccounting
-from legroom.explain.entry import Localized
 from legroom.units import GIB, gib
 from legroom.vllm_logs.evidence import Evidence
 
@@ -23,7 +19,7 @@ _DECIDING_STEPS = (
     "after the first is up",
     "give `legroom diagnose` the whole log: the lines above the error name weights and peak, and the fix is computed",
 )
-"""What tells the reasons of the bare error apart."""
+"""Steps that distinguish the reasons of the bare error."""
 
 
 def examine(case: Case) -> Assessment | None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.lookalike_causes import assess_lookalike, is_informational, lookalike_fixes
-from legroom.explain.entry import Localized
 from legroom.vllm_logs.evidence import Evidence
 
 _LABEL = "not_memory"

@@ -1,14 +1,10 @@
-"""Cached blocks, or their alignment, change how full the pool looks or what it needs."""
+"""Cached prefix blocks fill the pool, or their alignment raises what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.explain.entry import Localized
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 
 
 def examine(case: Case) -> Assessment | None:

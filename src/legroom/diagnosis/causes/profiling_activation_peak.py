@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.flag_repair import smaller_media_fix, smaller_step_flags
 from legroom.diagnosis.fixes.hardware_fixes import budget_for_weights
-from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
 _SMALL_STEP = 2048

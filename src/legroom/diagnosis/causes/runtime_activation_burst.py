@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner, step_shortage_bytes
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
+from legroom.diagnosis.fixes.fix_planner import step_shortage_bytes
 from legroom.diagnosis.fixes.flag_repair import smaller_step_flags
 from legroom.diagnosis.recorded_memory import assess_burst
-from legroom.explain.entry import Localized
 from legroom.units import GIB, gib, human_bytes
 
 

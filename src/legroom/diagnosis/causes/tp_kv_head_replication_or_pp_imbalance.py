@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.causes.kv_too_small_for_max_len import longest_fitting_len
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
-from legroom.explain.entry import Localized
 from legroom.units import gib
 
 

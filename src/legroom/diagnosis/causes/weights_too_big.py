@@ -6,12 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from legroom.diagnosis.case import Case
-from legroom.diagnosis.causes import Cause
-from legroom.diagnosis.finding import Assessment, DeadEnd, Fix, proof
-from legroom.diagnosis.fixes.fix_planner import FixPlanner
+from legroom.diagnosis.causes import Assessment, Case, Cause, DeadEnd, Fix, FixPlanner, Localized, proof
 from legroom.diagnosis.fixes.hardware_fixes import other_hardware, split_over_more_gpus
-from legroom.explain.entry import Localized
 from legroom.units import GIB, MIB, gib
 
 
@@ -99,7 +95,7 @@ def _cpu_offload_fix(planner: FixPlanner) -> Fix | None:
     missing = math.ceil(((oom.wanted_bytes if oom else 0) + 4 * GIB) / GIB)
     why, trades = "A part of the weights can stay in host RAM.", "every step copies that part over the bus: much slower"
     sizes = ({"cpu_offload_gb": float(missing + more)} for more in range(0, 64, 2))
-    # Only a plan tells how much; the allocation that failed says nothing of the weights that were still to come.
+    # Only a plan shows how much; the failed allocation does not include the weights still to be loaded.
     planned = planner.first_change_that_fits("cpu_offload", sizes, why, trades=trades, confidence=0.35)
     return planner.extend_until_fits(planned, why, confidence=0.35)
 

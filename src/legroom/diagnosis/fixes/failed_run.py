@@ -304,7 +304,7 @@ _RESOLVED = {
     "enable_chunked_prefill": True,
     "enable_lora": False,
 }
-"""What an engine's config line prints although nobody gave it."""
+"""Values that an engine's config line prints although they were not given."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _request_bytes_and_len(case: Case, pool: int | None) -> tuple[int | None, in
 _MAX_RELATIVE_DISTANCE = 0.03
 """How far the sum may lie from a card's known band: a peak that is wrong by 1 GiB moves a card of 24 GiB by 4 %."""
 _MAX_ITERATIONS = 3
-"""Defaults follow the size of the card, and the peak follows them: the second look is nearly always the last."""
+"""Defaults depend on the card's size and the peak on the defaults; the second iteration is nearly always the last."""
 
 
 def deduce_total_bytes(case: Case, args: ServeArgs, release: Release, seen: Measurements) -> int | None:
