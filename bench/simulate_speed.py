@@ -120,7 +120,9 @@ def vllm(python: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> d
     with tempfile.TemporaryDirectory() as folder:
         question, answer = Path(folder, "q.jsonl"), Path(folder, "a.jsonl")
         question.write_text(json.dumps({"settings": settings, "requests": rows, "brief": True}) + "\n", "utf-8")
-        subprocess.run([python, str(HERE / "simulate_oracle.py"), str(question), str(answer)], check=True)
+        subprocess.run(
+            [python, str(HERE.parent / "tests/simulation/simulate_oracle.py"), str(question), str(answer)], check=True
+        )
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
 

@@ -167,7 +167,7 @@ def test_a_look_at_the_server_shows_its_pool_and_its_latencies(server, tmp_path,
     (seen,) = json.loads(capsys.readouterr().out)["servers"]
     assert (seen["state"], seen["num_blocks"], seen["kv_use"]) == ("idle", BLOCKS, 0.0)
     assert main(["watch", "--replay", str(recording)]) == 0
-    assert "3 looks, 0 incidents" in capsys.readouterr().out
+    assert "3 scrapes, 0 incidents" in capsys.readouterr().out
 
 
 def test_a_look_while_the_pool_is_too_small_names_the_incident(server, capsys):

@@ -35,7 +35,7 @@ COPY_TIMES = (0.0, 1 / 64, 1 / 8, 1 / 2, 2.0)
 
 def load(rng: random.Random, kind: str = "plain", *, files: bool = False) -> dict[str, Any]:
     """Settings, a tier (with files behind it) and requests that share prefixes and press on both pools."""
-    from simulate_exact import workload
+    from random_workloads import workload
 
     item = workload(rng, kind)
     settings = item["settings"]
