@@ -4,8 +4,8 @@
     simulate_exact.py VLLM_PYTHON [--workloads 1000] [--seed 0] [--record DIR] [--keep N]
 
 VLLM_PYTHON is the interpreter of an environment with vLLM 0.32 (a CPU build will do). It runs simulate_oracle.py
-of tests/simulation, which drives vLLM's own Scheduler without a model. Every step is compared: who is scheduled how many
-tokens, who is preempted, who finishes, how many run and wait, how many blocks are free.
+of tests/simulation, which drives vLLM's own Scheduler without a model. Every step is compared: who is scheduled how
+many tokens, who is preempted, who finishes, how many run and wait, how many blocks are free.
 """
 
 from __future__ import annotations
