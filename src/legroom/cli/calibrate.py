@@ -12,7 +12,7 @@ from legroom.cli.output import note, print_answer
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.planning.calibration_store import CalibratedStart
+    from legroom.planning.calibration import CalibratedStart
 
 _LARGEST_LOG_BYTES = 256 * 2**20
 _TERMS = {
@@ -61,18 +61,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
-    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
+    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration_store import store_observations
 
     starts = [start for log in args.logs for start in calibrated_starts(_text(log), log, args.gpu, args.model)]
-    kept, remark = store_measurements(starts) if not args.dry_run else (0, "")
-    if remark:
+    observations = measured(starts)
+    is_stored = bool(observations) and not args.dry_run
+    if is_stored and (remark := store_observations(observations)):
         note(f"note: {remark}")
     print_answer(
         args.json,
         lambda: {"learnt": [_start_json(start) for start in starts]},
-        lambda _: "\n".join(_start_lines(starts, remembered=bool(kept))) + "\n",
+        lambda _: "\n".join(_start_lines(starts, remembered=is_stored)) + "\n",
     )
-    return OK if measured(starts) else ANSWER_IS_NO
+    return OK if observations else ANSWER_IS_NO
 
 
 def _start_json(start: CalibratedStart) -> dict[str, Any]:
@@ -136,8 +138,7 @@ def _compared(measured: int, predicted: int | None) -> list[str]:
 
 def _show(as_json: bool) -> int:
     from legroom.drawing.text import columns
-    from legroom.planning.calibration import to_json
-    from legroom.planning.calibration_store import read_store, store_path
+    from legroom.planning.calibration_store import read_store, store_path, to_json
     from legroom.units import human_bytes
 
     stored = read_store()

@@ -90,12 +90,13 @@ def _store_deployment(command: list[str], outcome: ProbeOutcome) -> None:
 
     from legroom.deployments.deployment import deployment_from_command
     from legroom.facts.releases import release
-    from legroom.planning.calibration_store import probed_observation, store_observation
+    from legroom.planning.calibration import probed_observation
+    from legroom.planning.calibration_store import store_observations
 
     deployment = deployment_from_command(shlex.join(command), release(outcome.vllm))
     profile = outcome.profile or {}
-    remark = store_observation(probed_observation(deployment.args, deployment.release, outcome.record.name, profile))
-    if remark:
+    observation = probed_observation(deployment.args, deployment.release, outcome.record.name, profile)
+    if remark := store_observations([observation]):
         note(f"note: {remark}")
 
 
