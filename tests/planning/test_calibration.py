@@ -19,13 +19,13 @@ from legroom.facts.model import Attention, Dense, Layer, Model
 from legroom.facts.releases import release
 from legroom.figures import estimated, exact
 from legroom.planning import calibration_store as store
-from legroom.planning.calibration import (
+from legroom.planning.calibration import observe
+from legroom.planning.calibration_store import (
     TERM_SETTINGS,
     Observation,
     from_json,
     measurements_for,
     model_fingerprint,
-    observe,
     observed_total_bytes,
     same_model,
     to_json,

@@ -67,9 +67,9 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
     if more := env.get("VLLM_ADDITIONAL_ARGS"):
         given += words_of_variable(more, document.source)
     served = serve_words(uri)[:2] if has_model_flag(tuple(given)) else serve_words(uri)
-    asked = tuple(_parallel(workload))
+    requested = tuple(_parallel(workload))
     on_one_node = not own_templates and workload.get("worker") is None
-    passed_on = tuple(word for key, word in asked if not on_one_node or key == "tensor")
+    passed_on = tuple(word for key, word in requested if not on_one_node or key == "tensor")
     words = (*served, *passed_on, *given)
     place = document.source.place
     return StartedServer(
@@ -86,7 +86,7 @@ def _workload(document: Node, workload: Node, uri: Node, own_templates: bool) ->
         memory_limit_bytes=kubernetes_bytes(container.text("resources", "limits", "memory")) if container else None,
         start_limit=start_limit(container) if container else None,
         read_as=_read_as(document),
-        remarks=tuple(_not_passed_on(asked, given)) if on_one_node else (),
+        remarks=tuple(_not_passed_on(requested, given)) if on_one_node else (),
     )
 
 
@@ -116,11 +116,11 @@ def _parallel(workload: Node) -> Iterator[tuple[str, Word]]:
         yield key, Word(flag, expert.offset)
 
 
-def _not_passed_on(asked: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
+def _not_passed_on(requested: Sequence[tuple[str, Word]], given: Sequence[Word]) -> Iterator[str]:
     """Sentences about parallelism that KServe does not pass on to a vLLM on one node."""
     flags = {word.text.partition("=")[0].replace("_", "-") for word in given}
     flags |= {_SHORT[flag] for flag in flags & _SHORT.keys()}
-    for key, word in asked:
+    for key, word in requested:
         flag, _, size = word.text.partition("=")
         if size == "1" or flag in flags:
             continue

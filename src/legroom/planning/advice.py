@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
+from legroom.facts.known_bugs import KnownBug
+from legroom.planning.capacity_search import SearchAnswer, search_flags
+from legroom.planning.checkpoints import quantized_checkpoints
 from legroom.planning.levers import LAST_RESORTS, LEVERS, SUPPORTED, Lever, less_utilization
-from legroom.planning.plan import Advice, Plan, lacks_room_for_page_cache, plan
+from legroom.planning.plan import Advice, Plan, Target, lacks_room_for_page_cache, plan
+from legroom.planning.search_space import CapacityGoal
 from legroom.units import human_bytes
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.command_line import any_release_words
 from legroom.vllm.resolve import served_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.planning.capacity_search import SearchAnswer
-    from legroom.planning.plan import Target
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import ServeArgs
 
 MOST_ADVICE = 5
 USEFUL_CONTEXT = 4096
@@ -240,8 +237,6 @@ def _more_gpus_notes(start: Plan, kept: frozenset[str]) -> Iterator[str]:
 
 def _searched_changes(start: Plan, kept: frozenset[str], released: bool, gpus: tuple[int, ...]) -> Iterator[Advice]:
     """The same weights first, then quantized checkpoints where they save GPUs or hold more."""
-    from legroom.planning.checkpoints import quantized_checkpoints
-
     target, args = start.target, _args_to_search(start, kept, released)
     same = list(_longest_context([target], args, start, kept, gpus))
     yield from same
@@ -259,9 +254,6 @@ def _longest_context(
 ) -> Iterator[Advice]:
     """The longest context that holds with nothing but the parallel sizes and the share of the card changed; where that
     would never do, the longest that any setting holds."""
-    from legroom.planning.capacity_search import search_flags  # a plan that fits needs none
-    from legroom.planning.search_space import CapacityGoal
-
     costly: Advice | None = None
     for context in _contexts(start, kept):
         goal = CapacityGoal(context, 1.0, gpus, "safe")

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.weights.loaded import weights
@@ -28,12 +28,9 @@ from legroom.planning.search_space import (
     parallel_sizes,
 )
 from legroom.records import dataclass
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
 from legroom.vllm.traits import is_moe
-
-if TYPE_CHECKING:
-    from legroom.vllm.args import EngineSettings, ServeArgs
-
 
 Combiner = Callable[[Iterable[Flags]], FlagCombination | None]
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from legroom.facts.bundled import find, smaller_siblings
-from legroom.facts.model_sources import from_bundled, variants
+from legroom.facts.bundled import find, smaller_siblings, variants
+from legroom.facts.model import Model, Quantization
+from legroom.facts.model_sources import from_bundled
 from legroom.memory.figure_cache import cached_by_model
+from legroom.planning.plan import Target
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import config_overrides
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model, Quantization
-    from legroom.planning.plan import Target
-    from legroom.vllm.args import ServeArgs
 
 FULL_BITS = 16
 FP8_NATIVE, FP4_NATIVE = (8, 9), (10, 0)

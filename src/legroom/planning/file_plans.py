@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from legroom.deployments.deployment import deployment_of
+from legroom.deployments.deployment import Deployment, deployment_of
 from legroom.deployments.server_words import has_variable
+from legroom.deployments.source_text import Unread
+from legroom.deployments.subjects import StartedServer
 from legroom.errors import LegroomError
-from legroom.facts.releases import latest
+from legroom.facts.releases import Release, latest
 from legroom.planning.machine import Machine, make_plan
 from legroom.planning.plan import Plan
 from legroom.records import dataclass
 from legroom.vllm.args import ServeArgs, is_given, other_value
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.setting_checks import RefusedByVllm
-
-if TYPE_CHECKING:
-    from legroom.deployments.deployment import Deployment
-    from legroom.deployments.source_text import Unread
-    from legroom.deployments.subjects import StartedServer
-    from legroom.facts.releases import Release
-    from legroom.vllm.flag_problems import FlagProblem
 
 FileVerdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 _MOST_GPUS = 6

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.facts.releases import release as known_release
 from legroom.memory.kv.kv_plan import kv_plan
 from legroom.planning.checkpoints import FP8_MARLIN, quantized_checkpoints, smaller_models
+from legroom.planning.plan import Plan, cold_start, try_flags
 from legroom.records import dataclass
 from legroom.units import GIB
-
-if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
 
 Proposals = Iterator[dict[str, Any]]
 
@@ -38,8 +36,6 @@ class Lever:
 def shorter_context(plan: Plan) -> Proposals:
     """The longest length that fits across the error band, rounded down so that small drift does not break it: the
     first start, with a cold compile cache, has the smallest pool."""
-    from legroom.planning.plan import cold_start  # a plan knows its advice, and advice its plan
-
     cold, warm = cold_start(plan).memory.ranks, plan.memory.ranks
     worst = [min(a.kv_cache.low, b.kv_cache.low) for a, b in zip(cold, warm, strict=True)]
     usual = [rank.kv_cache.bytes for rank in warm]
@@ -53,8 +49,6 @@ def shorter_context(plan: Plan) -> Proposals:
 
 def more_utilization(plan: Plan) -> Proposals:
     """Raise the share of the card, a hundredth at a time; a pool too small at the largest share is so at every one."""
-    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
-
     first = int(plan.settings.gpu_memory_utilization * 100) + 1
     most = try_flags(plan, {"gpu_memory_utilization": _MOST_HUNDREDTHS / 100})
     if most is not None and _pool_is_short(most):
@@ -116,8 +110,6 @@ def fewer_graphs(plan: Plan) -> Proposals:
 def fewer_media(plan: Plan) -> Proposals:
     """Leave out the media that the profile run is largest for, videos first, then all but one image; with the longest
     context that fits then, where the full one does not."""
-    from legroom.planning.plan import try_flags  # a plan knows its advice, and advice its plan
-
     given = dict(plan.args.limit_mm_per_prompt or {})
     kinds = {item.kind for tower in plan.target.model.modalities for item in tower.items}
     limits = {"video": 0} if "video" in kinds and given.get("video") != 0 else {}

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
+from legroom.facts.gpus import Gpu, with_total
 from legroom.facts.gpus import gpu as known_gpu
-from legroom.facts.gpus import with_total
+from legroom.facts.releases import Release, first_release, latest
 from legroom.home import cards_path, store_path
 from legroom.planning.plan import Plan, Target, plan_on_named_card
-from legroom.planning.plan_notes import bug_notes, input_notes
+from legroom.planning.release_bugs import bugs_of
 from legroom.records import dataclass
 from legroom.units import gib, parse_bytes
+from legroom.vllm.args import ServeArgs, draft_method, draft_name, predicts_itself
 from legroom.vllm.resolve import served_model
 
 if TYPE_CHECKING:
     from legroom.deployments.deployment import Deployment
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import ServeArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
     """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
     target = make_target(args, release, machine)
     made = plan_on_named_card(with_measurements(target, args), args)
-    made = replace(made, notes=(*made.notes, *input_notes(made.target, args), *bug_notes(made)))
+    made = with_notes(made)
     if advice and made.verdict != "fits":
         from legroom.planning.advice import with_advice
 
@@ -95,15 +96,16 @@ def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
         return card
     from legroom.planning.card_store import measured_card, read_cards
 
-    return measured_card(card, read_cards().cards, release, max(args.gpus_needed, 1))
+    with suppress(LegroomError):  # `legroom probe` reports a damaged file
+        return measured_card(card, read_cards(), release, max(args.gpus_needed, 1))
+    return card
 
 
 def with_measured_total(card: Gpu) -> Gpu:
     """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
     if not store_path().exists():
         return card
-    from legroom.planning.calibration import observed_total_bytes
-    from legroom.planning.calibration_store import read_store
+    from legroom.planning.calibration_store import observed_total_bytes, read_store
 
     total = observed_total_bytes(read_store().observations, card)
     if total is None:
@@ -116,9 +118,65 @@ def with_measurements(target: Target, args: ServeArgs) -> Target:
     """The target with what `legroom calibrate` has stored for it, if there is a store."""
     if not store_path().exists():
         return target
-    from legroom.planning.calibration import measurements_for
-    from legroom.planning.calibration_store import read_store
+    from legroom.planning.calibration_store import measurements_for, read_store
     from legroom.vllm.resolve import resolve
 
     settings = resolve(args, target.model, target.gpu, target.release)
     return replace(target, seen=measurements_for(read_store().observations, target, settings))
+
+
+def with_notes(made: Plan) -> Plan:
+    """The plan with notes on how its model and card were read, and on bugs of its release."""
+    return replace(made, notes=(*made.notes, *_input_notes(made.target, made.args), *_bug_notes(made)))
+
+
+def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
+    """Assumptions about the GPU and the model that the user should know."""
+    if target.gpu.note:
+        yield target.gpu.note
+    yield from _unlisted_architecture(target)
+    spec = args.speculative_config
+    if predicts_itself(draft_method(spec)) and not target.model.draft_layers:
+        yield (
+            f"speculative method {draft_method(spec)}: {target.model.name} has no prediction layers known here, "
+            "so nothing is counted for it and vLLM may refuse it"
+        )
+    if draft_name(spec) and target.model.draft is None:
+        yield (
+            f"the {draft_method(spec)} head {draft_name(spec)} could not be read: it is estimated as one layer as wide "
+            "as the model's own; name a folder with its config.json to have it counted"
+        )
+    if target.model.assumed:
+        yield (
+            f"how {target.model.name} is stored is taken from its name, so its weights are an estimate; name a folder "
+            "with its config.json to have them counted"
+        )
+    if not target.model.known:
+        yield (
+            f"legroom does not know the architecture {target.model.architecture or 'of this model'}: it is read as a "
+            "plain transformer, so weights are an estimate; KV bytes are exact if its attention is what the config says"
+        )
+
+
+def _unlisted_architecture(target: Target) -> Iterator[str]:
+    """A release older than the model may refuse it for other reasons than memory."""
+    if target.release.version == latest().version:
+        return
+    since = first_release(target.model.architecture)
+    if since is not None and target.release.before(since):
+        yield (
+            f"vLLM {target.release} does not list {target.model.architecture}, which came with {since}: it will most "
+            "likely refuse this model whatever the memory; the figures are what its accounting would give"
+        )
+
+
+def _bug_notes(made: Plan) -> Iterator[str]:
+    """Up to three bugs that these settings set off and a later release fixed, the most specific first."""
+    target = made.target
+    if target.release.version == latest().version:
+        return
+    bugs = bugs_of(target.model, target.gpu, target.release, made.settings, made.memory)
+    fixed = [bug for bug in bugs if bug.fixed_in is not None]
+    fixed.sort(key=lambda bug: not (bug.settings or bug.model or bug.platform))
+    for bug in fixed[:3]:
+        yield f"known bug of vLLM {target.release}: {bug.title}; fixed in {bug.fixed_in} ({bug.threads})"

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from legroom.errors import LegroomError
-from legroom.facts.gpus import gpu
+from legroom.facts.gpus import Gpu, gpu
+from legroom.facts.known_bugs import KnownBug
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
 from legroom.memory.bands import spare_on_larger_card
 from legroom.memory.deployment_memory import DeploymentMemory, Measurements, deployment_memory
-from legroom.memory.host_needs import deployment_host, host_failure, read_bytes
+from legroom.memory.host_needs import HostNeeds, deployment_host, host_failure, read_bytes
 from legroom.memory.kv.kv_plan import kv_plan
+from legroom.memory.layout import Layout
 from legroom.memory.overhead import file_cache_bytes, held_at_start, host_note, reserve_bytes
 from legroom.records import dataclass
 from legroom.units import gib, human_bytes
-from legroom.vllm.args import is_given
+from legroom.vllm.args import EngineSettings, ServeArgs, is_given
 from legroom.vllm.command_line import command, without_secrets
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from legroom.facts.gpus import Gpu
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.memory.host_needs import HostNeeds
-    from legroom.memory.layout import Layout
-    from legroom.vllm.args import EngineSettings, ServeArgs
-
 
 Verdict = Literal["fits", "tight", "does_not_fit"]
 Policy = Literal["safe", "balanced", "tight"]
@@ -234,7 +226,7 @@ def _with_start_up_bug(made: Plan) -> Plan:
     """A plan that fits, unless starts like it are known to end by a bug of the release."""
     if made.verdict != "fits" or not _may_have_start_up_bug(made):
         return made
-    from legroom.planning.plan_notes import start_up_bug  # most plans are of one GPU
+    from legroom.planning.release_bugs import start_up_bug  # most plans are of one GPU
 
     target = made.target
     bug = start_up_bug(target.model, target.gpu, target.release, made.settings, made.memory)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from legroom.planning.plan import ready_command
+from legroom.planning.file_plans import FileServer
+from legroom.planning.plan import Plan, ready_command
 from legroom.planning.plan_json import plan_json
 from legroom.records import dataclass
 from legroom.units import gib
 from legroom.vllm.command_line import command, flags_in, without_secrets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from legroom.planning.file_plans import FileServer
-    from legroom.planning.plan import Plan
 
 ABSENT = "not given"
 _PARTS = (

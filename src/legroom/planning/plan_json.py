@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.fit import bands
 from legroom.facts.gpus import gpu, with_total
+from legroom.figures import Figure, Term
 from legroom.masking import is_secret
 from legroom.memory.bands import band_class, evidence
 from legroom.memory.server_states import ServerState, server_states
-from legroom.planning.plan import Target, cold_start, context_by_user_count, plan, ready_command
+from legroom.planning.plan import Advice, Plan, Target, cold_start, context_by_user_count, plan, ready_command
 from legroom.planning.plan_document import (
     HOW_TO_WRITE_A_PLAN,
     PlanDocument,
@@ -29,11 +30,6 @@ from legroom.planning.plan_document import (
 from legroom.vllm.parse import parse_flags
 from legroom.vllm.resolve import served_model
 from legroom.vllm.traits import is_moe
-
-if TYPE_CHECKING:
-    from legroom.figures import Figure, Term
-    from legroom.planning.plan import Advice, Plan
-
 
 _NOT_ARGS = frozenset({"release", "given", "notes", "usage"})
 _FIGURES = ("weights", "activation", "cuda_graph", "non_torch", "kv_cache", "outside")

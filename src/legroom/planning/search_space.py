@@ -5,24 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.flags import choices
 from legroom.memory.deployment_memory import Measurements, free_at_start, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
 from legroom.memory.kv.shape import KvShape, kv_shape
-from legroom.planning.plan import Policy, headroom_after_band
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Policy, Target, headroom_after_band
 from legroom.records import dataclass
 from legroom.units import human_bytes
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Target
-    from legroom.vllm.args import EngineSettings, ServeArgs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.gpus import Gpu, GpuPrice, all_gpus
 from legroom.facts.gpus import gpu as known_gpu
+from legroom.facts.model import Model
+from legroom.facts.releases import Release
 from legroom.memory.weights.loaded import weights
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.plan import Target, ready_command
+from legroom.planning.plan import Plan, Target, ready_command
 from legroom.planning.plan_document import layout_json
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
-from legroom.sweeps.executors import ProcessExecutor
+from legroom.sweeps.executors import ProcessExecutor, SweepExecutor
+from legroom.vllm.args import ServeArgs
 from legroom.vllm.resolve import resolve, served_model
-
-if TYPE_CHECKING:
-    from legroom.facts.model import Model
-    from legroom.facts.releases import Release
-    from legroom.planning.plan import Plan
-    from legroom.sweeps.executors import SweepExecutor
-    from legroom.vllm.args import ServeArgs
 
 
 @dataclass(frozen=True, slots=True)

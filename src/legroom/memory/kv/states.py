@@ -23,13 +23,13 @@ def state_dtypes(mixer: StateSpace, model: Model, settings: EngineSettings) -> t
     given = settings.given.mamba_ssm_cache_dtype or "auto"
     if given != "auto":
         return conv, given
-    asked = model.config.get("mamba_ssm_cache_dtype") or model.config.get("mamba_ssm_dtype")
+    configured = model.config.get("mamba_ssm_cache_dtype") or model.config.get("mamba_ssm_dtype")
     release = known_release(settings.release)
     if "NemotronH" in model.architecture and release.at_least("0.12.0"):
         # Nemotron-H: only float32 states are known to keep accuracy, so it is the default.
-        return conv, asked if isinstance(asked, str) else "float32"
-    if "Qwen3_5" in model.architecture and isinstance(asked, str):
-        return conv, asked
+        return conv, configured if isinstance(configured, str) else "float32"
+    if "Qwen3_5" in model.architecture and isinstance(configured, str):
+        return conv, configured
     if mixer.kind == "kda":
         return conv, "float32"
     return conv, conv

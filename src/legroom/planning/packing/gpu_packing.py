@@ -15,19 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.planning.packing.needs import OtherProgram, PackedServer, ServerNeeds, server_needs
 from legroom.planning.packing.placement import Card, PackingProblem, Placement, Shift, place, servers_on, share_pools
-from legroom.planning.plan import BAND_KEPT, plan
+from legroom.planning.plan import BAND_KEPT, Plan, Policy, Verdict, plan
 from legroom.planning.plan_json import plan_json
-from legroom.records import dataclass
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.pack_changes import PackChange
-    from legroom.planning.plan import Plan, Policy, Verdict
-    from legroom.vllm.args import ServeArgs
-
+from legroom.records import dataclass, field
+from legroom.vllm.args import ServeArgs
 
 ALWAYS = "always"
 """The one shift of servers that never sleep."""
@@ -108,6 +103,18 @@ class PackResult:
     def headroom_bytes(self) -> int:
         """Of the fullest card; below zero: what it lacks."""
         return min((use.headroom_bytes for use in self.cards), default=-self.short_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class PackChange:
+    """A change after which everything fits."""
+
+    server: str
+    """The server whose flags change; empty where the machine does."""
+    why: str
+    result: PackResult
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int | None = None
 
 
 def pack(request: PackRequest) -> PackResult:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from legroom.errors import LegroomError
 from legroom.facts.releases import release as known_release
 from legroom.memory.cudagraph_memory import graph_bytes
 from legroom.memory.deployment_memory import Measurements, stage_layout
 from legroom.memory.kv.kv_plan import plan_of_shape
-from legroom.memory.kv.shape import kv_shape
+from legroom.memory.kv.shape import KvShape, kv_shape
 from legroom.memory.overhead import charges_device_wide, held_at_start
 from legroom.memory.server_states import residue
+from legroom.planning.plan import Target
+from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import cdiv
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from legroom.memory.kv.shape import KvShape
-    from legroom.planning.plan import Target
-    from legroom.planning.search_space import CapacityGoal
-    from legroom.vllm.args import EngineSettings, ServeArgs
 
 _PLENTY_BYTES = 1 << 50
 """A pool that lacks nothing."""

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.facts.sleep_mode import sleep_rules
 from legroom.memory.kv.shape import kv_shape
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.packing.gpu_packing import PackRequest, PackResult, pack
+from legroom.planning.packing.gpu_packing import PackChange, PackRequest, PackResult, pack
+from legroom.planning.packing.needs import PackedServer, ServerNeeds
 from legroom.planning.packing.placement import Shift
-from legroom.records import dataclass, field
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.planning.packing.needs import PackedServer, ServerNeeds
-
 
 _STEP_TOKENS = 2048
 _STEP_SEQUENCES = 64
@@ -27,18 +23,6 @@ _LENGTH_STEP = 256
 _MOST_CARDS = 16
 _SPLITS = (2, 4, 8)
 _MOST_OFFERED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class PackChange:
-    """A change after which everything fits."""
-
-    server: str
-    """The server whose flags change; empty where the machine does."""
-    why: str
-    result: PackResult
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    gpus: int | None = None
 
 
 def changes_that_fit(result: PackResult) -> tuple[PackChange, ...]:

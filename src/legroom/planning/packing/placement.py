@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
+from legroom.facts.gpus import Gpu
+from legroom.planning.packing.needs import OtherProgram, ServerNeeds
 from legroom.records import dataclass, field
-
-if TYPE_CHECKING:
-    from legroom.facts.gpus import Gpu
-    from legroom.planning.packing.needs import OtherProgram, ServerNeeds
-
 
 _MOST_TRIED = 200_000
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from legroom.facts.flags import default, env_history, flags_of
+from legroom.facts.releases import Release
 from legroom.records import dataclass
+from legroom.vllm.args import EngineSettings, ServeArgs
 from legroom.vllm.command_line import command, command_parts, flags_in, with_flags
+from legroom.vllm.flag_problems import FlagProblem
 from legroom.vllm.parse import parse_flags
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.vllm.args import EngineSettings, ServeArgs
-    from legroom.vllm.flag_problems import FlagProblem
 
 ChangedFlagKind = Literal["refused", "renamed", "ignored", "deprecated", "new_default", "unread_variable"]
 _SOURCE_TEXT = re.compile(r"<.*|(not )?[A-Za-z_]+(\.|\[).*|.+ if .+ else .+|\w+\(.*\)")

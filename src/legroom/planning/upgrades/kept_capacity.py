@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.planning.capacity_search import search_flags
-from legroom.planning.plan import ready_command, try_flags
+from legroom.planning.plan import Plan, ready_command, try_flags
 from legroom.planning.search_space import CapacityGoal
 from legroom.records import dataclass
 from legroom.units import MIB
-
-if TYPE_CHECKING:
-    from legroom.planning.plan import Plan
 
 _THOUSANDTHS = range(100, 991)
 """Shares of the card to choose from, in the steps that people write at the finest."""

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from legroom.facts.releases import Release
 from legroom.figures import Term
 from legroom.memory.deployment_memory import Measurements, stage_layout
+from legroom.memory.layout import Layout
+from legroom.planning.plan import Plan, Target
 from legroom.records import dataclass
 from legroom.units import human_bytes
+from legroom.vllm.args import EngineSettings
 from legroom.vllm.resolve import resolve
-
-if TYPE_CHECKING:
-    from legroom.facts.releases import Release
-    from legroom.memory.layout import Layout
-    from legroom.planning.plan import Plan, Target
-    from legroom.vllm.args import EngineSettings
 
 _WITH_RELEASE = ("release", "engine", "notes")
 """Settings that come with the accounting: V1's rules say nothing about V0."""

@@ -5,30 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from legroom.errors import ANSWER_IS_NO, LegroomError
+from legroom.facts.known_bugs import KnownBug
 from legroom.facts.metrics import metrics_of, name_of, nearest, role_of
-from legroom.facts.releases import known_releases
+from legroom.facts.releases import Release, known_releases
 from legroom.facts.releases import release as known_release
-from legroom.planning.machine import make_plan, with_measurements
+from legroom.memory.kv.kv_plan import KvPlan
+from legroom.planning.machine import Machine, make_plan, with_measurements, with_notes
 from legroom.planning.plan import Plan, cold_start, plan
 from legroom.planning.plan_json import plan_json
-from legroom.planning.plan_notes import bug_notes, bugs_of, input_notes
+from legroom.planning.release_bugs import bugs_of
 from legroom.planning.upgrades.changed_flags import ChangedFlag, args_on_release, changed_flags
 from legroom.planning.upgrades.kept_capacity import KeptCapacity, kept_capacity
 from legroom.planning.upgrades.kv_changes import ByteChange, kv_changes
 from legroom.records import dataclass
 from legroom.units import human_bytes
-
-if TYPE_CHECKING:
-    from legroom.facts.known_bugs import KnownBug
-    from legroom.facts.releases import Release
-    from legroom.memory.kv.kv_plan import KvPlan
-    from legroom.planning.machine import Machine
-    from legroom.planning.plan import Plan
-    from legroom.vllm.args import ServeArgs
-
+from legroom.vllm.args import ServeArgs
 
 _TOKENS_LINE = {
     "slots": "blocks x block size",
@@ -216,7 +210,7 @@ def upgrade(
     """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
     `advice`: with changes that make it start where it would not."""
     before = make_plan(args, old, machine, advice=False)
-    after = _with_notes(_plan_on_release(before, new))
+    after = with_notes(_plan_on_release(before, new))
     if advice and after.verdict == "does_not_fit":
         from legroom.planning.advice import with_advice  # only for what does not start
 
@@ -247,10 +241,6 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
     except LegroomError as error:
         message = f"vLLM {release} does not take this command: {error.message}"
         raise LegroomError(message, error.hint, ANSWER_IS_NO) from None
-
-
-def _with_notes(made: Plan) -> Plan:
-    return replace(made, notes=(*made.notes, *input_notes(made.target, made.args), *bug_notes(made)))
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
