@@ -16,8 +16,6 @@ from legroom.records import dataclass
 from legroom.toml_tables import KeyLines, parse_toml
 from legroom.units import MIB, parse_bytes
 
-Choice = tuple[str, ...]
-
 
 def _key(default: Any, about: str, **more: Any) -> Any:
     return field(default=default, metadata={"about": about, **more})

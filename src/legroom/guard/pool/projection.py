@@ -217,7 +217,7 @@ class Projection:
     when a new request would start to run, `lead_steps` from now.
     """
 
-    __slots__ = ("_moments_from_now", "lead_steps", "made_s", "moments", "steps", "totals")
+    __slots__ = ("lead_steps", "made_s", "moments", "moments_from_now", "steps", "totals")
 
     def __init__(self, made_s: float, lead_steps: float, steps: float, running: Sequence[Progress] = ()) -> None:
         self.made_s = made_s
@@ -229,20 +229,12 @@ class Projection:
         if len(ends) > most:
             ends = [ends[at * (len(ends) - 1) // (most - 1)] for at in range(most)]
         self.moments = (0.0, *sorted({*ends, *(steps * share for share in PROBE_SHARES)}))
-        self._moments_from_now = [lead_steps + moment for moment in self.moments]
+        self.moments_from_now = [lead_steps + moment for moment in self.moments]
         self.totals = [0.0] * len(self.moments)
 
-    def blocks_of_running(self, progress: Progress) -> list[float]:
-        return progress.expected_blocks_at(self._moments_from_now)
-
-    def blocks_of_new(self, progress: Progress) -> list[float]:
-        return progress.expected_blocks_at(self.moments)
-
-    def add(self, blocks: Sequence[float]) -> None:
-        self.totals = [total + more for total, more in zip(self.totals, blocks, strict=True)]
-
-    def remove(self, blocks: Sequence[float]) -> None:
-        self.totals = [total - less for total, less in zip(self.totals, blocks, strict=True)]
+    def add(self, blocks: Sequence[float], sign: int = 1) -> None:
+        """Add the blocks of one request to the sums, or with -1 remove them."""
+        self.totals = [total + sign * more for total, more in zip(self.totals, blocks, strict=True)]
 
     def steps_to_overflow(self, candidate: Progress, pool_blocks: float, ahead_steps: float) -> float:
         """Steps until the pool no longer holds all requests and the candidate; infinite if not within `ahead_steps`.

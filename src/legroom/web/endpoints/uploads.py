@@ -112,8 +112,7 @@ def diagnose_pieces(pieces: Iterable[bytes], request: dict[str, Any]) -> dict[st
 def fragments(request: dict[str, Any]) -> dict[str, Any]:
     """The document of `legroom fragments --json`, and its picture."""
     from legroom.fragments.fragment_report import fragment_report
-    from legroom.render.fragments_svg import fragments_svg
-    from legroom.render.fragments_text import advice_of, headline
+    from legroom.render.fragments_text import advice_of, fragments_svg, headline
 
     earlier = request.get("earlier")
     report = fragment_report(
