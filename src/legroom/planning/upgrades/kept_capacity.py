@@ -39,8 +39,8 @@ class KeptCapacity:
 
 
 def kept_capacity(old: Plan, new: Plan) -> KeptCapacity:
-    """The smallest change that keeps the full-length requests and the headroom of `old`, else one that keeps the requests
-    with the most headroom."""
+    """The smallest change that keeps the full-length requests and the headroom of `old`, else one that keeps the
+    requests with the most headroom."""
     if not old.starts or old.memory.kv.shape.is_empty:
         return _capacity_of(old, new, {})
     choices = [_capacity_of(old, plan, flags) for flags, plan in _flag_choices(old, new)]
