@@ -134,8 +134,9 @@ _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 def read_server(address: str) -> tuple[AllocatorReading, ...]:
     """The workers' memory of a running server, the fullest GPU first."""
+    from legroom.live.metrics.endpoint import endpoint
     from legroom.live.metrics.exposition import parse_sample
-    from legroom.live.metrics.scrape import TIMEOUT_S, endpoint, fetch, open_session
+    from legroom.live.metrics.scrape import TIMEOUT_S, fetch, open_session
 
     target = endpoint(address)
 
