@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from legroom.cli.main import COMMANDS, Parser, main
+from legroom.cli.main import COMMANDS, command_parser, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -187,18 +187,16 @@ def shown_commands():
 def read_words(command, words):
     """What the command's own parser makes of some words, without doing it."""
     module = importlib.import_module(command.module)
-    parser = Parser(prog="legroom", add_help=False)
-    chosen = module.add_parser(parser.add_subparsers(dest="command"))
+    parser = command_parser(command.name, module)
     parse = getattr(module, "parse", None)
-    return parse(chosen, words[1:]) if parse else parser.parse_args(words)
+    return parse(parser, words[1:]) if parse else parser.parse_args(words[1:])
 
 
 def help_examples():
     """Every `legroom ...` line among the examples of a command's help."""
     for command in COMMANDS:
-        module = importlib.import_module(command.module)
-        parser = module.add_parser(Parser(prog="legroom").add_subparsers(dest="command"))
-        text = re.sub(r"\s*\\\n\s*", " ", parser.epilog.partition("examples:\n")[2].partition("\n\n")[0])
+        epilog = importlib.import_module(command.module).EPILOG
+        text = re.sub(r"\s*\\\n\s*", " ", epilog.partition("examples:\n")[2].partition("\n\n")[0])
         yield from re.findall(r"(?:^  |\| |; |&& )(legroom [a-z].*?)(?=$|;| > | \| | && |  )", text, re.MULTILINE)
 
 

@@ -94,15 +94,13 @@ def test_two_replicas_and_one_may_leave(tmp_path):
 
 
 def test_the_arguments_are_those_of_the_gate(tmp_path, capsys):
-    from legroom.cli.gate import add_parser
-    from legroom.cli.main import Parser
+    from legroom.cli import gate
+    from legroom.cli.main import command_parser
 
     words = kind(exported(tmp_path, "--default-gpu", "l4"), "Deployment")["spec"]["template"]["spec"]["containers"][0][
         "args"
     ]
-    parser = Parser(prog="legroom")
-    add_parser(parser.add_subparsers(dest="command"))
-    args = parser.parse_args(words)
+    args = command_parser("gate", gate).parse_args(words[1:])
     assert (args.port, args.mode, args.default_gpu) == (9443, "warn", "l4")
 
 

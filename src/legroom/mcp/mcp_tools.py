@@ -257,11 +257,9 @@ def search_catalog(
 ) -> SearchResult:
     """Find entries of the error catalog, the best first."""
     from legroom.explain.catalog_entries import entries
-    from legroom.explain.catalog_search import search
-    from legroom.explain.entry import summary_json
+    from legroom.explain.catalog_search import search, search_json
 
-    hits: list[Any] = [{**summary_json(hit.entry, lang), "score": hit.score} for hit in search(query, entries(), limit)]
-    return {"query": query, "hits": hits}
+    return search_json(query, search(query, entries(), limit), lang)  # type: ignore[return-value]
 
 
 def _simulate_tool(local_files: bool) -> Callable[..., dict[str, Any]]:

@@ -14,8 +14,7 @@ from legroom.render.plan_parts import answer_lines
 from legroom.units import gib, human_bytes
 
 if TYPE_CHECKING:
-    from legroom.planning.packing.gpu_packing import Packed, PackedCard, PackResult
-    from legroom.planning.packing.pack_changes import PackChange
+    from legroom.planning.packing.gpu_packing import PackChange, Packed, PackedCard, PackResult
 
 _MARGIN = "  "
 

@@ -165,18 +165,20 @@ def pool_comparison(log: Path, expected: Expectation) -> str:
 
 def store_calibration(log: Path, gpus: Gpus) -> str:
     """Keep what the start-up measured, as `legroom calibrate` does, so that the next plan starts from it."""
-    from legroom.planning.calibration_store import calibrated_starts, measured, store_measurements
+    from legroom.planning.calibration import calibrated_starts, measured
+    from legroom.planning.calibration_store import store_observations
 
     if not gpus.name:
         return "nothing to learn from a start without a GPU"
     try:
-        starts = calibrated_starts(_text(log), str(log), gpus.name, None)
-        store_measurements(starts)
+        observations = measured(calibrated_starts(_text(log), str(log), gpus.name, None))
+        if observations:
+            store_observations(observations)
     except LegroomError as error:
         return f"the measured memory could not be kept: {error.message}"
     except OSError as error:
         return f"the measured memory could not be kept: {log} cannot be read: {error.strerror}"
-    terms = {name.removesuffix("_bytes") for observation in measured(starts) for name in observation.terms}
+    terms = {name.removesuffix("_bytes") for observation in observations for name in observation.terms}
     if not terms:
         return "the start-up printed no memory that could be kept"
     return f"the measured memory is kept for later plans ({', '.join(sorted(terms)).replace('_', ' ')})"
