@@ -48,7 +48,7 @@ psutil.Process().memory_info()
 before = rss()
 from legroom.worker import telemetry
 telemetry.report.__defaults__ = (0.002,)
-telemetry.join()
+telemetry.start()
 from legroom.worker.worker_memory import read
 import time
 time.sleep(4)

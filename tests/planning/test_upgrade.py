@@ -9,7 +9,7 @@ from legroom.facts.gpus import gpu
 from legroom.facts.model_sources import load
 from legroom.facts.releases import known_releases, release
 from legroom.planning.machine import Machine
-from legroom.planning.plan import Target, cold_start, plan
+from legroom.planning.plan import Target, plan
 from legroom.planning.upgrades.changed_flags import args_on_release
 from legroom.planning.upgrades.kept_capacity import kept_capacity
 from legroom.planning.upgrades.kv_changes import kv_changes
@@ -43,9 +43,8 @@ def made(words, old, new, card="h100", **options):
     releases=st.tuples(st.sampled_from(known_releases()), st.sampled_from(known_releases())),
     flags=st.sets(st.sampled_from(sorted(FLAGS)), max_size=4),
     others=st.sampled_from((0, 3 * GIB)),
-    cold=st.booleans(),
 )
-def test_the_bytes_of_the_changes_add_up_to_the_difference_of_the_kv_cache(model, card, releases, flags, others, cold):
+def test_the_bytes_of_the_changes_add_up_to_the_difference_of_the_kv_cache(model, card, releases, flags, others):
     args = ServeArgs(model, **{name: FLAGS[name] for name in flags})
     try:
         plans = [
@@ -54,8 +53,8 @@ def test_the_bytes_of_the_changes_add_up_to_the_difference_of_the_kv_cache(model
         ]
     except LegroomError:
         return
-    pools = [(cold_start(each) if cold else each).layout.kv_cache.bytes for each in plans]
-    assert sum(change.bytes for change in kv_changes(*plans, cold=cold)) == pools[1] - pools[0]
+    pools = [each.layout.kv_cache.bytes for each in plans]
+    assert sum(change.bytes for change in kv_changes(*plans)) == pools[1] - pools[0]
 
 
 def test_going_back_undoes_every_byte():

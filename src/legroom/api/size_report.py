@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from legroom.facts.releases import Release
     from legroom.planning.plan import Policy
     from legroom.planning.search_space import CapacityGoal
-    from legroom.planning.sizing import ModelFit
+    from legroom.planning.sizing import Fit
 
 
 @dataclass(frozen=True)
 class SizeReport:
     """The result of `legroom.size`, as text or JSON."""
 
-    rows: tuple[ModelFit, ...]
+    rows: tuple[Fit, ...]
     goal: CapacityGoal
     release: Release
 
     @property
     def fits(self) -> bool:
         """Whether any of the GPUs holds any of the models."""
-        return any(row.fit.count for row in self.rows)
+        return any(row.count for row in self.rows)
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
         """The text of `legroom size`; `matrix` is its --matrix."""
@@ -41,7 +41,7 @@ class SizeReport:
             f"policy {self.goal.policy}"
         )
         draw = matrix_text if matrix else size_text
-        return draw([(row.model, row.fit) for row in self.rows], title, style or PLAIN)
+        return draw([(row.model, row) for row in self.rows], title, style or PLAIN)
 
     def json(self) -> dict[str, Any]:
         """The document that `legroom size --json` prints."""

@@ -236,7 +236,7 @@ def _search_json(answer: SearchAnswer, target: Target, serve_args: ServeArgs, ex
 
 def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
     from legroom.planning.plan import ready_command
-    from legroom.planning.plan_document import layout_json
+    from legroom.planning.plan_json import layout_json
 
     return {
         "gpus": plan.target.gpus,

@@ -144,7 +144,7 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _document(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    from legroom.planning.plan_document import layout_json
+    from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 
     return {

@@ -16,8 +16,6 @@ from legroom.records import dataclass
 from legroom.toml_tables import KeyLines, parse_toml
 from legroom.units import MIB, parse_bytes
 
-Choice = tuple[str, ...]
-
 
 def _key(default: Any, about: str, **more: Any) -> Any:
     return field(default=default, metadata={"about": about, **more})
@@ -122,14 +120,8 @@ class Policy:
     """Shares of clients by API key, header value or address; 1 for all others."""
 
 
-SECTIONS: Mapping[str, type] = {
-    "requests": RequestBounds,
-    "pool": PoolPolicy,
-    "queue": QueuePolicy,
-    "clients": ClientPolicy,
-    "proxy": ProxyPolicy,
-}
 WEIGHTS = "weights"
+SECTIONS: Mapping[str, type] = {each.name: type(each.default) for each in fields(Policy) if each.name != WEIGHTS}
 
 
 def policy_toml(policy: Policy | None = None) -> str:

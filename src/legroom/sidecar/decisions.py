@@ -53,7 +53,7 @@ def expected_drain_s(watcher: Watcher) -> float | None:
         return None
     if not latest.running and not latest.waiting:
         return 0.0
-    longest_s, rate = window.quantile("e2e_latency", 0.95, _RECENT_S), window.rate("finished", _RECENT_S)
+    (longest_s,), rate = window.quantiles("e2e_latency", (0.95,), _RECENT_S), window.rate("finished", _RECENT_S)
     if longest_s is None:
         return None
     return longest_s + (latest.waiting / rate if latest.waiting and rate else 0.0)

@@ -17,9 +17,9 @@ from legroom.actions.run_platform import run_under_way
 from legroom.errors import LegroomError
 from legroom.live.detectors import Watcher, make_detectors
 from legroom.live.forecast import forecast
+from legroom.live.gpu_memory import LocalServers
 from legroom.live.journal.journal import JournalUnavailable, journal_path
 from legroom.live.journal.journal_buffer import JournalThread
-from legroom.live.local_servers import LocalServers
 from legroom.live.metrics.endpoint import Endpoint, is_loopback_host
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.metrics.scrape import open_session, scrape_result

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.actions.run_platform import run_under_way
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.live.detectors import Condition, Detector, DetectorFinding, Watcher
+from legroom.live.detectors import Watcher
 from legroom.live.detectors.plan_drift import ComparedFigure, compare
-from legroom.live.local_servers import LocalServers
+from legroom.live.gpu_memory import LocalServers
 from legroom.live.metrics.sample import Sample, ScrapeFailure, ScrapeResult
 from legroom.live.server_view import ServerView, view
 from legroom.live.thresholds import DEFAULT, Thresholds
@@ -165,14 +165,12 @@ class WatchSession:
         """Adds conditions that are bad in the last scrape alone, for `--once`."""
         watcher, now = self._watchers[server], self.views[server]
         known = {finding.kind: finding for finding in now.findings}
-        at_once = {
-            detector.kind: _immediate_finding(detector, watcher, seen, now.time_s)
-            for detector in watcher.detectors
-            if detector.kind not in known
-            and (seen := detector.measure(watcher.window, now.time_s)) is not None
-            and seen.is_bad
-            and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain)
-        }
+        at_once = {}
+        for detector in watcher.detectors:
+            seen = detector.measure(watcher.window, now.time_s) if detector.kind not in known else None
+            if seen is not None and seen.is_bad and (detector.kind in _IMMEDIATE_KINDS or seen.is_certain):
+                found = detector.finding(watcher.window, now.time_s, seen)
+                at_once[detector.kind] = replace(found, restart_helps=False)
         if at_once and now.state != "unreachable":
             both, kinds = known | at_once, [detector.kind for detector in watcher.detectors]
             watcher.findings = tuple(both[kind] for kind in kinds if kind in both)  # the gravest first
@@ -278,23 +276,6 @@ def _under_way(result: ScrapeFailure) -> str | None:
     """What a `legroom run` is doing to the server; None for a recording."""
     # An older scrape is from a recording.
     return run_under_way(result.server) if abs(time.time() - result.time_s) < 60.0 else None
-
-
-def _immediate_finding(detector: Detector, watcher: Watcher, seen: Condition, now_s: float) -> DetectorFinding:
-    return DetectorFinding(
-        detector.kind,
-        watcher.window.server,
-        seen.severity or detector.severity,
-        seen.title or detector.title,
-        seen.reason,
-        now_s,
-        now_s,
-        seen.numbers,
-        seen.engine,
-        detector.cause,
-        detector.entry,
-        detector.situation,
-    )
 
 
 def check_once(config: SidecarConfig, session: WatchSession, gap_s: float = ONCE_GAP_S) -> None:

@@ -78,7 +78,6 @@ class FullAttentionManager:
             block = blocks[index]
             if block is self.block_pool.null_block:
                 break
-            assert isinstance(block, Block)
             dropped.append(block)
             blocks[index] = self.block_pool.null_block
         self.block_pool.free_blocks(dropped)
@@ -88,7 +87,6 @@ class FullAttentionManager:
         first, full = request.num_cached_blocks[self.group], num_tokens // self.block_size
         for index in range(first, full):
             block = request.blocks[self.group][index]
-            assert isinstance(block, Block)
             if block is not self.block_pool.null_block and self.should_cache(request, index):
                 self.block_pool.cache_full_block(block, (self.group, request.block_hashes[index]))
         request.num_cached_blocks[self.group] = max(first, full)
@@ -103,7 +101,7 @@ class FullAttentionManager:
 
     def free(self, request: Request) -> None:
         """Free all blocks, the last one first: the start of a prompt is most likely shared."""
-        self.block_pool.free_blocks(reversed(request.blocks[self.group]))  # type: ignore[arg-type]
+        self.block_pool.free_blocks(reversed(request.blocks[self.group]))
         request.blocks[self.group] = []
         request.num_cached_blocks[self.group] = 0
 

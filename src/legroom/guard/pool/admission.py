@@ -24,14 +24,12 @@ from legroom.guard.pool.guard_metrics import GuardMetrics
 from legroom.guard.pool.projection import BlockNeed, ReservationState
 from legroom.guard.request import refusals
 from legroom.guard.request.body import Demand, demand_of, parse_body
-from legroom.guard.request.bounds import apply, changes_of, refusal_of
 from legroom.guard.request.endpoints import Kind, weights_by_client
 from legroom.guard.request.prompts import Prompt
-from legroom.guard.request.refusals import Refusal
-from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, EngineLimits, limits_of_tokens, native_flags
+from legroom.guard.request.refusals import Refusal, apply_changes, changes_of, refusal_of
+from legroom.guard.weight.engine_limits import DEFAULT_BLOCK, NULL_BLOCK, EngineLimits, native_flags
 from legroom.guard.weight.guarded_request import GuardedRequest, need_of, weight_of
-from legroom.guard.weight.token_estimates import LikelyLengths
-from legroom.guard.weight.usage_learner import Tokenize, UsageLearner, prior_quantiles
+from legroom.guard.weight.usage_learner import LikelyLengths, Tokenize, UsageLearner, prior_quantiles
 
 _UPLOAD = Demand(Kind.UPLOAD, "", (Prompt(open_ended=True),), None, None, 1, 0, 0, (), False, False, True)
 MOST_WAITING_BYTES = 512 << 20
@@ -99,8 +97,8 @@ class Admission:
         limits, pool = self._engine.over(self._plan), self.policy.pool
         if pool.tokens:
             size = limits.block_size or DEFAULT_BLOCK
-            named = limits_of_tokens(pool.tokens, size)
-            limits = replace(limits, num_blocks=named.num_blocks, block_size=size, source=named.source, ranks=1)
+            blocks = max(1, pool.tokens // size) + NULL_BLOCK
+            limits = replace(limits, num_blocks=blocks, block_size=size, source="the policy", ranks=1)
         self.limits = limits
         self.pool.weights = weights_by_client(self.policy.weights)
         pool_limits = PoolLimits(
@@ -140,7 +138,7 @@ class Admission:
             return self.refuse(refusal)
         changes = changes_of(demand, self.policy, self.limits)
         if changes:
-            apply(changes, demand.kind, document)
+            apply_changes(changes, demand.kind, document)
             body = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
             demand = demand_of(kind, document, unit)
             self.metrics.capped.update(change.counted for change in changes)

@@ -183,7 +183,7 @@ class Pool:
             self._blocks.add(need.blocks, now_s)
             self._sequences.add(need.sequences, now_s)
             if reservation.projected_blocks is not None:
-                self._projection.remove(reservation.projected_blocks)
+                self._projection.add(reservation.projected_blocks, -1)
         elif state is ReservationState.WAITING:
             self._dequeue(reservation)
         else:
@@ -290,7 +290,7 @@ class Pool:
         doubt = SMALL_DOUBT if self._reserved_for_small() else 0.0
         progress = [each.progress(self._estimated_steps(each, now_s), doubt) for each in running]
         projection = Projection(now_s, pace * LEAD_S, steps, progress)
-        parts = [projection.blocks_of_running(each) for each in progress]
+        parts = [each.expected_blocks_at(projection.moments_from_now) for each in progress]
         for reservation, part in zip(running, parts, strict=True):
             reservation.projected_blocks = part
         if parts:
@@ -343,7 +343,7 @@ class Pool:
         self._prefixes.add(reservation)
         self.held_sequences += reservation.need.sequences
         if self._projection_stands(now_s):
-            reservation.projected_blocks = self._projection.blocks_of_new(reservation.progress(0.0))
+            reservation.projected_blocks = reservation.progress(0.0).expected_blocks_at(self._projection.moments)
             self._projection.add(reservation.projected_blocks)
         if reservation.on_admitted is not None:
             reservation.on_admitted()

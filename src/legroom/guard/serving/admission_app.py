@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from legroom.guard.pool.admission import Admission
@@ -21,6 +22,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Pending = asyncio.Future[Message] | None
+
+ON_CHUNK = "legroom.on_chunk"
+"""The scope's key of a function that an application calls with chunks it does not pass to `send`."""
 
 
 class AdmissionApp:
@@ -60,6 +64,17 @@ class AdmissionApp:
     async def send_metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the server's metrics page with the guard's series appended."""
         raise NotImplementedError
+
+    async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
+        """The body of the server's response to a request of the guard's own; None where its status is not 200."""
+        raise NotImplementedError
+
+    async def tokenize(self, body: bytes) -> int | None:
+        """Token count of a `/tokenize` body by the server's tokenizer."""
+        try:
+            return int(json.loads(await self.call_server("POST", "/tokenize", body) or b"{}")["count"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
         """Apply a drain to the other API servers of this vLLM, and merge their status into `status`."""
@@ -121,6 +136,7 @@ class AdmissionApp:
 
         if request.changed:
             scope = _with_content_length(scope, len(request.body))
+        scope[ON_CHUNK] = partial(admission.on_chunk, request)
         replay = ReplayedBody(request.body, receive, pending)
         request.body = b""
         try:

@@ -154,6 +154,15 @@ class ClientConnection(HttpToolsProtocol):
 
     # Responding.
 
+    @property
+    def can_write_chunk(self) -> bool:
+        """Whether a part of the response may be written directly: it is chunked, and the client keeps up."""
+        return bool(self.cycle.chunked_encoding) and not self.cycle.disconnected and not self.flow.write_paused
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a part of a chunked response."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
     def on_response_complete(self) -> None:
         self.release_body()
         self.on_lost = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import os
 import sys
 from pathlib import Path
@@ -62,7 +61,7 @@ class Guard(AdmissionApp):
         try:
             planned = read_limits(Path(plan)) if plan else None
             file = Path(policy) if policy else None
-            admission = Admission(file, planned, self._tokenize, read_steps=steps_of_registry)
+            admission = Admission(file, planned, self.tokenize, read_steps=steps_of_registry)
         except LegroomError as error:
             # vLLM prints a traceback for other exceptions of a middleware.
             raise SystemExit(f"legroom guard: {error.message}{f' ({error.hint})' if error.hint else ''}") from None
@@ -133,7 +132,7 @@ class Guard(AdmissionApp):
         self._server = scope.get("app")
         state = getattr(self._server, "state", None)
         limits = limits_of_vllm(getattr(state, "vllm_config", None), getattr(state, "args", None))
-        if not limits.known and (page := await self._call("GET", METRICS)) is not None:
+        if not limits.known and (page := await self.call_server("GET", METRICS)) is not None:
             limits = limits_of_metrics(page.decode("utf-8", "replace")).over(limits)
         self.admission.learn_engine(limits)
         if (summary := self.admission.summary()) == self._summary:
@@ -144,15 +143,7 @@ class Guard(AdmissionApp):
         if hint and limits.known:
             LOG.info("%s", hint)
 
-    async def _tokenize(self, body: bytes) -> int | None:
-        """Token count of a `/tokenize` body by vLLM's own tokenizer."""
-        try:
-            return int(json.loads(await self._call("POST", "/tokenize", body) or b"{}")["count"])
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    async def _call(self, method: str, path: str, body: bytes = b"") -> bytes | None:
-        """The body of a 200 response of the wrapped application; None for any other outcome."""
+    async def call_server(self, method: str, path: str, body: bytes = b"") -> bytes | None:
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},

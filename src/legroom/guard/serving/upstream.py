@@ -162,6 +162,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.is_complete = self._is_reusable = False
         self.failure: Refusal | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.on_chunks: Callable[[], bool] | None = None
+        """Called with chunks while the reader waits; False: the reader must be woken."""
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -207,6 +209,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """Keep the connection for the next request if the response is complete, else close it."""
+        self.on_chunks = None
         if self.is_complete and self._is_reusable and not self.unsent and not self.transport.is_closing():
             self.is_used = True
             self._pool.give_back(self)
@@ -233,7 +236,9 @@ class UpstreamConnection(asyncio.Protocol):
             if isinstance(error, httptools.HttpParserCallbackError):
                 log_bug(error)
             self.fail(down(f"the server's answer is not HTTP ({error})"))
-        self._wake()
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        if not (is_waiting and self.chunks and self.on_chunks is not None and self.on_chunks()):
+            self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True

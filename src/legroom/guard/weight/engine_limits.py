@@ -136,12 +136,6 @@ class EngineLimits:
         return replace(self, **missing)
 
 
-def limits_of_tokens(tokens: int, block_size: int) -> EngineLimits:
-    """Limits of a pool whose size is in the policy."""
-    blocks = max(1, tokens // block_size)
-    return EngineLimits(num_blocks=blocks + NULL_BLOCK, block_size=block_size, source="the policy")
-
-
 _PLAN_FIELDS = ("kv.num_blocks", "kv.block_size", "kv.max_concurrency", "args.max_model_len", "args.max_num_seqs")
 
 

@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legroom.simulation.tiers.host_tier import ChunkAccess, ChunkKey, FileTally, HostTier, LookupResult, TierSettings
-from legroom.simulation.tiers.transfers import Link
+from legroom.simulation.tiers.host_tier import (
+    ChunkAccess,
+    ChunkKey,
+    FileTally,
+    HostTier,
+    Link,
+    LookupResult,
+    TierSettings,
+)
 
 
 @dataclass(eq=False, slots=True)

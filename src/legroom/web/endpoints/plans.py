@@ -129,7 +129,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
     from legroom.api.simulate_request import scheduler_settings
     from legroom.simulation.from_plan import hardware
     from legroom.simulation.step_time import fixed, roofline
-    from legroom.simulation.timeline import pool_curves
+    from legroom.simulation.timeline import pool_curves_json
     from legroom.simulation.trace_replay import simulate as replay
 
     trace = _trace_of_request(request)
@@ -146,7 +146,7 @@ def simulate(request: dict[str, Any]) -> dict[str, Any]:
             "give `plan` to have it estimated, or `step_ms`",
         )
     timeline = replay(trace, settings, cost=cost)
-    return {**timeline.as_json(), "timeline": pool_curves(timeline).as_json()}
+    return {**timeline.as_json(), "timeline": pool_curves_json(timeline)}
 
 
 def _trace_of_request(request: dict[str, Any]) -> Trace:
