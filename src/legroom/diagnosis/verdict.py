@@ -111,8 +111,7 @@ def _guessed_cause(case: Case) -> list[tuple[Cause, Assessment]]:
     if not frames or usual is None:
         return []
     why = (
-        "The log breaks off before the error itself. If memory "
-        "ran out at this place it was this; the traceback's last "
+        "The log breaks off before the error itself. If memory ran out at this place it was this; the traceback's last "
         "line, which names the error, would tell."
     )
     return [(usual, Assessment(_GUESS_CONFIDENCE, proof(frames[-3:]), why))]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from legroom.fragments.fragment_sources import AllocatorReading, CallSite
+from legroom.fragments.allocator_reading import AllocatorReading, CallSite
 from legroom.memory.allocator_replay import RefusedRequest, SettingTried, try_settings
 from legroom.memory.caching_allocator import LARGE_SEGMENT_BYTES, AllocatorSettings, segment_bytes
 from legroom.records import dataclass

@@ -12,62 +12,14 @@ from typing import TYPE_CHECKING
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
-from legroom.fragments.plain_pickle import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle
-from legroom.memory.allocator_replay import AllocatorHistory, RefusedRequest
+from legroom.fragments.allocator_reading import AllocatorReading, KvSlots
+from legroom.fragments.torch_snapshot import MAX_FILE_BYTES, MAX_MADE_BYTES, is_pickle, read_snapshot
+from legroom.memory.allocator_replay import RefusedRequest
 from legroom.memory.caching_allocator import AllocatorSettings, parse_allocator_settings
-from legroom.records import dataclass
 from legroom.units import KIB, human_bytes
 
 if TYPE_CHECKING:
     from legroom.live.metrics.sample import Sample
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """A line of code that allocated, and what it still holds."""
-
-    place: str
-    bytes: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvSlots:
-    """The KV pool as vLLM reports it."""
-
-    running: int
-    blocks: int
-    block_size: int
-    used_blocks: int
-
-    @property
-    def empty_slots(self) -> int:
-        """Expected number of empty token slots: the last block of a request is half empty on average."""
-        return round(self.running * (self.block_size - 1) / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorReading:
-    """The allocator of one device. None or empty: the source does not say."""
-
-    source: str
-    device: str
-    state: AllocatorState
-    settings: AllocatorSettings
-    requested_bytes: int | None = None
-    """The requested size of all allocated blocks, before rounding."""
-    history: AllocatorHistory | None = None
-    refused: RefusedRequest | None = None
-    sites: tuple[CallSite, ...] = ()
-    non_torch_bytes: int | None = None
-    non_torch_growth_bytes: int | None = None
-    """Between the first and the last reading that the source has."""
-    card_free_bytes: int | None = None
-    others_bytes: int | None = None
-    """Held on the card by other processes."""
-    kv: KvSlots | None = None
-    is_host: bool = False
-    """Of a worker without a GPU: the memory of its process, of which PyTorch keeps no reserve."""
 
 
 _HINT = "give a torch memory snapshot, a black box, memory_summary() text or a server's address"
@@ -83,8 +35,6 @@ def read_source(source: str) -> tuple[AllocatorReading, ...]:
 def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES) -> tuple[AllocatorReading, ...]:
     """The readings of a file's bytes."""
     if is_pickle(content[:2]):
-        from legroom.fragments.torch_snapshot import read_snapshot
-
         return read_snapshot(content, max_made_bytes)
     if is_record(content[:200]):
         return (black_box_reading(parse_record(content, name)),)

@@ -120,14 +120,8 @@ class Policy:
     """Shares of clients by API key, header value or address; 1 for all others."""
 
 
-SECTIONS: Mapping[str, type] = {
-    "requests": RequestBounds,
-    "pool": PoolPolicy,
-    "queue": QueuePolicy,
-    "clients": ClientPolicy,
-    "proxy": ProxyPolicy,
-}
 WEIGHTS = "weights"
+SECTIONS: Mapping[str, type] = {each.name: type(each.default) for each in fields(Policy) if each.name != WEIGHTS}
 
 
 def policy_toml(policy: Policy | None = None) -> str:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from legroom.errors import LegroomError
 
@@ -154,7 +154,9 @@ class Trace:
     def _rows(self, order: Sequence[int]) -> Trace:
         names = ("arrivals", "prompt_lens", "output_lens", "priorities", "prefix_groups", "prefix_lens")
         columns = {name: getattr(self, name) for name in names}
-        taken = {name: array(column.typecode, (column[i] for i in order)) for name, column in columns.items()}
+        taken: dict[str, Any] = {
+            name: array(column.typecode, (column[i] for i in order)) for name, column in columns.items()
+        }
         return replace(self, ids=[self.id_of(i) for i in order], **taken)
 
 

@@ -11,12 +11,21 @@ from legroom.live.metrics.endpoint import endpoint, is_loopback
 from legroom.live.metrics.sample import Sample
 from legroom.live.metrics.scrape import ScrapeFailed, scrape
 from legroom.records import dataclass
-from legroom.verify.load import KvPool, Load, LoadRequest, read_load, safe_concurrency, token_ids
-from legroom.verify.load_run import MemoryReader, memory_reader, run_load
+from legroom.verify.load_run import (
+    KvPool,
+    Load,
+    LoadRequest,
+    LoadRun,
+    LoadSender,
+    MemoryReader,
+    memory_reader,
+    read_load,
+    safe_concurrency,
+    token_ids,
+)
 from legroom.verify.openai_client import POOLING_ENDPOINTS, RequestOutcome, ServedModel, ServerClient
 from legroom.verify.verification_checks import (
     Check,
-    LoadRun,
     PassCriteria,
     PlannedPool,
     Verification,
@@ -56,12 +65,12 @@ def verify(request: VerificationRequest, progress: Progress | None = None) -> Ve
             "the server is not on this machine, and a verification loads it as far as it goes",
             "say --yes-load-remote if nobody else depends on it now",
         )
-    read_load(request.load, _ASSUMED_CONTEXT, _lengths(request), request.seed)  # fails before the server is contacted
+    read_load(request.load, _ASSUMED_CONTEXT, _num_lengths(request), request.seed)  # fails before any request
     return asyncio.run(_verify(request, progress or (lambda share: None)))
 
 
-def _lengths(request: VerificationRequest) -> int:
-    """How many request lengths are lengths; 400 give a stable concurrency for a random load."""
+def _num_lengths(request: VerificationRequest) -> int:
+    """How many request lengths are drawn; 400 give a stable concurrency for a random load."""
     return max(request.requests or 0, 400)
 
 
@@ -202,7 +211,7 @@ class VerificationRun:
 
     async def _run_load(self, context: int) -> None:
         request = self.request
-        lengths = _lengths(request)
+        lengths = _num_lengths(request)
         load = read_load(request.load, context, lengths, request.seed)
         concurrency = request.concurrency or self._planned_concurrency(load, context)
         requests = request.requests or min(lengths, max(16, 4 * concurrency))
@@ -214,7 +223,7 @@ class VerificationRun:
             )
             self.notes.append(f"{cut} of {requests} requests were cut to {limit}")
         self.memory = memory_reader(self.server.url) if is_loopback(request.url) else None
-        self.load = await run_load(self, load, min(concurrency, requests))
+        self.load = await LoadSender(self, load, min(concurrency, requests)).run()
         memory = (self.memory.source, self.memory.total_bytes) if self.memory else ("", None)
         self.checks += load_checks(self.load, load, self.pool, context, request.limits, memory)
         if self.load.preemptions and self.pool:

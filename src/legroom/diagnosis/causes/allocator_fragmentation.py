@@ -31,9 +31,8 @@ def examine(case: Case) -> Assessment | None:
         confidence = 0.88 if oom.total_bytes else 0.8  # a twentieth of the card in unused pieces is no side effect
     why = (
         f"{gib(oom.unallocated_bytes)} are reserved but unused and {gib(oom.free_bytes or 0)} free: together "
-        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than "
-        f"the {gib(oom.wanted_bytes)} asked for. No single piece is that "
-        "large."
+        f"{gib(oom.unallocated_bytes + (oom.free_bytes or 0))}, more than the {gib(oom.wanted_bytes)} asked for. No "
+        "single piece is that large."
     )
     return Assessment(confidence, proof(case.first("torch_oom")), why)
 

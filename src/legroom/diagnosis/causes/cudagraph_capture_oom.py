@@ -61,9 +61,8 @@ def _why(case: Case) -> str:
     elif oom and oom.free_bytes is not None and oom.total_bytes:
         room = f" {gib(oom.free_bytes)} of {gib(oom.total_bytes)} were free."
     return (
-        "The KV cache has taken the whole budget before graphs are "
-        "captured; the graphs need memory beside it (before 0.20 "
-        f"all of it, since then what the estimate missed).{room}"
+        "The KV cache has taken the whole budget before graphs are captured; the graphs need memory beside it (before "
+        f"0.20 all of it, since then what the estimate missed).{room}"
     )
 
 

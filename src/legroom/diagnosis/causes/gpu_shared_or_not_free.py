@@ -43,9 +43,8 @@ def _assess_startup_check(case: Case) -> Assessment | None:
     if case.platform.unified and free > total // 6:
         confidence = 0.55  # on shared memory the page cache counts as used
     why = (
-        f"At start-up {gib(free)} of {gib(total)} were free, but "
-        f"{check.facts.get('utilization_ratio')} x {gib(total)} = "
-        f"{gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
+        f"At start-up {gib(free)} of {gib(total)} were free, but {check.facts.get('utilization_ratio')} x {gib(total)} "
+        f"= {gib(desired)} are to be taken: {gib(desired - free)} short. {gib(total - free)} were in use before vLLM "
         "allocated anything."
     )
     return Assessment(confidence, proof(check), why)
@@ -130,9 +129,8 @@ def _assess_memory_charged_to_server(case: Case) -> Assessment | None:
         older = engine.generation == "V1" and not engine.is_labelled and startup.weights_bytes is None
         charging = (older and not case.has("available_kv")) or _is_logged_in_late_2024(case)
     why = (
-        "Nothing is left for the KV cache. In this generation of "
-        "vLLM the measurement counted the memory of every process "
-        "on the card, so a neighbour or an orphaned worker is charged to this one."
+        "Nothing is left for the KV cache. In this generation of vLLM the measurement counted the memory of every "
+        "process on the card, so a neighbour or an orphaned worker is charged to this one."
     )
     # Under WSL weights spill into the RAM of the host, so that a model larger than the card loads first.
     return Assessment(0.66 if charging and not case.platform.wsl else 0.5, proof(error), why)

@@ -15,10 +15,9 @@ def examine(case: Case) -> Assessment | None:
     asked, blocks = error.facts.get("max_num_seqs_count"), error.facts["state_blocks_count"]
     running = f"{asked} sequences may run" if asked is not None else "More sequences may run (max_num_seqs)"
     why = (
-        "Every running sequence of this hybrid model needs a state "
-        f"block of its own. {running} and there are only "
-        f"{blocks} blocks. This is a second check beside the one "
-        "for max_model_len: passing one says nothing of the other."
+        f"Every running sequence of this hybrid model needs a state block of its own. {running} and there are only "
+        f"{blocks} blocks. This is a second check beside the one for max_model_len: passing one says nothing of the "
+        "other."
     )
     return Assessment(0.96, proof(case.first("estimated_max_len"), error), why)
 

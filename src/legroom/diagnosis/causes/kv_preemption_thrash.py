@@ -57,9 +57,8 @@ def _why(case: Case, preempted: tuple[Evidence, ...], stats: list[Evidence]) -> 
         parts.append(f"KV usage {_kv_usage_percent(worst):g} %{beside}")
     shown = "; ".join(parts) or "the pool ran out of blocks"
     return (
-        f"{shown}. The pool was allocated at start-up and does not "
-        "grow: the requests that run want more tokens at once than it "
-        "holds, so work already done is thrown away and repeated."
+        f"{shown}. The pool was allocated at start-up and does not grow: the requests that run want more tokens at "
+        "once than it holds, so work already done is thrown away and repeated."
     )
 
 

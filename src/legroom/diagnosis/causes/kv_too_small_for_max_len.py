@@ -56,9 +56,8 @@ def _why(case: Case) -> str:
         wanted = error.facts.get("max_model_len_count")
         if isinstance(needed, int) and isinstance(has, int) and isinstance(wanted, int) and needed > _ROUNDED:
             return (
-                f"One request of {wanted:,} tokens needs {gib(needed)} of "
-                f"KV cache and {gib(has)} are left: {gib(needed - has)} "
-                f"short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
+                f"One request of {wanted:,} tokens needs {gib(needed)} of KV cache and {gib(has)} are left: "
+                f"{gib(needed - has)} short. At {needed / max(wanted, 1) / 1024:,.1f} KiB a token, "
                 f"{longest_fitting_len(case) or 0:,} tokens fit."
             )
     tokens = case.first("kv_tokens_short")

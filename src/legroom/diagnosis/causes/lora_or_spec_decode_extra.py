@@ -47,12 +47,11 @@ def examine(case: Case) -> Assessment | None:
 def _why(case: Case, non_torch: int | None) -> str:
     if non_torch is not None and case.oom and case.oom.torch_bytes is not None:
         return (
-            f"{gib(non_torch)} of the card are used outside torch "
-            f"({gib(case.oom.total_bytes or 0)} - {gib(case.oom.free_bytes or 0)} "
-            f"free - {gib(case.oom.torch_bytes)} torch - "
-            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays "
-            "below 2.5 GiB; graphs captured for adapters and draft models with their own "
-            "communicators do not, and the profile run sees none of it."
+            f"{gib(non_torch)} of the card are used outside torch ({gib(case.oom.total_bytes or 0)} - "
+            f"{gib(case.oom.free_bytes or 0)} free - {gib(case.oom.torch_bytes)} torch - "
+            f"{gib(case.oom.unallocated_bytes or 0)} unused reserve). A plain server stays below 2.5 GiB; graphs "
+            "captured for adapters and draft models with their own communicators do not, and the profile run sees none "
+            "of it."
         )
     return (
         "Adapters or the draft model bring weights, KV and buffers of their own that the profile run does not measure."

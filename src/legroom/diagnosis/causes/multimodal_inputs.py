@@ -43,11 +43,9 @@ def _why(case: Case) -> str:
     if oom and oom.larger_than_card:
         of = f" on a card of {gib(oom.total_bytes)}" if oom.total_bytes else ""
         return (
-            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: "
-            "no setting of the KV cache matters. Attention over all "
-            "patches of a large image without a flash kernel takes "
-            "patches x patches; the image must become smaller or the "
-            "kernel another."
+            f"{gib(oom.wanted_bytes)} were asked for in one piece{of}: no setting of the KV cache matters. Attention "
+            "over all patches of a large image without a flash kernel takes patches x patches; the image must become "
+            "smaller or the kernel another."
         )
     return (
         "The vision or audio encoder runs over all patches of its "

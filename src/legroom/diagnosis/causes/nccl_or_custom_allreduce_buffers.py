@@ -25,9 +25,8 @@ def examine(case: Case) -> Assessment | None:
     error = case.first("nccl_oom", "deepep_buffer")
     if error:
         why = (
-            "NCCL could not get memory for its buffers or kernels. "
-            "They live outside torch and beside the budget, so what "
-            "gpu_memory_utilization leaves free has to hold them on every rank."
+            "NCCL could not get memory for its buffers or kernels. They live outside torch and beside the budget, so "
+            "what gpu_memory_utilization leaves free has to hold them on every rank."
         )
         unhandled = case.first("nccl_unhandled_cuda")
         return Assessment(0.92, proof(unhandled, error), why)

@@ -27,9 +27,8 @@ def examine(case: Case) -> Assessment | None:
     starved = cpu_check_failed(case)
     if starved:
         why = (
-            "On the CPU backend the budget is "
-            f"{gib(int(starved.facts.get('budget_bytes', 0)))} of RAM, and the process uses "
-            f"{gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
+            f"On the CPU backend the budget is {gib(int(starved.facts.get('budget_bytes', 0)))} of RAM, and the "
+            f"process uses {gib(-int(starved.facts['requested_bytes']))} more than that before any KV cache."
         )
         return Assessment(0.93, proof(starved), why)
     if (pool := _given_pool_bytes(case)) is not None and case.oom is not None:

@@ -15,9 +15,8 @@ def examine(case: Case) -> Assessment | None:
         return None
     if metric and not stats and not case.has("preemptions_metric"):
         why = (
-            "KV usage climbs and no request waits or is preempted. "
-            "Cached prefixes stay in the pool until their blocks are "
-            "needed; they are given up on demand, so a full pool alone is no fault."
+            "KV usage climbs and no request waits or is preempted. Cached prefixes stay in the pool until their blocks "
+            "are needed; they are given up on demand, so a full pool alone is no fault."
         )
         return Assessment(0.7, proof(metric[:1], metric[-1:]), why)
     evicting = [

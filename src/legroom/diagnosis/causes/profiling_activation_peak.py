@@ -69,11 +69,9 @@ def _why(case: Case) -> str:
     warmup, oom = case.first("sampler_warmup_oom"), case.oom
     if warmup is not None:
         return (
-            "After the KV cache had been allocated, the sampler was "
-            f"warmed up with {warmup.facts.get('dummy_requests_count')} "
-            "dummy requests: logits and their sorted copies take "
-            "sequences x vocabulary x 4 bytes each, and the room beside "
-            "the pool was smaller."
+            "After the KV cache had been allocated, the sampler was warmed up with "
+            f"{warmup.facts.get('dummy_requests_count')} dummy requests: logits and their sorted copies take sequences "
+            "x vocabulary x 4 bytes each, and the room beside the pool was smaller."
         )
     compiled = case.first("hbm_oom")
     if compiled is not None:

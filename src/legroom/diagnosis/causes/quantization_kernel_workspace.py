@@ -39,9 +39,8 @@ def _why(case: Case) -> str:
     wanted = f" of {gib(case.oom.wanted_bytes)}" if case.oom else ""
     return (
         f"All parameters exist before the first shard is read, so the allocation{wanted} that failed is a second copy: "
-        "weights being repacked for a kernel, quantized while "
-        "loading, or a kernel's workspace. It needs room beside the "
-        "weights for a moment."
+        "weights being repacked for a kernel, quantized while loading, or a kernel's workspace. It needs room beside "
+        "the weights for a moment."
     )
 
 

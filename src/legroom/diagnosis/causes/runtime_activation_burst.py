@@ -70,9 +70,8 @@ def _why(case: Case) -> str:
         else ""
     )
     return (
-        f"While serving, a step asked for {gib(oom.wanted_bytes)} "
-        f"for a moment and {free}. The pool keeps its size, so what "
-        f"a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
+        f"While serving, a step asked for {gib(oom.wanted_bytes)} for a moment and {free}. The pool keeps its size, so "
+        f"what a step needs above the profiled peak must fit into what utilization leaves outside.{logits}"
     )
 
 

@@ -31,10 +31,9 @@ def examine(case: Case) -> Assessment | None:
     oom = case.oom
     if oom and oom.free_exceeds_request and not oom.larger_than_card:
         why = (
-            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were "
-            f"free and only {gib(oom.wanted_bytes)} asked for. The card is not "
-            "short: what backs its memory is - the RAM of a WSL or "
-            "virtual machine, or the one memory that CPU and GPU share."
+            f"{gib(oom.free_bytes or 0)} of {gib(oom.total_bytes or 0)} were free and only {gib(oom.wanted_bytes)} "
+            "asked for. The card is not short: what backs its memory is - the RAM of a WSL or virtual machine, or the "
+            "one memory that CPU and GPU share."
         )
         return Assessment(
             0.88, proof(case.first("torch_oom"), case.first("prefetch_ram_short"), case.first("wsl")), why

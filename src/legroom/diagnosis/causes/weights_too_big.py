@@ -53,9 +53,8 @@ def _why(case: Case) -> str:
     if oom is None or oom.torch_bytes is None or oom.total_bytes is None:
         return "The GPU was full before the model was completely built; nothing but weights is allocated at that point."
     return (
-        f"torch already holds {gib(oom.torch_bytes)} of "
-        f"{gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} more "
-        "while the model is still being built. Nothing but weights is allocated at that point, and "
+        f"torch already holds {gib(oom.torch_bytes)} of {gib(oom.total_bytes)} and asks for {gib(oom.wanted_bytes)} "
+        "more while the model is still being built. Nothing but weights is allocated at that point, and "
         "gpu_memory_utilization does not bound them."
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -141,43 +142,33 @@ class ReservationState(Enum):
     RELEASED = "released"
 
 
+@dataclass(slots=True, eq=False)
 class Reservation:
     """One request's place in the pool or in its queue."""
 
-    __slots__ = (
-        "_own_need",
-        "_own_units",
-        "admitted_s",
-        "blocks_per_unit",
-        "chains",
-        "client",
-        "is_small",
-        "need",
-        "on_admitted",
-        "projected_blocks",
-        "requested_s",
-        "shared_units",
-        "state",
-        "steps_seen",
-    )
+    need: BlockNeed
+    requested_s: float
+    client: str = ""
+    steps_seen: int = 0
+    """Tokens of each sequence that were streamed so far."""
+    projected_blocks: list[float] | None = None
+    """Its part of the current projection."""
+    shared_units: int = 0
+    is_small: bool = False
+    """Admitted to the share of the pool that is kept for small requests."""
+    state: ReservationState = ReservationState.WAITING
+    on_admitted: Callable[[], None] | None = None
+    admitted_s: float = field(init=False)
+    chains: tuple[PrefixChain, ...] = field(init=False)
+    blocks_per_unit: float = field(init=False)
+    _own_units: int = field(default=0, init=False)
+    _own_need: BlockNeed = field(init=False)
+    """The need without the units that other requests hold too."""
 
-    def __init__(self, need: BlockNeed, requested_s: float, client: str = "") -> None:
-        self.need = need
-        self.requested_s = requested_s
-        self.client = client
-        self.admitted_s = requested_s
-        self.steps_seen = 0
-        """Tokens of each sequence that were streamed so far."""
-        self.projected_blocks: list[float] | None = None
-        """Its part of the current projection."""
-        self.chains = need.chains
-        self.blocks_per_unit = need.blocks_per_unit
-        self.shared_units = 0
-        self._own_units, self._own_need = 0, need
-        self.is_small = False
-        """Admitted to the share of the pool that is kept for small requests."""
-        self.state = ReservationState.WAITING
-        self.on_admitted: Callable[[], None] | None = None
+    def __post_init__(self) -> None:
+        self.admitted_s = self.requested_s
+        self.chains, self.blocks_per_unit = self.need.chains, self.need.blocks_per_unit
+        self._own_need = self.need
 
     @property
     def cost(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from legroom.guard.policy import PoolPolicy
@@ -157,37 +158,27 @@ def media_tokens(demand: Demand, limits: EngineLimits, learnt: ModelTokens) -> i
     return int(learnt.media_tokens.value * 1.25) * len(demand.media)
 
 
+@dataclass(slots=True, eq=False)
 class GuardedRequest:
     """A request from its body to the end of its response."""
 
-    __slots__ = (
-        "answered",
-        "body",
-        "changed",
-        "client",
-        "copies",
-        "demand",
-        "events",
-        "informative",
-        "reservation",
-        "usage",
-        "weight",
-    )
+    body: bytes
+    demand: Demand
+    changed: bool = False
+    """The body was rewritten by the policy's caps."""
+    client: str = ""
+    weight: Weight | None = None
+    reservation: Reservation | None = None
+    usage: tuple[int, int] | None = None
+    """Prompt and output tokens by the latest `usage` of its response."""
+    answered: bool = False
+    """A response with status 200 began."""
+    events: int = 0
+    """Events streamed so far."""
+    copies: int = field(init=False)
+    """Answers of one request."""
+    informative: bool = field(init=False)
 
-    def __init__(self, body: bytes, demand: Demand, changed: bool = False, client: str = "") -> None:
-        self.body = body
-        self.demand = demand
-        self.changed = changed
-        """The body was rewritten by the policy's caps."""
-        self.client = client
-        self.copies = max(1, demand.sequences * len(demand.prompts))
-        """Answers of one request."""
-        self.informative = demand.informative
-        self.weight: Weight | None = None
-        self.reservation: Reservation | None = None
-        self.usage: tuple[int, int] | None = None
-        """Prompt and output tokens by the latest `usage` of its response."""
-        self.answered = False
-        """A response with status 200 began."""
-        self.events = 0
-        """Events streamed so far."""
+    def __post_init__(self) -> None:
+        self.copies = max(1, self.demand.sequences * len(self.demand.prompts))
+        self.informative = self.demand.informative

@@ -1,6 +1,6 @@
 """Measures a card with PyTorch alone. Runs with the Python of the user's vLLM, which has no legroom.
 
-    python torch_stage.py RESULTS.jsonl [--ranks N] [--pin-limit-gib N]
+    python torch_stage.py RESULTS.jsonl [--ranks N]
 
 Each finding is one line of RESULTS.jsonl, written at once, so that an aborted run keeps the earlier ones.
 """
@@ -21,6 +21,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 _COPY_BYTES = 512 * MIB
 _COPIES = 5
+_PIN_LIMIT_BYTES = 8 * GIB
 _GRAPHS = 8
 _GRAPH_NODES = (256, 1024)
 """Kernels per graph; the difference gives the cost of a node, the rest is the cost of a graph."""
@@ -30,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("results")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--pin-limit-gib", type=float, default=8.0)
     args = parser.parse_args()
     used_before = _used_by_others()
     torch = importlib.import_module("torch")
@@ -42,17 +42,16 @@ def main() -> None:
         "allocator": lambda: _allocator(torch),
         "copies": lambda: _copies(torch),
         "graphs": lambda: _graphs(torch),
-        "host": lambda: _host(torch, args.pin_limit_gib),
+        "host": lambda: _host(torch),
     }
     if args.ranks > 1:
         steps["communication"] = lambda: _communication(torch, args.ranks)
     for name, step in steps.items():
-        started = time.monotonic()
         try:
             finding = step()
         except Exception as error:  # a failed measurement does not stop the others
             finding = {"error": f"{type(error).__name__}: {error}"[:500]}
-        _write(args.results, name, {**finding, "took_s": round(time.monotonic() - started, 2)})
+        _write(args.results, name, finding)
 
 
 def _write(path: str, name: str, finding: dict[str, Any]) -> None:
@@ -83,47 +82,32 @@ def _card(torch: Any, used_before: int | None) -> dict[str, Any]:
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     driver = _smi("driver_version")
-    properties = torch.cuda.get_device_properties(0)
     return {
-        "name": properties.name,
-        "compute_capability": [properties.major, properties.minor],
+        "name": torch.cuda.get_device_properties(0).name,
         "count": torch.cuda.device_count(),
         "driver": driver[0] if driver else "",
         "cuda": torch.version.cuda or "",
         "torch": torch.__version__,
         "total_bytes": total,
-        "free_bytes": free,
         "others_bytes": used_before,
         "context_bytes": total - free - (used_before or 0),
     }
 
 
 def _allocator(torch: Any) -> dict[str, Any]:
-    """Allocated and reserved bytes for sizes around the allocator's thresholds."""
+    """Allocated and reserved bytes of a tensor in a small segment, and of one in a large segment."""
     readings = {}
-    for name, size in {
-        "one_byte": 1,
-        "small": MIB,
-        "large": MIB + 1,
-        "ten_mib": 10 * MIB,
-        "eleven_mib": 11 * MIB + 1,
-    }.items():
+    for name, size in (("one_byte", 1), ("large", MIB + 1)):
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        free = torch.cuda.mem_get_info()[0]
         tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
         readings[name] = {
-            "asked_bytes": size,
             "allocated_bytes": torch.cuda.memory_allocated(),
             "reserved_bytes": torch.cuda.memory_reserved() - before,
-            "taken_bytes": free - torch.cuda.mem_get_info()[0],
         }
         del tensor
     torch.cuda.empty_cache()
-    return {
-        "settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        **readings,
-    }
+    return readings
 
 
 def _copies(torch: Any) -> dict[str, Any]:
@@ -156,7 +140,7 @@ def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
 def _graphs(torch: Any) -> dict[str, Any]:
     """Driver memory of captured graphs, without the pool that PyTorch counts."""
     tensor = torch.zeros(1024, device="cuda")
-    rows = []
+    taken_bytes = []
     for nodes in _GRAPH_NODES:
         _capture(torch, tensor, 8)  # the first capture also loads modules
         torch.cuda.synchronize()
@@ -167,12 +151,11 @@ def _graphs(torch: Any) -> dict[str, Any]:
         torch.cuda.synchronize()
         taken = free - torch.cuda.mem_get_info()[0]
         pool = torch.cuda.memory_reserved() - reserved
-        rows.append({"graphs": _GRAPHS, "nodes": nodes, "taken_bytes": taken - pool, "pool_bytes": pool})
+        taken_bytes.append(taken - pool)
         del graphs
         torch.cuda.empty_cache()
-    (few, many) = rows
-    each = (many["taken_bytes"] - few["taken_bytes"]) / (_GRAPHS * (many["nodes"] - few["nodes"]))
-    return {"shapes": rows, "node_bytes": int(max(0.0, each))}
+    each = (taken_bytes[1] - taken_bytes[0]) / (_GRAPHS * (_GRAPH_NODES[1] - _GRAPH_NODES[0]))
+    return {"node_bytes": int(max(0.0, each))}
 
 
 def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
@@ -183,32 +166,18 @@ def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
     return graph
 
 
-def _host(torch: Any, limit_gib: float) -> dict[str, Any]:
-    """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to a limit."""
-    resource = importlib.import_module("resource")
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    available = _available_bytes()
-    limit = min(int(limit_gib * GIB), (available or int(limit_gib * GIB)) // 2)
+def _host(torch: Any) -> dict[str, Any]:
+    """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to 8 GiB or half of what is free."""
+    limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
-    stopped = ""
-    started = time.perf_counter()
+    stopped = None
     while (len(pieces) + 1) * GIB <= limit:
         try:
             pieces.append(torch.empty(GIB, dtype=torch.uint8, pin_memory=True))
         except RuntimeError as error:
-            stopped = str(error).splitlines()[0][:200]
+            stopped = str(error).splitlines()[0][:200] or None
             break
-    took = time.perf_counter() - started
-    pinned = len(pieces) * GIB
-    del pieces
-    return {
-        "available_bytes": available,
-        "memlock_limit_bytes": None if soft == resource.RLIM_INFINITY else soft,
-        "pinned_bytes": pinned,
-        "tried_bytes": limit,
-        "refused": stopped or None,
-        "pin_bytes_s": int(pinned / took) if pinned and took else None,
-    }
+    return {"pinned_bytes": len(pieces) * GIB, "refused": stopped}
 
 
 def _available_bytes() -> int | None:
@@ -235,12 +204,7 @@ def _communication(torch: Any, ranks: int) -> dict[str, Any]:
     spawn = importlib.import_module("torch.multiprocessing")
     queue = spawn.get_context("spawn").SimpleQueue()
     spawn.spawn(_rank, args=(ranks, port, queue), nprocs=ranks)
-    rows = [queue.get() for _ in range(ranks)]
-    return {
-        "ranks": ranks,
-        "nccl_bytes": max(taken for _, taken in rows),
-        "by_rank_bytes": [t for _, t in sorted(rows)],
-    }
+    return {"nccl_bytes": max(queue.get() for _ in range(ranks))}
 
 
 def _rank(rank: int, ranks: int, port: int, queue: Any) -> None:
@@ -255,7 +219,7 @@ def _rank(rank: int, ranks: int, port: int, queue: Any) -> None:
     distributed.all_reduce(tensor)
     torch.cuda.synchronize()
     taken = free - torch.cuda.mem_get_info()[0] - (torch.cuda.memory_reserved() - reserved)
-    queue.put((rank, taken))
+    queue.put(taken)
     distributed.destroy_process_group()
 
 

@@ -139,10 +139,6 @@ class KvOffload:
     def add(self, request: Request) -> None:
         self._states[request] = OffloadState()
 
-    def places_of(self, request: Request) -> dict[ChunkKey, int]:
-        """Index of each chunk in the request."""
-        return self._states[request].places
-
     def find_hit(self, request: Request, num_computed: int) -> int | None:
         """Tokens beyond `num_computed` that can be loaded; None: look up again in the next step."""
         state = self._states[request]

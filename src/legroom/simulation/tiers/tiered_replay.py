@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from legroom.errors import LegroomError
@@ -204,8 +203,6 @@ _MAX_TIER_READS = 50
 """Times that the whole tier is read back from files while nothing runs, before it counts as a livelock."""
 _LIVELOCK = "waits forever: the host's tier is too small to hold what is read back from files for its prompt"
 
-TransferSink = Callable[[int, TransferPlan, KvOffload], None]
-
 
 @dataclass(frozen=True)
 class TieredTimeline:
@@ -234,11 +231,9 @@ class TierReplay(StepByStepReplay):
         on_step: StepSink | None = None,
         cost: StepCost | None = None,
         progress: Progress | None = None,
-        on_transfers: TransferSink | None = None,
     ) -> None:
         self.tier = tier
         self.worker = TransferWorker(tier)
-        self.on_transfers = on_transfers
         self.ended: deque[list[TransferJob]] = deque()
         """Copies that had ended by the end of each step in flight."""
         self.has_requests = False
@@ -276,8 +271,6 @@ class TierReplay(StepByStepReplay):
         if not self.has_requests:
             return
         plan = self.scheduler.plan
-        if self.on_transfers:
-            self.on_transfers(self.step, plan, self.scheduler.offload)
         self.now_s = self.worker.begin_step(plan, self.now_s)
         if self.cost is None:
             # Without step times each step takes one unit.
@@ -324,12 +317,11 @@ def simulate_with_tier(
     *,
     cost: StepCost | None = None,
     progress: Progress | None = None,
-    on_transfers: TransferSink | None = None,
 ) -> TieredTimeline:
     """Replay `trace` through vLLM's scheduling and offloading decisions."""
     trace = trace.checked()
     check_cost(trace, cost)
-    replay = TierReplay(trace, settings, tier, on_step, cost, progress, on_transfers)
+    replay = TierReplay(trace, settings, tier, on_step, cost, progress)
     timeline = replay.run()
     worker = replay.worker
     return TieredTimeline(
