@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
@@ -129,6 +129,10 @@ def _bytes(number: str, unit: str) -> int:
 
 
 _GAUGE = re.compile(r"^legroom_worker_([a-z_]{1,40})\{([^}\n]{0,300})\} ([0-9.eE+]{1,30})", re.MULTILINE)
+_STATE_GAUGES = (
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "largest_free_bytes"),
+    *("graph_pool_bytes", "peak_allocated_bytes"),
+)
 _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 
@@ -149,7 +153,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
-    workers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
         workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
@@ -158,15 +162,7 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         AllocatorReading(
             "server",
             gpu,
-            AllocatorState(
-                gauges["allocated_bytes"],
-                gauges["reserved_bytes"],
-                active_bytes=gauges.get("active_bytes"),
-                inactive_split_bytes=gauges.get("inactive_split_bytes"),
-                largest_free_bytes=gauges.get("largest_free_bytes"),
-                graph_pool_bytes=gauges.get("graph_pool_bytes"),
-                peak_allocated_bytes=gauges.get("peak_allocated_bytes"),
-            ),
+            AllocatorState(**{name: gauges[name] for name in _STATE_GAUGES if name in gauges}),
             AllocatorSettings(),
             non_torch_bytes=gauges.get("non_torch_bytes"),
             kv=kv,

@@ -118,7 +118,7 @@ class Pool:
         self._step_clock = StepClock()
         self._small_blocks = 0
         self._running: dict[int, Reservation] = {}
-        self._queue: FairQueue[Reservation] = FairQueue()
+        self._queue = FairQueue()
         self._clients: dict[str, float] = {}
         self._now_s = now_s
         self._small_until_s = -math.inf

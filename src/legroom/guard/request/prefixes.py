@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from legroom.guard.pool.projection import Reservation
 
 CHARS_PER_TOKEN = 4
 """Of English text; it only sets the length of a unit."""
@@ -81,15 +84,6 @@ _ENDS = tuple(_ends(EIGHT_UNITS + 64 * MOST_KEYS))[:MOST_KEYS]
 _WIDTHS = tuple(end - start for start, end in zip((0, *_ENDS), _ENDS, strict=False))
 
 
-class PrefixHolder(Protocol):
-    """A running request."""
-
-    chains: tuple[PrefixChain, ...]
-    blocks_per_unit: float
-    shared_units: int
-    """Units that other running requests hold too."""
-
-
 class _HeldUnits:
     """Units of a prefix and the running requests that hold them."""
 
@@ -111,7 +105,7 @@ class PrefixLedger:
         self.saved_blocks = 0.0
         """Further blocks that would be held without sharing."""
         self._places: dict[int, _HeldUnits] = {}
-        self._holders: dict[int, PrefixHolder] = {}
+        self._holders: dict[int, Reservation] = {}
 
     def units_of(self, chains: Sequence[PrefixChain]) -> int:
         """Units of these prefixes that running requests hold."""
@@ -124,7 +118,7 @@ class PrefixLedger:
                     units += width
         return units
 
-    def add(self, holder: PrefixHolder) -> None:
+    def add(self, holder: Reservation) -> None:
         if not holder.chains or len(self._places) > MOST_KEYS_HELD:
             return
         number, places = id(holder), self._places
@@ -142,7 +136,7 @@ class PrefixLedger:
                 place.holder_sum += number
                 self._add_shared(holder, width)
 
-    def remove(self, holder: PrefixHolder) -> None:
+    def remove(self, holder: Reservation) -> None:
         number, places = id(holder), self._places
         if number not in self._holders:
             return
@@ -162,7 +156,7 @@ class PrefixLedger:
         if not places:  # resets rounding errors
             self.shared_blocks = self.saved_blocks = 0.0
 
-    def _add_shared(self, holder: PrefixHolder, units: int) -> None:
+    def _add_shared(self, holder: Reservation, units: int) -> None:
         holder.shared_units += units
         self.saved_blocks += units * holder.blocks_per_unit
 
