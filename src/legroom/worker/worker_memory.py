@@ -73,18 +73,18 @@ def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorSt
     return AllocatorState(
         allocated_bytes=int(counts.get("allocated_bytes.all.current", 0)),
         reserved_bytes=int(counts.get("reserved_bytes.all.current", 0)),
-        active_bytes=_count(counts, "active_bytes.all.current"),
-        inactive_split_bytes=_count(counts, "inactive_split_bytes.all.current"),
-        peak_allocated_bytes=_count(counts, "allocated_bytes.all.peak"),
-        alloc_retries=_count(counts, "num_alloc_retries"),
-        ooms=_count(counts, "num_ooms"),
+        active_bytes=_int_or_none(counts, "active_bytes.all.current"),
+        inactive_split_bytes=_int_or_none(counts, "inactive_split_bytes.all.current"),
+        peak_allocated_bytes=_int_or_none(counts, "allocated_bytes.all.peak"),
+        alloc_retries=_int_or_none(counts, "num_alloc_retries"),
+        ooms=_int_or_none(counts, "num_ooms"),
         settings=next((value for name in CONF_NAMES if (value := os.environ.get(name))), None),
         segments=segments,
         **sums,
     )
 
 
-def _count(counts: dict[str, Any], name: str) -> int | None:
+def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
     value = counts.get(name)
     return None if value is None else int(value)
 
@@ -175,7 +175,7 @@ def read() -> tuple[WorkerMemory, ...]:
         return (WorkerMemory(rank, "cpu", used_bytes=rss, host_rss_bytes=rss, host_pinned_bytes=host.pinned_bytes),)
     memory: list[WorkerMemory] = []
     for device in range(cuda.device_count()):
-        taken = _device(cuda, device, rank, WorkerHostMemory() if memory else host)
+        taken = _device_memory(cuda, device, rank, WorkerHostMemory() if memory else host)
         memory += [taken] if taken else []
     return tuple(memory)
 
@@ -200,7 +200,7 @@ def read_host(cuda: Any | None) -> WorkerHostMemory:
     return WorkerHostMemory(int(rss), None if pinned is None else int(pinned))
 
 
-def _device(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
+def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
     """None where the worker holds nothing on the device: it sees the other workers' GPUs too."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
