@@ -138,7 +138,8 @@ def _compared(measured: int, predicted: int | None) -> list[str]:
 
 def _show(as_json: bool) -> int:
     from legroom.drawing.text import columns
-    from legroom.planning.calibration_store import read_store, store_path, to_json
+    from legroom.home import store_path
+    from legroom.planning.calibration_store import read_store, to_json
     from legroom.units import human_bytes
 
     stored = read_store()
@@ -158,11 +159,12 @@ def _show(as_json: bool) -> int:
 
 
 def _forget(key: str, as_json: bool) -> int:
+    from legroom.home import store_path
     from legroom.planning import calibration_store as store
 
     if not key:
         raise LegroomError("forget what?", "name a key that --show prints, or `all`")
-    path = store.store_path()
+    path = store_path()
     if not path.exists():
         raise LegroomError("nothing has been learnt yet, so there is nothing to forget", "legroom calibrate LOG learns")
     with store.locked(path):

@@ -105,7 +105,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, and a note on its source or on why there is none."""
-    from legroom.cli.server_options import gpu_count
+    from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_run, restart_after
 
     given = args.line is not None or args.log is not None
@@ -144,7 +144,7 @@ def _outcome_text(freed: Sequence[Freed], restart: RestartCommand | None, style:
 def _document(
     snapshot: MachineSnapshot, holders: Sequence[Holder], freed: Sequence[Freed], restart: RestartCommand | None
 ) -> dict[str, Any]:
-    from legroom.planning.plan_document import layout_json
+    from legroom.planning.plan_json import layout_json
     from legroom.render.recover_text import freed_json, holder_json
 
     return {

@@ -1,4 +1,4 @@
-"""The plan of a command's flags on a machine as a user writes it, with what this user's own start-ups measured."""
+"""The plan of parsed flags on a machine that the user describes, with figures from the user's own start-ups."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it runs, as a user writes it."""
+    """The machine of a plan, as the user describes it."""
 
     gpu: str
     gpus: int | None = None
-    """None: as many as the parallel sizes of the flags need."""
+    """None: as many as the parallel sizes need."""
     memory: str | None = None
-    """Total of one GPU, in place of the one in the facts."""
+    """Total memory of one GPU; None: that of the facts."""
     used: str | None = None
-    """What other processes hold of one GPU."""
+    """Memory of other processes on one GPU."""
     host_memory: str | None = None
-    """What the server may use of its host's memory; None: no limit is known."""
+    """The limit of host memory; None: none is known."""
 
 
 def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bool = True) -> Plan:
-    """The plan of parsed flags, with what this user's own start-ups measured, and with advice where it needs any."""
+    """The plan of parsed flags with measured figures and notes, and with advice where it does not fit."""
     target = make_target(args, release, machine)
     made = plan_on_named_card(with_measurements(target, args), args)
     made = with_notes(made)
@@ -51,19 +51,19 @@ def make_plan(args: ServeArgs, release: Release, machine: Machine, *, advice: bo
 
 
 def plan_deployment(deployment: Deployment, machine: Machine, *, advice: bool) -> Plan:
-    """The plan of a deployment on a machine, with what the deployment itself says of the machine."""
+    """The plan of a deployment; its GPU count and memory limit complete the machine."""
     return make_plan(deployment.args, deployment.release, completed_machine(machine, deployment), advice=advice)
 
 
 def completed_machine(machine: Machine, deployment: Deployment) -> Machine:
-    """The machine with the number of GPUs and the limit on host memory of the deployment, where it gives none."""
+    """The machine with the deployment's GPU count and host memory limit, where it has none itself."""
     limit = str(deployment.memory_limit_bytes) if deployment.memory_limit_bytes else None
     gpus = deployment.gpu_count if machine.gpus is None else machine.gpus
     return replace(machine, gpus=gpus, host_memory=machine.host_memory or limit)
 
 
 def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
-    """What the plan is for. Without a count, the flags' own parallel sizes say how many GPUs there are."""
+    """The target of a plan: model, card with measured figures, and number of GPUs."""
     card = with_probed_card(known_gpu(machine.gpu), release, args)
     card = (
         with_measured_total(card)
@@ -73,7 +73,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
     used = 0
     if machine.used is not None:
         used = parse_bytes(machine.used, "--gpu-used")
-        card = replace(card, screen=False)  # what a desktop holds of it is in that figure
+        card = replace(card, screen=False)  # that figure includes a desktop
     if used > card.total_bytes:
         raise LegroomError("--gpu-used is more than the card has", "give what other processes hold of one GPU")
     number = machine.gpus if machine.gpus is not None else max(args.gpus_needed, 1)
@@ -91,7 +91,7 @@ def make_target(args: ServeArgs, release: Release, machine: Machine) -> Target:
 
 
 def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
-    """The card with what `legroom probe` measured of it on this machine, where it did."""
+    """The card with the figures of `legroom probe`, where there are any."""
     if not cards_path().exists():
         return card
     from legroom.planning.card_store import measured_card, read_cards
@@ -102,7 +102,7 @@ def with_probed_card(card: Gpu, release: Release, args: ServeArgs) -> Gpu:
 
 
 def with_measured_total(card: Gpu) -> Gpu:
-    """The card with the total that this user's own start-ups reported, where `legroom calibrate` has stored one."""
+    """The card with the total that `legroom calibrate` stored, where it stored one."""
     if not store_path().exists():
         return card
     from legroom.planning.calibration_store import observed_total_bytes, read_store
@@ -115,7 +115,7 @@ def with_measured_total(card: Gpu) -> Gpu:
 
 
 def with_measurements(target: Target, args: ServeArgs) -> Target:
-    """The target with what `legroom calibrate` has stored for it, if there is a store."""
+    """The target with the figures that `legroom calibrate` stored for it."""
     if not store_path().exists():
         return target
     from legroom.planning.calibration_store import measurements_for, read_store
@@ -159,7 +159,7 @@ def _input_notes(target: Target, args: ServeArgs) -> Iterator[str]:
 
 
 def _unlisted_architecture(target: Target) -> Iterator[str]:
-    """A release older than the model may refuse it for other reasons than memory."""
+    """A note where the release does not list the model's architecture."""
     if target.release.version == latest().version:
         return
     since = first_release(target.model.architecture)

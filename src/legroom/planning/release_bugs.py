@@ -1,4 +1,4 @@
-"""Known bugs of a release that a deployment sets off."""
+"""Known bugs of a vLLM release that occur in a deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from legroom.vllm.traits import is_moe
 def bugs_of(
     model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
 ) -> list[KnownBug]:
-    """The bugs that these flags, this model and this card set off."""
+    """The known bugs of a release that occur with these settings, this model and this card."""
     traits = traits_of(model) | {f"{settings.engine} engine", f"runner {settings.runner}"}
     traits |= {"several kv groups"} if len(memory.kv.groups) > 1 else set()
     return [bug for bug in bugs_with(release, settings.given, gpu.vendor) if set(bug.model) <= traits]
@@ -23,13 +23,13 @@ def bugs_of(
 def start_up_bug(
     model: Model, gpu: Gpu, release: Release, settings: EngineSettings, memory: DeploymentMemory
 ) -> KnownBug | None:
-    """A bug of the release that has ended starts like this one although the memory was there."""
+    """The first known bug that stops such a start although memory suffices; None where there is none."""
     bugs = bugs_of(model, gpu, release, settings, memory)
     return next((bug for bug in bugs if bug.may_end_start(settings.given, gpu.interconnect)), None)
 
 
 def traits_of(model: Model) -> set[str]:
-    """The kinds of model that a bug may be tied to."""
+    """The model traits that known bugs are restricted to."""
     mixers = [mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)]
     traits = {
         "mla": any(isinstance(mixer, LatentAttention) for mixer in mixers),

@@ -26,7 +26,7 @@ import psutil
 
 from legroom import home
 from legroom.black_box import (
-    MOST_BYTES,
+    MAX_BYTES,
     PREFIX,
     AllocatorState,
     BlackBox,
@@ -287,12 +287,12 @@ def _remove_oldest(folder: Path) -> None:
 def _bounded_json(record: BlackBox) -> str:
     """The record as JSON below the size limit: blocks are left out first, then the smallest segments."""
     text = json.dumps(record.to_json(), separators=(",", ":"))
-    if len(text) <= MOST_BYTES or record.allocator is None:
+    if len(text) <= MAX_BYTES or record.allocator is None:
         return text
     allocator = record.allocator
     segments = tuple(replace(segment, blocks=()) for segment in allocator.segments)
     least = sorted(segments, key=lambda segment: -segment.size_bytes)
-    room = MOST_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
+    room = MAX_BYTES - len(json.dumps(replace(record, allocator=_without_segments(allocator)).to_json()))
     each = max(len(json.dumps(asdict(least[0]))), 1) if least else 1
     kept = least[: max(room // (each + 20), 0)]
     short = replace(allocator, segments=tuple(kept), segments_left_out=len(segments) - len(kept))

@@ -1,10 +1,9 @@
-"""What the same command does on another release: bytes, blocks, tokens, flags, metrics, bugs, and how to keep today's
-capacity."""
+"""One command on two vLLM releases: memory, blocks, tokens, flags, metrics, bugs, and flags that keep the capacity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from legroom.errors import ANSWER_IS_NO, LegroomError
@@ -34,7 +33,7 @@ _TOKENS_LINE = {
 
 @dataclass(frozen=True, slots=True)
 class PoolChange:
-    """A figure of the pool on the two releases."""
+    """A figure of the KV cache on the two releases."""
 
     what: str
     old: float
@@ -46,12 +45,12 @@ class PoolChange:
 
 
 def comparable_tokens(kv: KvPlan) -> int:
-    """Tokens that full-length requests can use: the same measure in every release."""
+    """Full-length requests x their length: a token count that is computed alike for every release."""
     return round(kv.max_concurrency * kv.max_model_len)
 
 
 def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
-    """The figures in the order of the arithmetic, those that stay as they are included."""
+    """Every figure of the KV cache on both releases, also unchanged ones."""
     before, after = old.memory.kv, new.memory.kv
     cold = [cold_start(made) for made in (old, new)]
     rows = (
@@ -78,7 +77,7 @@ def pool_changes(old: Plan, new: Plan) -> tuple[PoolChange, ...]:
 
 
 def pool_remarks(old: Plan, new: Plan) -> tuple[str, ...]:
-    """What to know before two logs are compared."""
+    """Sentences about printed figures that the two releases compute differently."""
     if old.memory.kv.shape.is_empty or new.memory.kv.shape.is_empty:
         return ()
     return (*_tokens_line(old, new), *_request(old, new), *_hybrid(old, new))
@@ -131,18 +130,15 @@ def _groups(kv: KvPlan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VanishedMetric:
-    """A series that dashboards and rules may read and that is not there any more."""
+    """A metric that the new release does not expose."""
 
     name: str
     instead: str | None
 
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "instead": self.instead}
-
 
 @dataclass(frozen=True)
 class ReleaseStep:
-    """One release between the two, and what it changes against the release before."""
+    """One release between the two, and its changes against the release before."""
 
     release: Release
     plan: Plan | None
@@ -150,7 +146,7 @@ class ReleaseStep:
     changes: tuple[ByteChange, ...] = ()
     refused: str = ""
     differs: bool = True
-    """Whether anything that is shown of it is not as in the release before."""
+    """Whether any of its figures differs from the release before."""
 
 
 @dataclass(frozen=True)
@@ -160,12 +156,12 @@ class Upgrade:
     old: Plan
     new: Plan
     changes: tuple[ByteChange, ...]
-    """What the KV cache gains and loses; the bytes add up to the difference."""
+    """Changes of the KV cache; the bytes add up to the difference."""
     outside: tuple[ByteChange, ...]
-    """What is used beside the budget: bytes that the card has more or less of."""
+    """Changes of the memory outside the budget."""
     pool: tuple[PoolChange, ...]
     remarks: tuple[str, ...]
-    """What a figure that vLLM prints means in each release, where that is not the same."""
+    """Sentences about printed figures that the releases compute differently."""
     flags: tuple[ChangedFlag, ...]
     metrics: tuple[VanishedMetric, ...]
     bugs_ended: tuple[KnownBug, ...]
@@ -182,7 +178,7 @@ class Upgrade:
         document: dict[str, Any] = {
             "from": plan_json(self.old),
             "to": plan_json(self.new),
-            "changes": [change.to_json() for change in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "command": self.kept.command,
             "kv_cache_bytes": self.new.layout.kv_cache.bytes - self.old.layout.kv_cache.bytes,
             "downgrade": self.is_downgrade,
@@ -192,11 +188,11 @@ class Upgrade:
                 "gives_up": list(self.kept.gives_up),
                 "plan": plan_json(self.kept.plan),
             },
-            "outside": [change.to_json() for change in self.outside],
+            "outside": [asdict(change) for change in self.outside],
             "pool": [change.to_json() for change in self.pool],
             "remarks": list(self.remarks),
             "flags": [flag.to_json() for flag in self.flags],
-            "metrics": [metric.to_json() for metric in self.metrics],
+            "metrics": [asdict(metric) for metric in self.metrics],
             "bugs": {"end": _bugs_json(self.bugs_ended), "begin": _bugs_json(self.bugs_begun)},
         }
         if self.steps:
@@ -207,8 +203,8 @@ class Upgrade:
 def upgrade(
     args: ServeArgs, old: Release, new: Release, machine: Machine, *, every_release: bool = False, advice: bool = True
 ) -> Upgrade:
-    """Plan a command on two releases and say what differs. `every_release`: on all releases between them, too.
-    `advice`: with changes that make it start where it would not."""
+    """Plan a command on two releases and compare the plans. `every_release`: also on all releases between them.
+    `advice`: add changes of flags where the new release does not start it."""
     before = make_plan(args, old, machine, advice=False)
     after = with_notes(_plan_on_release(before, new))
     if advice and after.verdict == "does_not_fit":
@@ -244,7 +240,7 @@ def _plan_on_release(before: Plan, release: Release) -> Plan:
 
 
 def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
-    """Term by term, with what each takes more of the card beside the budget."""
+    """Changes of the terms outside the budget."""
     before, after = ({term.label: term for term in made.layout.outside.terms} for made in (old, new))
     changes = []
     for label in dict.fromkeys((*before, *after)):
@@ -257,7 +253,7 @@ def _outside_changes(old: Plan, new: Plan) -> tuple[ByteChange, ...]:
 
 
 def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
-    """Series that a scrape of today's server shows and one of the other release does not."""
+    """Metrics that the old release exposes and the new one does not."""
     before, after = (
         {metric.series for metric in metrics_of(made.target.release, made.settings.engine.lower()) if not metric.hidden}
         for made in (old, new)
@@ -267,7 +263,7 @@ def _vanished_metrics(old: Plan, new: Plan) -> tuple[VanishedMetric, ...]:
 
 
 def _replacement_series(name: str, release: Release, engine: str) -> str | None:
-    """What measures the same there; a series that is only hidden is no answer."""
+    """The metric of the new release that measures the same; None where there is none or it is hidden."""
     role = role_of(name)
     by_role = name_of(role, release, engine) if role else None
     close = nearest(name, release, engine)
@@ -275,7 +271,7 @@ def _replacement_series(name: str, release: Release, engine: str) -> str | None:
 
 
 def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, ...]]:
-    """Bugs that these flags, this model and this card set off in one release and not in the other."""
+    """Bugs of this deployment in the old release only, and in the new release only."""
     before, after = (
         bugs_of(made.target.model, made.target.gpu, made.target.release, made.settings, made.memory)
         for made in (old, new)
@@ -286,7 +282,7 @@ def _bugs(old: Plan, new: Plan) -> tuple[tuple[KnownBug, ...], tuple[KnownBug, .
 
 
 def _steps(old: Plan, new: Plan) -> Iterator[ReleaseStep]:
-    """Every known release from the one to the other, in the order of the journey."""
+    """Every known release from the old one to the new one."""
     releases = known_releases()
     first, last = (releases.index(made.target.release.version) for made in (old, new))
     between = releases[first : last + 1] if first <= last else releases[last : first + 1][::-1]
@@ -331,7 +327,7 @@ def _step_json(step: ReleaseStep) -> dict[str, Any]:
         "max_concurrency": kv.max_concurrency,
         "first_start_kv_cache_bytes": first.layout.kv_cache.bytes,
         "differs": step.differs,
-        "changes": [change.to_json() for change in step.changes],
+        "changes": [asdict(change) for change in step.changes],
     }
 
 

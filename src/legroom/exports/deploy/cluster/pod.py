@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from legroom.deployments.node_gpus import GPU_ANNOTATION
 from legroom.errors import LegroomError
 from legroom.exports.deploy import containers
 from legroom.exports.deploy.exported_server import (
@@ -21,6 +20,7 @@ from legroom.exports.deploy.serve_command import API_KEY_NAME
 from legroom.exports.deploy.start_times import ENDPOINT_S, PROBE_PERIOD_S
 from legroom.exports.deploy.yaml_text import Commented, literal
 from legroom.facts.gpus import gpu
+from legroom.facts.node_labels import GPU_ANNOTATION
 from legroom.sidecar import WATCH_PORT
 from legroom.units import GIB, MIB
 
