@@ -21,7 +21,7 @@ from legroom.deployments.server_words import CONTAINER_TOOLS, basename, server_s
 from legroom.deployments.shell.lexer import Word, placed_env, serve_words
 from legroom.deployments.shell.shell_script import read_shell
 from legroom.deployments.source_text import Text
-from legroom.deployments.subjects import StartedServer, Subject, change_servers
+from legroom.deployments.subjects import StartedServer, Subject
 from legroom.deployments.vllm_config import config_server, is_config
 from legroom.deployments.yaml_nodes import Node
 from legroom.facts.flags import all_flag_names
@@ -93,9 +93,10 @@ def other_subjects(document: Node, release: Release) -> Iterator[Subject]:
         elif START.search(node.scalar) or node.scalar.lstrip().startswith("#!/bin/"):
             subjects = read_shell(node.inner(), env=placed_env(scope.env, node.source.place)).subjects
             image = scope.image if "vllm" in scope.image.lower() else ""
-            yield from change_servers(
-                subjects, lambda server, image=image: replace(server, image=server.image or image)
-            )
+            for subject in subjects:
+                if isinstance(subject, StartedServer) and not subject.image:
+                    subject = replace(subject, image=image)  # noqa: PLW2901
+                yield subject
 
 
 def embedded_files(document: Node, scripts: bool) -> Iterator[tuple[Kind, Text]]:
