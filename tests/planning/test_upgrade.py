@@ -1,7 +1,7 @@
 """What another release does to a server: bytes, pool, flags, metrics, bugs, and the command that keeps its capacity."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.errors import LegroomError
@@ -36,7 +36,6 @@ def made(words, old, new, card="h100", **options):
     return upgrade(args, release(old), release(new), Machine(card), **options)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     model=st.sampled_from(MODELS),
     card=st.sampled_from(("h100", "rtx4090", "t4", "mi300x", "b200")),

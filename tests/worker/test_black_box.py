@@ -13,7 +13,7 @@ import pytest
 from worker_stand_in import CACHED, CACHED_BEFORE_0_10, GIB, MIB, ModelRunner, fail_in_a_step, segment, step, written
 
 from legroom import black_box
-from legroom.black_box import MOST_BYTES, SegmentBlock, read_record
+from legroom.black_box import MAX_BYTES, SegmentBlock, read_record
 from legroom.worker import recorder, telemetry
 from legroom.worker.recorder import BlackBoxRecorder
 from legroom.worker.telemetry import TelemetryFolder
@@ -251,7 +251,7 @@ def test_a_record_stays_below_its_limit_and_keeps_the_largest_segments(worker):
     fail_in_a_step(BlackBoxRecorder())
     (path,) = worker.records.glob("*.json")
     record = read_record(path)
-    assert path.stat().st_size <= MOST_BYTES
+    assert path.stat().st_size <= MAX_BYTES
     assert record.allocator.segments_left_out == 6_000 - len(record.allocator.segments)
     smallest = min(segment.size_bytes for segment in record.allocator.segments)
     left_out = sorted((segment["total_size"] for segment in many), reverse=True)[len(record.allocator.segments) :]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SizeReport:
-    """A sizing table that shows itself."""
+    """The result of `legroom.size`, as text or JSON."""
 
     rows: tuple[Fit, ...]
     goal: CapacityGoal
@@ -31,7 +31,7 @@ class SizeReport:
         return any(row.count for row in self.rows)
 
     def text(self, style: Style | None = None, matrix: bool = False) -> str:
-        """The table, as the terminal shows it; with `matrix` models by GPUs."""
+        """The text of `legroom size`; `matrix` is its --matrix."""
         from legroom.drawing.terminal import PLAIN
         from legroom.render.size_text import matrix_text, size_text
 
@@ -65,7 +65,7 @@ def size(
     env: Mapping[str, str] | None = None,
     **flags: Any,
 ) -> SizeReport:
-    """Say which GPUs, and how many, hold `model` so that `concurrency` requests of `context` tokens run at once.
+    """Which GPUs, and how many, hold `model` with `concurrency` requests of `context` tokens at once.
 
     `model` may be several; `gpus` are names (`["h100", "l4"]` or `"all"`), the usual ones unless given; `flags` are
     vLLM's engine arguments as in `plan`.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import print_answer
-from legroom.cli.server_options import gpu_count
+from legroom.cli.shared_options import gpu_count
 from legroom.errors import ANSWER_IS_NO, BAD_INPUT, OK, LegroomError
 
 if TYPE_CHECKING:

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.cli.output import note, print_json
-from legroom.cli.server_options import add_source_options, described_machine, described_server, split_words
+from legroom.cli.shared_options import (
+    add_machine_options,
+    add_source_options,
+    described_machine,
+    described_server,
+    split_words,
+)
 from legroom.errors import OK, LegroomError
 
 if TYPE_CHECKING:
@@ -197,10 +203,7 @@ def _format_parser(module: Any) -> argparse.ArgumentParser:
     parser.add_argument("--vllm", metavar="VERSION", help=_vllm_help(module))
     parser.add_argument("--plan", metavar="FILE", help="a plan that legroom plan --json wrote (-: stdin)")
     where = parser.add_argument_group("or a server to plan, said as legroom plan takes it: MODEL, vLLM's flags, and")
-    where.add_argument("--gpu", metavar="NAME", help="a GPU (h100, a100-80gb, rtx4090, l4 ...) or a size (24GiB)")
-    where.add_argument("--gpus", metavar="N", help="how many (default: what the parallel sizes need)")
-    where.add_argument("--gpu-memory", metavar="SIZE", help="total of one GPU as your machine reports it (79.10GiB)")
-    where.add_argument("--gpu-used", metavar="SIZE", help="what other processes hold of it (2GiB)")
+    add_machine_options(where)
     add_source_options(parser)
     if hasattr(module, "add_options"):
         module.add_options(parser.add_argument_group(f"{module.NAME}"))

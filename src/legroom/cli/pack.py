@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer
-from legroom.cli.server_options import described_server, gpu_count, split_words
+from legroom.cli.shared_options import described_server, gpu_count, split_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer, write_file
-from legroom.cli.server_options import (
+from legroom.cli.shared_options import (
     add_machine_options,
     add_source_options,
     described_machine,
@@ -251,7 +251,7 @@ def _alternative_json(plan: Plan, losses: Sequence[str]) -> dict[str, Any]:
 def _run_diff(args: argparse.Namespace) -> int:
     """Compares two versions of a file; the exit code is 1 where a server of the new one does not start."""
     from legroom.planning.plan_diff import server_diffs
-    from legroom.render.plan_diff_text import diff_markdown, diff_text
+    from legroom.render.file_plan_text import diff_markdown, diff_text
 
     if not args.diff:
         raise LegroomError("--markdown belongs to --diff", "legroom plan --diff OLD NEW --markdown")

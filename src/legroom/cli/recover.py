@@ -105,7 +105,7 @@ def _free(dead: Sequence[Holder]) -> tuple[Freed, ...]:
 
 def _restart(args: argparse.Namespace) -> tuple[RestartCommand | None, str]:
     """The command to start instead, and a note on its source or on why there is none."""
-    from legroom.cli.server_options import gpu_count
+    from legroom.cli.shared_options import gpu_count
     from legroom.recover.restart_command import CrashedServer, NoRestartCommand, last_run, restart_after
 
     given = args.line is not None or args.log is not None

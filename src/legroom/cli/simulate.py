@@ -8,8 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
-from legroom.cli.server_options import add_source_options, split_words
-from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.shared_options import (
+    add_latency_goals,
+    add_machine_options,
+    add_source_options,
+    add_sweep_options,
+    split_words,
+    sweep_executor,
+)
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -78,10 +84,7 @@ def _add_pool_options(parser: argparse.ArgumentParser) -> None:
     pool = parser.add_argument_group("the pool")
     pool.add_argument("--blocks", type=int, metavar="N", help="KV blocks, the null block included (num_gpu_blocks)")
     pool.add_argument("--model", metavar="MODEL", help="plan the pool of this model")
-    pool.add_argument("--gpu", metavar="NAME", help="on this GPU, or a size (24GiB)")
-    pool.add_argument("--gpus", metavar="N", help="how many GPUs")
-    pool.add_argument("--gpu-memory", metavar="SIZE", help="total memory of one GPU as your machine reports it")
-    pool.add_argument("--gpu-used", metavar="SIZE", help="memory of that GPU that other processes use")
+    add_machine_options(pool)
     pool.add_argument("--vllm", metavar="VERSION", help="vLLM release of the plan (default: the newest known)")
     pool.add_argument(
         "--step-ms", type=float, metavar="MS", help="milliseconds that one step takes, in place of the estimate"
@@ -220,7 +223,7 @@ def _replay(args: argparse.Namespace, trace: Trace, settings: SchedulerSettings,
 
 
 def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
-    from legroom.render.choice_text import choice_text
+    from legroom.render.simulation_text import choice_text
     from legroom.simulation.flag_search import choose
     from legroom.simulation.replay_outcome import Goal
 
@@ -231,7 +234,7 @@ def _choose(args: argparse.Namespace, trace: Trace, pool: PoolChoice) -> int:
     candidates = _tiered(args, pool, pool.candidates())
     fleets: list[HoldingFleet] = []
     with progress_bar("searching") as bar:
-        choice = choose(trace, candidates, goal, executor=executor_of(args), progress=bar)
+        choice = choose(trace, candidates, goal, executor=sweep_executor(args), progress=bar)
         if not (choice.holds or choice.interrupted):
             try:
                 fleets = _fleets(args, trace, pool, choice, candidates)
@@ -260,9 +263,9 @@ def _fleets(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
 ) -> list[HoldingFleet]:
     """Fleets that hold the load: replicas of this server, and one server on a larger card."""
-    from legroom.simulation.flag_search import card_that_holds, promising, replicas_that_hold
+    from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
 
-    few = promising(trace, choice, candidates)
+    few = promising_candidates(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
     cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))
@@ -296,7 +299,7 @@ def _start_s(args: argparse.Namespace, pool: PoolChoice) -> float:
         return parse_seconds(args.start, "--start") or 0.0
     if pool.deployment is None:
         raise LegroomError("how long does a new server take to start?", "say --start 200s, or plan it: --model --gpu")
-    from legroom.cli.server_options import described_machine
+    from legroom.cli.shared_options import described_machine
     from legroom.exports.deploy.exported_server import planned_server
     from legroom.planning.machine import plan_deployment
     from legroom.planning.plan_json import plan_document

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from legroom.api.simulate_request import MOST_ASYNC
+from legroom.api.simulate_request import MAX_ASYNC_REQUESTS
 from legroom.errors import LegroomError
 from legroom.simulation.flag_search import SEARCHED, Candidate, grid
 from legroom.simulation.scheduler_settings import LayerGroup, SchedulerSettings
@@ -110,7 +110,7 @@ class PoolChoice:
         given = {name: value for name, value in given.items() if value is not None}
         if self.deployment is None:
             return ["vllm", "serve", "MODEL", *any_release_words({**given, **flags})]
-        from legroom.cli.server_options import described_machine
+        from legroom.cli.shared_options import described_machine
         from legroom.planning.machine import plan_deployment
         from legroom.planning.plan import ready_command
         from legroom.vllm.command_line import setting_words
@@ -135,7 +135,7 @@ def pool_of(args: argparse.Namespace, trace: Trace) -> PoolChoice:
         flags = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
         settings = _settings(args, trace, {"num_blocks": args.blocks, **_DEFAULTS, **flags})
         return PoolChoice(args, trace, settings, _fixed_cost(args, trace))
-    from legroom.cli.server_options import described_server
+    from legroom.cli.shared_options import described_server
 
     if args.model:
         args.vllm_words = [args.model, *args.vllm_words]
@@ -156,7 +156,7 @@ def _fixed_cost(args: argparse.Namespace, trace: Trace) -> StepCost | None:
 
 
 def _plan(args: argparse.Namespace, deployment: Deployment, flags: dict[str, Any]) -> Plan:
-    from legroom.cli.server_options import described_machine
+    from legroom.cli.shared_options import described_machine
     from legroom.planning.machine import plan_deployment
 
     given = {name: value for name in _PLANNED if (value := getattr(args, name)) is not None}
@@ -183,7 +183,11 @@ def _planned(
     notes, resolved = [*card_notes, *taken.notes], dict(taken.flags)
     if args.blocks is not None:
         resolved["num_blocks"] = args.blocks
-    if resolved["async_scheduling"] and args.async_scheduling is None and (args.choose or len(trace) > MOST_ASYNC):
+    if (
+        resolved["async_scheduling"]
+        and args.async_scheduling is None
+        and (args.choose or len(trace) > MAX_ASYNC_REQUESTS)
+    ):
         # Only the slow step-by-step replay models asynchronous scheduling, which changes the result little.
         resolved["async_scheduling"] = False
         notes.append("simulated without asynchronous scheduling, which is slow to replay; --async-scheduling has it")

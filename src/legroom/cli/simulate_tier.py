@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from legroom.cli.output import note, print_answer, progress_bar, step_writer, write_file
-from legroom.cli.sweep_options import executor_of
+from legroom.cli.shared_options import sweep_executor
 from legroom.errors import OK, LegroomError
 from legroom.simulation.tiers.host_tier import TierSettings
 from legroom.units import GIB, parse_bytes, parse_count, round_up
@@ -63,7 +63,7 @@ def _curve(
 ) -> tuple[CurvePoint, ...]:
     from legroom.simulation.tiers.tier_report import hit_curve
 
-    executor = executor_of(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
+    executor = sweep_executor(args, workers=1 if len(trace) < _WORTH_PROCESSES else None)
     with progress_bar("replaying other sizes") as bar:
         return hit_curve(trace, pool.settings, replayed, pool.cost, executor=executor, progress=bar)
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer, progress_bar
-from legroom.cli.server_options import gpu_count, split_words
-from legroom.cli.sweep_options import add_latency_goals, add_sweep_options, executor_of
+from legroom.cli.shared_options import add_latency_goals, add_sweep_options, gpu_count, split_words, sweep_executor
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_rate(args, models, used, serve_args, cards)
     goal = _goal(args)
     with progress_bar("sizing") as bar:
-        executor = executor_of(args, workers=None if args.matrix else 1)
+        executor = sweep_executor(args, workers=None if args.matrix else 1)
         report = SizeReport(tuple(size_models(models, used, serve_args, goal, cards, executor, bar)), goal, used)
     print_answer(args.json, report.json, lambda style: report.text(style, matrix=args.matrix))
     return OK if report.fits else ANSWER_IS_NO
@@ -174,7 +173,7 @@ def _run_rate(
     # Models are read here, because workers may run on other machines.
     task = FleetTask(tuple(map(served_model, each_args)), release, each_args, load, most)
     with progress_bar("sizing") as bar:
-        sized = size_fleets(task, cards, executor_of(args, workers=1), bar)
+        sized = size_fleets(task, cards, sweep_executor(args, workers=1), bar)
     names = [model.name for model in task.models for _ in cards]
     rows = tuple(CardFleets(name, fleets) for name, fleets in zip(names, sized, strict=True))
     report = FleetReport(load, release, rows, prices, most, not args.prices)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from legroom.cli.output import note, print_answer
-from legroom.cli.server_options import add_machine_options, add_source_options, described_machine, described_server
-from legroom.cli.server_options import parse as parse_words
+from legroom.cli.shared_options import add_machine_options, add_source_options, described_machine, described_server
+from legroom.cli.shared_options import parse as parse_words
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 from legroom.records import dataclass
 
