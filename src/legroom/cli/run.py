@@ -13,8 +13,8 @@ from legroom.cli.output import print_json
 from legroom.errors import ANSWER_IS_NO, OK, LegroomError
 
 if TYPE_CHECKING:
-    from legroom.run.announcer import Announcer
     from legroom.run.run_options import RunOptions
+    from legroom.run.supervisor import Announcer
 
 USAGE = "legroom run [options] -- vllm serve MODEL [flags]"
 DESCRIPTION = """\
@@ -95,7 +95,7 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
 
 def run(args: argparse.Namespace) -> int:
-    from legroom.run.announcer import Announcer
+    from legroom.run.supervisor import Announcer
     from legroom.run.task_process import run_task
 
     _open_closed_streams()

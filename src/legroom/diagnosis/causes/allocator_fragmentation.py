@@ -74,11 +74,8 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="allocator_fragmentation",
     entry="LR406",
     title=Localized("torch's allocator is fragmented", "PyTorch 分配器碎片化"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "expandable_segments with sleep mode before 0.20", "the sleep-mode pool refuses them with an assertion"

@@ -99,20 +99,15 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         trades="slower decoding",
         confidence=0.4,
     )
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs there is room for both.", 0.35
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs there is room for both.", 0.35)
 
 
 CAUSE = Cause(
-    label="lora_or_spec_decode_extra",
     entry="LR303",
     title=Localized(
         "adapters or the draft model need memory that was not measured", "LoRA 适配器或草稿模型占用了未被统计的显存"
     ),
     usual_at=("spec", "lora"),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("expandable_segments alone", "the memory is in use outside torch, not in pieces inside it"),
         DeadEnd("change --cpu-offload-gb together with adapters", "that combination does not start whatever the size"),

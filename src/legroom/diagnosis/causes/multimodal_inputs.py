@@ -126,13 +126,10 @@ def _bounded_media_fix(planner: FixPlanner) -> Fix:
 
 
 CAUSE = Cause(
-    label="multimodal_inputs",
     entry="LR402",
     title=Localized(
         "images, videos or audio are larger than the engine was sized for", "图像/视频/音频输入超出引擎的预留"
     ),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd("change gpu_memory_utilization", "the request is the same at every ratio"),
         DeadEnd(

@@ -89,11 +89,8 @@ def _registration_fix() -> Iterator[Fix]:
 
 
 CAUSE = Cause(
-    label="nccl_or_custom_allreduce_buffers",
     entry="LR304",
     title=Localized("communication buffers ran out of GPU memory", "通信缓冲区（NCCL/all-reduce）显存不足"),
     phase="startup_load",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(DeadEnd("lower max_model_len", "the buffers depend on ranks and channels, not on length"),),
 )

@@ -44,7 +44,7 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
         steps=("no restart is needed; cached blocks are given up on demand",),
         confidence=0.6,
     )
-    yield planner.pull_lever("raise utilization", "raise_util", "A larger pool keeps prefixes longer.", 0.35)
+    yield planner.pull_lever("raise utilization", "A larger pool keeps prefixes longer.", 0.35)
     yield Fix(
         "other_engine_feature_off",
         "If prompts share nothing, caching only costs hashing.",
@@ -55,12 +55,9 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
 
 
 CAUSE = Cause(
-    label="prefix_cache_pressure",
     entry="LR404",
     title=Localized("the pool is full of cached prefixes", "KV 池被前缀缓存占满（可回收）"),
     phase="serving",
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "restart when KV usage passes 90 %",

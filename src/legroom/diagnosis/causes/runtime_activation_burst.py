@@ -110,13 +110,10 @@ def remedies(planner: FixPlanner) -> Iterator[Fix | None]:
                 trades="a smaller KV pool",
                 confidence=0.5,
             )
-    yield planner.pull_lever(
-        "more GPUs", "more_or_fewer_gpus_tp_pp", "Split over more GPUs, a step's transient is split too.", 0.35
-    )
+    yield planner.pull_lever("more GPUs", "Split over more GPUs, a step's transient is split too.", 0.35)
 
 
 CAUSE = Cause(
-    label="runtime_activation_burst",
     entry="LR401",
     title=Localized(
         "a step of real traffic needed more memory than the KV cache left",
@@ -124,8 +121,6 @@ CAUSE = Cause(
     ),
     phase="serving",
     usual_at=("serving",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "raise gpu_memory_utilization",

@@ -87,14 +87,11 @@ def _trainer_setting_step(case: Case, share: float) -> tuple[str, ...]:
 
 
 CAUSE = Cause(
-    label="sleep_mode_or_rlhf_colocation",
     entry="LR407",
     title=Localized(
         "trainer and engine share the card, or sleep mode keeps memory", "训练与推理同卡，或睡眠模式残留显存"
     ),
     usual_at=("wake",),
-    examine=examine,
-    remedies=remedies,
     dead_ends=(
         DeadEnd(
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "the sleep-mode pool refuses it (assertion before 0.20)"
