@@ -1,4 +1,4 @@
-"""Acts on open incidents: asks the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
+"""Acts on open incidents: applies the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
 from __future__ import annotations
 
