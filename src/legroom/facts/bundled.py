@@ -69,7 +69,7 @@ def find(name: str) -> Bundled | None:
 def mirrored(name: str) -> Bundled | None:
     """The bundled model of a mirror's id (`unsloth/Llama-3.2-3B-Instruct`)."""
     owner, _, repo = name.strip().lower().partition("/")
-    if owner not in _mirrors() or not repo:
+    if owner not in _shared()["mirrors"] or not repo:
         return None
     key = _index().get(repo)
     return _bundled(key) if key else None
@@ -210,20 +210,18 @@ def expanded(model: Bundled, hub_id: str = "") -> dict[str, Any]:
     config.update(own_of_id.get(hub_id.lower(), {}))
     scheme = entry.get("quantization")
     if scheme is not None:
-        quantization = _expand(_schemes()[scheme]) if isinstance(scheme, str) else _expand(scheme)
+        quantization = _expand(_shared()["schemes"][scheme]) if isinstance(scheme, str) else _expand(scheme)
         config["quantization_config"] = quantization
     if entry.get("unquantized") and "quantization_config" in config:
         # Unquantized modules beyond the scheme's own list.
-        key = _ignore_key(config["quantization_config"])
-        kept = list(config["quantization_config"].get(key) or [])
-        config["quantization_config"] = {**config["quantization_config"], key: kept + _expand(entry["unquantized"])}
+        quantized = config["quantization_config"]
+        lists_ignored = quantized.get("quant_method") in ("compressed-tensors", "modelopt")
+        key = "ignore" if lists_ignored else "modules_to_not_convert"
+        config["quantization_config"] = {
+            **quantized,
+            key: [*(quantized.get(key) or ()), *_expand(entry["unquantized"])],
+        }
     return config
-
-
-def _ignore_key(quantization: Mapping[str, Any]) -> str:
-    return (
-        "ignore" if quantization.get("quant_method") in ("compressed-tensors", "modelopt") else "modules_to_not_convert"
-    )
 
 
 def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,15 +310,6 @@ def _names_of(key: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 def _shared() -> Mapping[str, Any]:
     shared: Mapping[str, Any] = json.loads((FOLDER / "schemes.json").read_text(encoding="utf-8"))
     return shared
-
-
-def _schemes() -> Mapping[str, Any]:
-    schemes: Mapping[str, Any] = _shared()["schemes"]
-    return schemes
-
-
-def _mirrors() -> frozenset[str]:
-    return frozenset(_shared()["mirrors"])
 
 
 @cache
