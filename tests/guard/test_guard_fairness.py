@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legroom.guard.policy import ClientPolicy, parse_policy
-from legroom.guard.pool.block_pool import Pool, PoolLimits
-from legroom.guard.pool.fair_queue import FairQueue
+from legroom.guard.pool.block_pool import FairQueue, Pool, PoolLimits
 from legroom.guard.pool.projection import BlockNeed, Growth, Reservation, ReservationState
 from legroom.guard.request.endpoints import client_of, weights_by_client
 
