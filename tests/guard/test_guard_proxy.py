@@ -189,9 +189,11 @@ async def test_slow_clients_are_cut_off():
 
 async def test_idle_clients_are_let_go():
     async with connected() as (proxy, client):
-        await client.ask()
+        await until(lambda: proxy.clients)
         (connection,) = proxy.clients
-        connection.sweep(proxy.now_s + 3600)
+        assert connection.timeout_keep_alive == 75
+        connection.timeout_keep_alive = 0.05
+        await client.ask()
         assert await client.reader.read() == b""
 
 

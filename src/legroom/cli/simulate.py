@@ -263,9 +263,9 @@ def _fleets(
     args: argparse.Namespace, trace: Trace, pool: PoolChoice, choice: Choice, candidates: Sequence[Candidate]
 ) -> list[HoldingFleet]:
     """Fleets that hold the load: replicas of this server, and one server on a larger card."""
-    from legroom.simulation.flag_search import card_that_holds, promising, replicas_that_hold
+    from legroom.simulation.flag_search import card_that_holds, promising_candidates, replicas_that_hold
 
-    few = promising(trace, choice, candidates)
+    few = promising_candidates(trace, choice, candidates)
     larger = pool.larger_cards([candidate.flags for candidate in few[:2]])
     cards = ((name, _tiered(args, pool, on_card)) for name, on_card in larger)
     fleets = (replicas_that_hold(trace, choice, pool.gpu, few), card_that_holds(trace, choice, cards))

@@ -6,9 +6,8 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from legroom.black_box import AllocatorState, BlackBox, is_record, parse_record
 from legroom.errors import UNREACHABLE, LegroomError
@@ -39,7 +38,7 @@ def read_content(content: bytes, name: str, max_made_bytes: int = MAX_MADE_BYTES
     if is_record(content[:200]):
         return (black_box_reading(parse_record(content, name)),)
     text = content.decode("utf-8", "replace")
-    if is_summary(text):
+    if _HEADING in text:
         return (read_summary(text),)
     if content[:2] == b"PK":
         raise LegroomError(f"{name} is a zip archive, not a memory snapshot", "torch.save was used: " + _HINT)
@@ -98,14 +97,10 @@ _UNITS = {"B": 1, "KiB": KIB, "KB": KIB, "MiB": KIB**2, "MB": KIB**2, "GiB": KIB
 """Before 2.0 torch wrote MB and meant MiB."""
 
 
-def is_summary(text: str) -> bool:
-    return _HEADING in text
-
-
 def read_summary(text: str) -> AllocatorReading:
     """The last `memory_summary()` in a text."""
     text = text[text.rfind(_HEADING) :]
-    rows = {name: (_bytes(now, unit), _bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
+    rows = {name: (_to_bytes(now, unit), _to_bytes(most, of)) for name, now, unit, most, of in _ROW.findall(text)}
     if "Allocated memory" not in rows or "GPU reserved memory" not in rows:
         raise LegroomError("the memory summary lacks its rows of allocated and reserved memory", "give the whole table")
     device, counts = _DEVICE.search(text), _COUNTS.search(text)
@@ -124,11 +119,15 @@ def read_summary(text: str) -> AllocatorReading:
     return AllocatorReading("memory_summary() text", name, state, AllocatorSettings(), requested_bytes=requested)
 
 
-def _bytes(number: str, unit: str) -> int:
+def _to_bytes(number: str, unit: str) -> int:
     return int(number) * _UNITS.get(unit, 1)
 
 
 _GAUGE = re.compile(r"^legroom_worker_([a-z_]{1,40})\{([^}\n]{0,300})\} ([0-9.eE+]{1,30})", re.MULTILINE)
+_STATE_GAUGES = (
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "largest_free_bytes"),
+    *("graph_pool_bytes", "peak_allocated_bytes"),
+)
 _LABEL = re.compile(r'(rank|gpu)="([^"]{0,60})"')
 
 
@@ -149,7 +148,7 @@ def read_server(address: str) -> tuple[AllocatorReading, ...]:
 
 
 def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
-    workers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    workers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
     for name, labels, value in _GAUGE.findall(text):
         named = dict(_LABEL.findall(labels))
         workers[named.get("gpu", ""), named.get("rank", "")][name] = int(float(value))
@@ -158,15 +157,7 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         AllocatorReading(
             "server",
             gpu,
-            AllocatorState(
-                gauges["allocated_bytes"],
-                gauges["reserved_bytes"],
-                active_bytes=gauges.get("active_bytes"),
-                inactive_split_bytes=gauges.get("inactive_split_bytes"),
-                largest_free_bytes=gauges.get("largest_free_bytes"),
-                graph_pool_bytes=gauges.get("graph_pool_bytes"),
-                peak_allocated_bytes=gauges.get("peak_allocated_bytes"),
-            ),
+            AllocatorState(**{name: gauges[name] for name in _STATE_GAUGES if name in gauges}),
             AllocatorSettings(),
             non_torch_bytes=gauges.get("non_torch_bytes"),
             kv=kv,
@@ -174,7 +165,10 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
         for (gpu, _), gauges in workers.items()
         if "reserved_bytes" in gauges and "allocated_bytes" in gauges
     ]
-    readings += [_host_reading(gauges["host_rss_bytes"], kv) for gauges in _without_gpu(workers)]
+    for (gpu, _), gauges in workers.items():
+        if gpu == "cpu" and (rss_bytes := gauges.get("host_rss_bytes")) is not None:
+            state = AllocatorState(rss_bytes, rss_bytes)
+            readings.append(AllocatorReading("server", gpu, state, AllocatorSettings(), kv=kv, is_host=True))
     if not readings:
         raise LegroomError(
             "the server's page does not show its workers' memory",
@@ -182,15 +176,6 @@ def read_page(text: str, sample: Sample) -> tuple[AllocatorReading, ...]:
             UNREACHABLE,
         )
     return tuple(sorted(readings, key=lambda reading: -reading.state.reserved_bytes))
-
-
-def _without_gpu(workers: Mapping[tuple[str, str], dict[str, int]]) -> Iterator[dict[str, int]]:
-    return (gauges for (gpu, _), gauges in workers.items() if gpu == "cpu" and "host_rss_bytes" in gauges)
-
-
-def _host_reading(rss_bytes: int, kv: KvSlots | None) -> AllocatorReading:
-    state = AllocatorState(rss_bytes, rss_bytes)
-    return AllocatorReading("server", "cpu", state, AllocatorSettings(), kv=kv, is_host=True)
 
 
 def _kv_slots(sample: Sample) -> KvSlots | None:

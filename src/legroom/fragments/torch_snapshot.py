@@ -89,7 +89,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self.set_items(self.pop_mark())
 
 
-def _allowed(name: str) -> Callable[[_PlainUnpickler], None]:
+def _counted_opcode(name: str) -> Callable[[_PlainUnpickler], None]:
     code = ord(_CODES[name])
     overridden = {"DICT": "load_dict", "SETITEM": "load_setitem", "SETITEMS": "load_setitems"}.get(name)
     load: Any = getattr(_PlainUnpickler, overridden) if overridden else pickle._Unpickler.dispatch[code]
@@ -108,7 +108,7 @@ def _allowed(name: str) -> Callable[[_PlainUnpickler], None]:
 
 _CODES = {opcode.name: opcode.code for opcode in pickletools.opcodes}
 _PlainUnpickler.dispatch = _Opcodes(
-    {ord(_CODES[name]): _allowed(name) for name in (*_CONTAINERS, *_NUMBERS, *_LONGS, *_TEXTS, *_OTHERS)}
+    {ord(_CODES[name]): _counted_opcode(name) for name in (*_CONTAINERS, *_NUMBERS, *_LONGS, *_TEXTS, *_OTHERS)}
 )
 
 
@@ -146,7 +146,7 @@ def read_snapshot(content: bytes, max_made_bytes: int = MAX_MADE_BYTES) -> tuple
         raise NotPlainData("the pickle is no memory snapshot of torch", hint)
     try:
         _check_entries(document)
-        readings = [_reading(document, device, segments) for device, segments in _by_device(document)]
+        readings = [_device_reading(document, device, segments) for device, segments in _by_device(document)]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise LegroomError(f"the memory snapshot is damaged: {type(error).__name__}: {error}"[:200]) from error
     if not readings:
@@ -159,7 +159,7 @@ def _check_entries(document: Mapping[str, Any]) -> None:
     traces = document.get("device_traces")
     lists = traces if isinstance(traces, list) else []
     count = sum(len(trace) for trace in lists if isinstance(trace, list | tuple))
-    for segment in _entries(document["segments"]):
+    for segment in _checked_entries(document["segments"]):
         count += 1 + len(segment["blocks"])
         if count > MAX_ENTRIES:
             break
@@ -167,7 +167,7 @@ def _check_entries(document: Mapping[str, Any]) -> None:
         raise NotPlainData("the memory snapshot has more entries than legroom reads", "record fewer events")
 
 
-def _entries(items: Any) -> Iterator[Mapping[str, Any]]:
+def _checked_entries(items: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(items, list | tuple):
         raise TypeError("a list is missing")
     for item in items:
@@ -178,12 +178,12 @@ def _entries(items: Any) -> Iterator[Mapping[str, Any]]:
 
 def _by_device(document: Mapping[str, Any]) -> list[tuple[int, list[Mapping[str, Any]]]]:
     devices: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for segment in _entries(document["segments"]):
+    for segment in _checked_entries(document["segments"]):
         devices[_size(segment.get("device", 0))].append(segment)
     return sorted(devices.items())
 
 
-def _text(value: Any) -> str:
+def _text_or_empty(value: Any) -> str:
     """The value if it is a string; other values are never converted, because nested data can be huge."""
     return value if isinstance(value, str) else ""
 
@@ -203,7 +203,7 @@ class _LiveBlock:
     place: str
 
 
-def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
+def _device_reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str, Any]]) -> AllocatorReading:
     segments, live = [], list[_LiveBlock]()
     for segment in sorted(raw, key=lambda entry: _size(entry["address"])):
         segments.append(_segment(segment, live))
@@ -211,7 +211,7 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
     state = _state(segments, live, settings)
     traces = document.get("device_traces") or []
     trace = traces[device] if isinstance(traces, list) and device < len(traces) else []
-    history, refused = _history(trace, live, state, settings)
+    history, refused = _allocator_history(trace, live, state, settings)
     return AllocatorReading(
         "memory snapshot",
         str(device),
@@ -220,7 +220,7 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
         requested_bytes=sum(block.requested for block in live),
         history=history,
         refused=refused,
-        sites=_sites(live),
+        sites=_call_sites(live),
         card_free_bytes=refused.card_free_bytes if refused else None,
     )
 
@@ -228,9 +228,9 @@ def _reading(document: Mapping[str, Any], device: int, raw: Sequence[Mapping[str
 def _segment(segment: Mapping[str, Any], live: list[_LiveBlock]) -> AllocatorSegment:
     blocks, free = [], 0
     address, stream = _size(segment["address"]), _size(segment.get("stream", 0))
-    for block in _entries(segment["blocks"]):
+    for block in _checked_entries(segment["blocks"]):
         size = _size(block["size"])
-        state: Any = _STATES.get(_text(block.get("state")), "free")
+        state: Any = _STATES.get(_text_or_empty(block.get("state")), "free")
         blocks.append(SegmentBlock(size, state))
         if state == "free":
             free = max(free, size)
@@ -281,10 +281,10 @@ def _settings(raw: Any, segments: Sequence[AllocatorSegment]) -> AllocatorSettin
     )
 
 
-def _history(
+def _allocator_history(
     trace: Any, live: Sequence[_LiveBlock], state: AllocatorState, settings: AllocatorSettings
 ) -> tuple[AllocatorHistory | None, RefusedRequest | None]:
-    raw = list(_entries(trace))
+    raw = list(_checked_entries(trace))
     if not raw:
         return None, None
     events: list[AllocatorEvent] = []
@@ -293,7 +293,7 @@ def _history(
     change = peak = 0
     refused: tuple[int, int | None, int] | None = None
     for index, entry in enumerate(raw):
-        action, size, stream = entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0))
+        action, size, stream = (entry.get("action"), _size(entry.get("size", 0)), _size(entry.get("stream", 0)))
         address = _size(entry.get("addr", 0))
         if action == "alloc":
             allocated.add(address)
@@ -342,7 +342,7 @@ def _call_site_name(frames: Any) -> str:
     python = [
         (file, frame)
         for frame in frames[:_MAX_FRAMES]
-        if isinstance(frame, dict) and (file := _text(frame.get("filename")))[-3:] == ".py"
+        if isinstance(frame, dict) and (file := _text_or_empty(frame.get("filename")))[-3:] == ".py"
     ]
     if not python:
         return ""
@@ -351,10 +351,10 @@ def _call_site_name(frames: Any) -> str:
     short = path if packages else "/".join(path.split("/")[-4:])
     line = frame.get("line")
     number = line if isinstance(line, int) else 0
-    return f"{short[-120:]}:{number} {_text(frame.get('name'))[:60]}".rstrip()
+    return f"{short[-120:]}:{number} {_text_or_empty(frame.get('name'))[:60]}".rstrip()
 
 
-def _sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
+def _call_sites(live: Sequence[_LiveBlock]) -> tuple[CallSite, ...]:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for block in live:
         total = totals[block.place]

@@ -119,8 +119,8 @@ def _fleet_title(report: FleetReport) -> str:
         limits.append(f"{goal.time_per_token_p99 * 1000:g} ms a token")
     within = f", {' and '.join(limits)} (p99)" if limits else ""
     return (
-        f"{load.requests_per_s:.3g} requests/s of {load.prompt_tokens:,.0f} + {load.output_tokens:,.0f} tokens"
-        f"{within}, vLLM {report.release.version}"
+        f"{load.requests_per_s:.3g} requests/s of {load.mean_prompt_tokens:,.0f} + {load.mean_output_tokens:,.0f} "
+        f"tokens{within}, vLLM {report.release.version}"
     )
 
 

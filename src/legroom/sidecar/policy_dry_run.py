@@ -19,7 +19,7 @@ from legroom.live.metrics.sample import EngineSample, Sample, ScrapeResult
 from legroom.live.metrics.scrape_recording import replay
 from legroom.live.remedies import remedies_for
 from legroom.records import dataclass
-from legroom.sidecar.action_policy import DAY_S, RESTARTS, Decision, GroupState
+from legroom.sidecar.action_policy import DAY_S, RESTARTS, GroupState
 from legroom.sidecar.decisions import change_of, decision_about
 from legroom.sidecar.open_incidents import IncidentKeeper, OpenIncident
 from legroom.sidecar.watch_config import SidecarConfig
@@ -65,13 +65,8 @@ class DryRun:
 
 def dry_run(path: Path, config: SidecarConfig) -> DryRun:
     """Replays a recording (`legroom watch --record`) or a journal."""
-    return dry_run_results(_looks(path), config)
-
-
-def dry_run_results(results: Iterator[ScrapeResult], config: SidecarConfig) -> DryRun:
-    """Replays scrape results in the order of their times."""
     play = _Player(config)
-    for result in results:
+    for result in _recorded_results(path):
         play.take(result)
     return DryRun(tuple(play.events), play.looks, len(play.watchers), play.from_s, play.until_s)
 
@@ -117,18 +112,15 @@ class _Player:
         server, group = self.servers.get(incident.server), self._group(incident.group, result.time_s)
         decision = decision_about(incident, watcher, server, settings, group)
         if decision.action is None:
-            self._refused(result, incident, decision)
+            if decision.dedupe_key != incident.last_refusal:
+                incident.last_refusal = decision.dedupe_key
+                self._add(result, incident, "refused", f"would not act: {decision.reason}")
             return
         if decision.action in RESTARTS or decision.action == "scale":
             self.begun_s.setdefault(incident.group, []).append(result.time_s)
         incident.last_action = decision.action
         change = f" with {incident.change}" if decision.action == "restart-with-flags" else ""
         self._add(result, incident, decision.action, f"would {decision.action}{change}: {decision.reason}")
-
-    def _refused(self, result: ScrapeResult, incident: OpenIncident, decision: Decision) -> None:
-        if decision.dedupe_key != incident.last_refusal:
-            incident.last_refusal = decision.dedupe_key
-            self._add(result, incident, "refused", f"would not act: {decision.reason}")
 
     def _group(self, name: str, now_s: float) -> GroupState:
         members = [server for server, group in self.groups.items() if group == name]
@@ -146,7 +138,7 @@ class _Player:
         self.events.append(DryRunEvent(result.time_s, incident.server, incident.kind, what, text))
 
 
-def _looks(path: Path) -> Iterator[ScrapeResult]:
+def _recorded_results(path: Path) -> Iterator[ScrapeResult]:
     try:
         with path.open("rb") as file:
             is_journal = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
@@ -159,13 +151,11 @@ def _journal_samples(path: Path) -> Iterator[ScrapeResult]:
     """The samples of all servers by time; those older than a day are roll-ups. Drain times are unknown without
     latencies."""
     with Journal.open(path) as journal:
-        lines = [_line(journal, server) for server in journal.servers()]
-        yield from heapq.merge(*lines, key=lambda sample: sample.time_s)
-
-
-def _line(journal: Journal, server: str) -> Iterator[Sample]:
-    for point in journal.samples(server, 0.0, 1e11, max_points=10**12):
-        yield _sample(server, point)
+        series = [
+            [_sample(server, point) for point in journal.samples(server, 0.0, 1e11, max_points=10**12)]
+            for server in journal.servers()
+        ]
+        yield from heapq.merge(*series, key=lambda sample: sample.time_s)
 
 
 def _sample(server: str, point: JournalPoint) -> Sample:

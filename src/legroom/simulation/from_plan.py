@@ -46,7 +46,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     }
     if settings.engine == "V0":
         flags["watermark"] = 0.01
-        return PlannedScheduler(flags, (_summary(flags),))
+        return PlannedScheduler(flags, (_settings_note(flags),))
     groups = [_layer_group(group, kv.block_size) for group in kv.shape.groups]
     flags["groups"] = tuple(group for group, _ in groups) or (LayerGroup(),)
     flags["num_speculative_tokens"] = settings.num_speculative_tokens
@@ -61,7 +61,7 @@ def planned_scheduler(plan: Plan) -> PlannedScheduler:
     if any(group.fixed_blocks or group.block_size for group in flags["groups"]) and flags["enable_prefix_caching"]:
         flags["enable_prefix_caching"] = False
         notes.append("prefix caching over recurrent states or blocks of several sizes is not simulated: it is left off")
-    return PlannedScheduler(flags, (_summary(flags), *notes))
+    return PlannedScheduler(flags, (_settings_note(flags), *notes))
 
 
 def as_one_group(trace: Trace, flags: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _layer_group(group: CacheGroup, block_size: int) -> tuple[LayerGroup, str]:
     return LayerGroup(block_size=own_size), f"full attention{size}"
 
 
-def _summary(flags: dict[str, Any]) -> str:
+def _settings_note(flags: dict[str, Any]) -> str:
     words = [
         f"{flags['num_blocks']:,} blocks of {flags['block_size']} tokens",
         f"max-num-seqs {flags['max_num_seqs']:,}",

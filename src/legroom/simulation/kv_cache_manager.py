@@ -186,6 +186,7 @@ class FixedSizeManager(FullAttentionManager):
         blocks.extend(self.block_pool.get_new_blocks(self.num_blocks - len(blocks)))
 
     def stable_until_tokens(self, request: Request, num_computed: int) -> int:
+        """At any length."""
         return sys.maxsize
 
     def slots_and_tokens(self, request: Request) -> tuple[int, int]:
@@ -199,12 +200,12 @@ class KVCacheManager:
     def __init__(self, settings: SchedulerSettings) -> None:
         self.settings = settings
         self.block_pool = BlockPool(settings.num_blocks, settings.enable_prefix_caching)
-        self.tables = [self._table(i, group) for i, group in enumerate(settings.groups)]
+        self.tables = [self._group_manager(i, group) for i, group in enumerate(settings.groups)]
         self._kinds: dict[int | None, list[int]] = {}
         for i, group in enumerate(settings.groups):
             self._kinds.setdefault(group.sliding_window, []).append(i)
 
-    def _table(self, index: int, group: LayerGroup) -> FullAttentionManager:
+    def _group_manager(self, index: int, group: LayerGroup) -> FullAttentionManager:
         if group.fixed_blocks:
             return FixedSizeManager(index, self.settings, self.block_pool, group.fixed_blocks)
         if group.sliding_window is not None:

@@ -131,17 +131,17 @@ class Timeline:
             # A trace in seconds has no arrival steps: waits are counted in mean steps.
             step_s = self.makespan_s / max(1, self.tally.steps)
             return array("q", (round(wait / step_s) if step_s else 0 for wait in self.seconds["queue_s"]))
-        return _differences(self.first_sched_steps, self.arrival_steps)
+        return _sorted_waits(self.first_sched_steps, self.arrival_steps)
 
     @property
     def first_token_wait_steps(self) -> array[int]:
         """Steps from arrival to the first token, sorted."""
-        return _differences(self.first_token_steps, self.arrival_steps)
+        return _sorted_waits(self.first_token_steps, self.arrival_steps)
 
     @property
     def latency_steps(self) -> array[int]:
         """Steps from arrival to the last token, sorted."""
-        return _differences(self.finish_steps, self.arrival_steps)
+        return _sorted_waits(self.finish_steps, self.arrival_steps)
 
     @property
     def seconds(self) -> dict[str, list[float]]:
@@ -239,7 +239,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return values[min(len(values), int(rank)) - 1]
 
 
-def _differences(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
+def _sorted_waits(ends: Sequence[int], starts: Sequence[int]) -> array[int]:
     return array("q", sorted(end - start for end, start in zip(ends, starts, strict=True) if end >= 0))
 
 
@@ -269,9 +269,9 @@ class Sampler:
         for index in range(step // self._width, (step + steps - 1) // self._width + 1):
             self._points[index] = _maxima(self._points.get(index, _ZEROS), (used, running, waiting, preemptions))
         while len(self._points) > MAX_SAMPLES:
-            self._double()
+            self._double_width()
 
-    def _double(self) -> None:
+    def _double_width(self) -> None:
         self._width *= 2
         merged: dict[int, _Maxima] = {}
         for index, point in self._points.items():
@@ -310,10 +310,10 @@ def _times_s(timeline: Timeline, steps: list[int]) -> list[float] | None:
         return [0.0] * len(steps)
     places = sorted(known)
     rising = list(zip(places, accumulate((known[step] for step in places), max), strict=True))
-    return [_between(rising, bisect_left(places, step), step) for step in steps]
+    return [_interpolated(rising, bisect_left(places, step), step) for step in steps]
 
 
-def _between(marks: list[tuple[int, float]], at: int, step: int) -> float:
+def _interpolated(marks: list[tuple[int, float]], at: int, step: int) -> float:
     if at == 0:
         return marks[0][1]
     if at == len(marks):

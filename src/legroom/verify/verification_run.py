@@ -94,7 +94,7 @@ class VerificationRun:
     async def result(self) -> Verification:
         """Run all steps, or those before a failure or an interruption."""
         try:
-            await self._steps()
+            await self._run_steps()
         except asyncio.CancelledError:
             self.interrupted = True
             self.notes.append("interrupted: open requests were ended, what follows is what was seen until then")
@@ -115,7 +115,7 @@ class VerificationRun:
             self.interrupted,
         )
 
-    async def _steps(self) -> None:
+    async def _run_steps(self) -> None:
         self.served = await self.server.served()
         context = self.served.max_model_len or _ASSUMED_CONTEXT
         length = f"{context:,} tokens of context" if self.served.max_model_len else "it does not say its context"
@@ -150,7 +150,7 @@ class VerificationRun:
         await self.server.learn_vocabulary(self.served.model)
         outcome = await self.send(LoadRequest(8, 4), 1)
         if outcome.refusal is not None and outcome.refusal.is_unserved:
-            await self._pooling()
+            await self._check_pooling()
             return False
         if outcome.refusal is not None and outcome.refusal.status in (400, 422):
             refused_ids = outcome.error
@@ -164,23 +164,23 @@ class VerificationRun:
         self.checks.append(Check("completion", outcome.ok, text))
         return outcome.ok
 
-    async def _pooling(self) -> None:
+    async def _check_pooling(self) -> None:
         """Check a pooling model, which serves no completions and gets no load."""
         assert self.served is not None
         self.checks.append(Check("completion", None, "not judged: it serves no completions"))
         for name, path in POOLING_ENDPOINTS.items():
-            outcome = await self._pooled(path, 8)
+            outcome = await self._pooling_request(path, 8)
             check = Check(name, outcome.ok, _duration_text(outcome, 8))
             if outcome.refusal is None or not outcome.refusal.is_unserved:
                 break
         self.checks.append(check)
         length = self.served.max_model_len
         if outcome.ok and length is not None:
-            self._check_full_context(await self._pooled(path, length), length)
+            self._check_full_context(await self._pooling_request(path, length), length)
         if outcome.ok:
             self.checks.append(Check("load", None, "not judged: a load is made of completions"))
 
-    async def _pooled(self, path: str, length: int) -> RequestOutcome:
+    async def _pooling_request(self, path: str, length: int) -> RequestOutcome:
         assert self.served is not None
         prompt = token_ids(LoadRequest(length, 0), self.server.vocabulary, 1)
         try:

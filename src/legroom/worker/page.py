@@ -47,23 +47,23 @@ class WorkerCollector:
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """Families without samples, so that registering reads no files."""
-        return (_family(name) for name in MEASURES)
+        return (_gauge_family(name) for name in MEASURES)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """One row for each GPU of each worker."""
         memory = self._folder.read(MAX_AGE_S)
         for name in MEASURES:
-            family = _family(name)
-            for labels, value in _rows(memory, name).items():
+            family = _gauge_family(name)
+            for labels, value in _values_by_device(memory, name).items():
                 family.add_metric(labels, value)
             yield family
 
 
-def _family(name: str) -> GaugeMetricFamily:
+def _gauge_family(name: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"legroom_worker_{name}", MEASURES[name], labels=LABELS)
 
 
-def _rows(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
+def _values_by_device(memory: tuple[WorkerMemory, ...], name: str) -> dict[tuple[str, str], float]:
     """Values by rank and GPU, summed over engines, each of which counts its ranks from 0."""
     rows: dict[tuple[str, str], float] = defaultdict(float)
     for device in memory:
@@ -85,6 +85,6 @@ class SharedGauges:
     def write(self, memory: tuple[WorkerMemory, ...]) -> bool:
         """Set the gauges; always True, as `TelemetryFolder.write` returns."""
         for name, gauge in self._gauges.items():
-            for labels, value in _rows(memory, name).items():
+            for labels, value in _values_by_device(memory, name).items():
                 gauge.labels(*labels).set(value)
         return True

@@ -139,7 +139,7 @@ class BlackBoxRecorder:
             return False
         if record.request.message is None and path is not None:
             record = replace(record, request=replace(record.request, error=request.error, message=request.message))
-            _write(path, _bounded(record))
+            _write_atomically(path, _bounded_json(record))
             self._last = written_s, record, path
         return True
 
@@ -169,9 +169,9 @@ class BlackBoxRecorder:
             record = BlackBox(
                 round(time.time(), 3),
                 trigger,
-                _process(),
+                _process_versions(),
                 request,
-                host=_or_none(_host),
+                host=_or_none(_host_memory),
                 step=_or_none(stack.engine_step, frames),
                 settings=masked(self._settings),
                 history=(*self._earlier, *self._recent),
@@ -181,26 +181,26 @@ class BlackBoxRecorder:
                 number = cuda.current_device() if device is None else device
                 allocator = _or_none(lambda: allocator_state(cuda, number, with_blocks=True))
                 record = replace(
-                    record, allocator=allocator, card=_card(cuda, number, allocator, free_bytes, limit_bytes)
+                    record, allocator=allocator, card=_card_memory(cuda, number, allocator, free_bytes, limit_bytes)
                 )
             path = self._store(record)
             self._last = time.time(), record, path
 
     def _store(self, record: BlackBox) -> Path | None:
-        text = _bounded(record)
+        text = _bounded_json(record)
         name = (
             f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(record.time_s))}-{os.getpid()}-{self._written}.json"
         )
         for folder in _folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                _write(folder / name, text)
+                _write_atomically(folder / name, text)
             except OSError:
                 continue  # full, read-only or not ours: the next
             LOG.error("legroom black box written to %s", folder / name)
             _remove_oldest(folder)
             return folder / name
-        LOG.error("legroom black box: %s", _short(record))
+        LOG.error("legroom black box: %s", _log_line(record))
         return None
 
 
@@ -212,7 +212,7 @@ def _or_none(make: Any, *arguments: Any) -> Any:
         return None
 
 
-def _process() -> WorkerProcess:
+def _process_versions() -> WorkerProcess:
     vllm, torch = sys.modules.get("vllm"), sys.modules.get("torch")
     versions = getattr(torch, "version", None)
     platform = "rocm" if getattr(versions, "hip", None) else "cuda" if getattr(versions, "cuda", None) else "cpu"
@@ -224,11 +224,11 @@ def _version(module: Any) -> str | None:
     return None if version is None else str(version)
 
 
-def _host() -> WorkerHostMemory:
+def _host_memory() -> WorkerHostMemory:
     return replace(read_host(initialized_cuda()), available_bytes=int(psutil.virtual_memory().available))
 
 
-def _card(
+def _card_memory(
     cuda: Any, device: int, allocator: AllocatorState | None, free_bytes: int | None, limit_bytes: int | None
 ) -> CardMemory:
     use = _or_none(card_use, cuda, device)
@@ -266,7 +266,7 @@ def _folders() -> Iterator[Path]:
     yield Path("/dev/shm")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Write atomically."""
     new = path.with_suffix(".new")
     try:
@@ -284,7 +284,7 @@ def _remove_oldest(folder: Path) -> None:
         _or_none(lambda path=old: path.unlink(missing_ok=True))
 
 
-def _bounded(record: BlackBox) -> str:
+def _bounded_json(record: BlackBox) -> str:
     """The record as JSON below the size limit: blocks are left out first, then the smallest segments."""
     text = json.dumps(record.to_json(), separators=(",", ":"))
     if len(text) <= MAX_BYTES or record.allocator is None:
@@ -299,7 +299,7 @@ def _bounded(record: BlackBox) -> str:
     return json.dumps(replace(record, allocator=short).to_json(), separators=(",", ":"))
 
 
-def _short(record: BlackBox) -> str:
+def _log_line(record: BlackBox) -> str:
     """A line of log that `legroom diagnose` reads: the record without segments, readings and outer frames."""
     request = record.request
     if request is not None:

@@ -60,7 +60,7 @@ def _package_path(name: str) -> str:
 
 def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     """The step that the innermost frame with one computes."""
-    output, batch = _innermost(frames, _STEP), _innermost(frames, _BATCH)
+    output, batch = _innermost_local(frames, _STEP), _innermost_local(frames, _BATCH)
     tokens: Any = getattr(output, "num_scheduled_tokens", None)
     batched = _batch_tokens(batch)
     if batched and (not isinstance(tokens, dict) or tokens.keys() != batched.keys()):
@@ -70,7 +70,7 @@ def engine_step(frames: list[FrameType]) -> RecordedStep | None:
     return _step(output, tokens, _known_requests(frames))
 
 
-def _innermost(frames: list[FrameType], name: str) -> Any:
+def _innermost_local(frames: list[FrameType], name: str) -> Any:
     """The value of the innermost local of that name that has `num_scheduled_tokens`."""
     for frame in frames:
         if name in frame.f_code.co_varnames:
@@ -90,8 +90,8 @@ def _batch_tokens(batch: Any) -> dict[str, int]:
 def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> RecordedStep:
     new = {str(request.req_id): request for request in getattr(output, "scheduled_new_reqs", ())}
     computed = {name: getattr(request, "num_computed_tokens", None) for name, request in new.items()}
-    computed |= _computed(getattr(output, "scheduled_cached_reqs", ()))
-    requests = {str(name): _facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
+    computed |= _computed_tokens(getattr(output, "scheduled_cached_reqs", ()))
+    requests = {str(name): _request_facts(new[str(name)]) if str(name) in new else known(name) for name in tokens}
     largest = sorted(tokens, key=lambda name: -tokens[name])[:_MOST_REQUESTS]
     return RecordedStep(
         requests=len(tokens),
@@ -105,7 +105,7 @@ def _step(output: Any, tokens: Mapping[str, int], known: _KnownRequests) -> Reco
     )
 
 
-def _computed(cached: Any) -> dict[str, int | None]:
+def _computed_tokens(cached: Any) -> dict[str, int | None]:
     """Computed tokens by request: from one object with lists (0.10 on), or a list of objects."""
     names = getattr(cached, "req_ids", None)
     if names is not None:
@@ -132,14 +132,14 @@ def _known_requests(frames: list[FrameType]) -> _KnownRequests:
         runner = frame.f_locals.get("self")
         requests, states = getattr(runner, "requests", None), getattr(runner, "req_states", None)
         if isinstance(requests, dict):
-            return lambda name, requests=requests: _facts(requests.get(name))  # type: ignore[misc]
+            return lambda name, requests=requests: _request_facts(requests.get(name))  # type: ignore[misc]
         if isinstance(getattr(states, "req_id_to_index", None), dict):
             prompts = getattr(runner, "prompt_logprobs_worker", None)
             return lambda name, states=states, prompts=prompts: _facts_of_v2(states, prompts, name)  # type: ignore[misc]
     return lambda name: _RequestFacts()
 
 
-def _facts(request: Any) -> _RequestFacts:
+def _request_facts(request: Any) -> _RequestFacts:
     """From a request object of the scheduler or the V1 model runner."""
     prompt = getattr(request, "prompt_token_ids", None)
     length = None if prompt is None else len(prompt)
@@ -174,11 +174,11 @@ def engine_settings(frames: list[FrameType]) -> dict[str, Any]:
         for holder in (owner, getattr(owner, "worker", None)):
             config = getattr(holder, "vllm_config", None)
             if config is not None and hasattr(config, "cache_config"):
-                return _settings(config)
+                return _config_settings(config)
     return {}
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _config_settings(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for part, names in _SETTINGS.items():
         for name in names:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import psutil
@@ -26,28 +27,18 @@ _STATES: dict[str, BlockState] = {"active_allocated": "allocated", "inactive": "
 """PyTorch's names; a block that waits for a stream has one of several other names."""
 
 
-@dataclass(frozen=True)
-class SegmentSums:
-    """Sums over the segments; None where the build does not list them."""
-
-    largest_free_bytes: int | None = None
-    graph_pool_bytes: int | None = None
-    private_pool_bytes: int | None = None
-    private_free_bytes: int | None = None
-    has_expandable_segments: bool | None = None
-
-    @classmethod
-    def of(cls, segments: tuple[AllocatorSegment, ...]) -> SegmentSums:
-        if not segments:
-            return cls()
-        private = [segment for segment in segments if segment.pool]
-        return cls(
-            max((segment.largest_free_bytes for segment in segments if not segment.pool), default=None),
-            sum(segment.size_bytes for segment in private if segment.pool == "graph"),
-            sum(segment.size_bytes for segment in private),
-            sum(segment.size_bytes - segment.allocated_bytes for segment in private),
-            any(segment.is_expandable for segment in segments),
-        )
+def _segment_sums(segments: tuple[AllocatorSegment, ...]) -> dict[str, Any]:
+    """The fields of `AllocatorState` that are sums over segments; empty where the build does not list them."""
+    if not segments:
+        return {}
+    private = [segment for segment in segments if segment.pool]
+    return {
+        "largest_free_bytes": max((each.largest_free_bytes for each in segments if not each.pool), default=None),
+        "graph_pool_bytes": sum(segment.size_bytes for segment in private if segment.pool == "graph"),
+        "private_pool_bytes": sum(segment.size_bytes for segment in private),
+        "private_free_bytes": sum(segment.size_bytes - segment.allocated_bytes for segment in private),
+        "has_expandable_segments": any(segment.is_expandable for segment in segments),
+    }
 
 
 class PacedSums:
@@ -58,14 +49,14 @@ class PacedSums:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._kept: dict[int, tuple[float, SegmentSums]] = {}
+        self._kept: dict[int, tuple[float, dict[str, Any]]] = {}
 
-    def read(self, cuda: Any, device: int) -> SegmentSums:
+    def read(self, cuda: Any, device: int) -> dict[str, Any]:
         began_s = self._clock()
-        due_s, sums = self._kept.get(device, (began_s, SegmentSums()))
+        due_s, sums = self._kept.get(device, (began_s, {}))
         if began_s < due_s:
             return sums
-        sums = SegmentSums.of(_segments(cuda, device, with_blocks=False))
+        sums = _segment_sums(_segments(cuda, device, with_blocks=False))
         ended_s = self._clock()
         self._kept[device] = ended_s + _PACE * (ended_s - began_s), sums
         return sums
@@ -78,26 +69,22 @@ def allocator_state(cuda: Any, device: int, *, with_blocks: bool) -> AllocatorSt
     """The allocator's state on a device, with all blocks or only the sums over them."""
     counts = cuda.memory_stats(device)
     segments = _segments(cuda, device, with_blocks=True) if with_blocks else ()
-    sums = SegmentSums.of(segments) if with_blocks else _PACED.read(cuda, device)
+    sums = _segment_sums(segments) if with_blocks else _PACED.read(cuda, device)
     return AllocatorState(
         allocated_bytes=int(counts.get("allocated_bytes.all.current", 0)),
         reserved_bytes=int(counts.get("reserved_bytes.all.current", 0)),
-        active_bytes=_count(counts, "active_bytes.all.current"),
-        inactive_split_bytes=_count(counts, "inactive_split_bytes.all.current"),
-        largest_free_bytes=sums.largest_free_bytes,
-        graph_pool_bytes=sums.graph_pool_bytes,
-        private_pool_bytes=sums.private_pool_bytes,
-        private_free_bytes=sums.private_free_bytes,
-        peak_allocated_bytes=_count(counts, "allocated_bytes.all.peak"),
-        alloc_retries=_count(counts, "num_alloc_retries"),
-        ooms=_count(counts, "num_ooms"),
+        active_bytes=_int_or_none(counts, "active_bytes.all.current"),
+        inactive_split_bytes=_int_or_none(counts, "inactive_split_bytes.all.current"),
+        peak_allocated_bytes=_int_or_none(counts, "allocated_bytes.all.peak"),
+        alloc_retries=_int_or_none(counts, "num_alloc_retries"),
+        ooms=_int_or_none(counts, "num_ooms"),
         settings=next((value for name in CONF_NAMES if (value := os.environ.get(name))), None),
-        has_expandable_segments=sums.has_expandable_segments,
         segments=segments,
+        **sums,
     )
 
 
-def _count(counts: dict[str, Any], name: str) -> int | None:
+def _int_or_none(counts: dict[str, Any], name: str) -> int | None:
     value = counts.get(name)
     return None if value is None else int(value)
 
@@ -188,7 +175,7 @@ def read() -> tuple[WorkerMemory, ...]:
         return (WorkerMemory(rank, "cpu", used_bytes=rss, host_rss_bytes=rss, host_pinned_bytes=host.pinned_bytes),)
     memory: list[WorkerMemory] = []
     for device in range(cuda.device_count()):
-        taken = _device(cuda, device, rank, WorkerHostMemory() if memory else host)
+        taken = _device_memory(cuda, device, rank, WorkerHostMemory() if memory else host)
         memory += [taken] if taken else []
     return tuple(memory)
 
@@ -213,29 +200,23 @@ def read_host(cuda: Any | None) -> WorkerHostMemory:
     return WorkerHostMemory(int(rss), None if pinned is None else int(pinned))
 
 
-def _device(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
+def _device_memory(cuda: Any, device: int, rank: int, host: WorkerHostMemory) -> WorkerMemory | None:
     """None where the worker holds nothing on the device: it sees the other workers' GPUs too."""
     if not cuda.memory_stats(device).get("reserved_bytes.all.current", 0):
         return None
     torch = allocator_state(cuda, device, with_blocks=False)
     _reset_peak(cuda, device)
     card = card_use(cuda, device)
+    shared = {each.name for each in fields(WorkerMemory)} & {each.name for each in fields(AllocatorState)}
     return WorkerMemory(
         rank,
         card.gpu,
         card.used_bytes,
-        torch.reserved_bytes,
-        torch.allocated_bytes,
-        torch.active_bytes,
-        torch.inactive_split_bytes,
-        torch.largest_free_bytes,
-        torch.graph_pool_bytes,
-        None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
-        card.others_bytes,
-        torch.peak_allocated_bytes,
-        torch.alloc_retries,
-        host.rss_bytes,
-        host.pinned_bytes,
+        non_torch_bytes=None if card.own_bytes is None else max(card.own_bytes - torch.reserved_bytes, 0),
+        others_bytes=card.others_bytes,
+        host_rss_bytes=host.rss_bytes,
+        host_pinned_bytes=host.pinned_bytes,
+        **{name: getattr(torch, name) for name in shared},
     )
 
 

@@ -154,6 +154,7 @@ class Reservation:
     projected_blocks: list[float] | None = None
     """Its part of the current projection."""
     shared_units: int = 0
+    """Units of its prefixes that other running requests hold too."""
     is_small: bool = False
     """Admitted to the share of the pool that is kept for small requests."""
     state: ReservationState = ReservationState.WAITING

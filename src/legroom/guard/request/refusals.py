@@ -182,10 +182,10 @@ def _media_refusal(demand: Demand, bounds: RequestBounds, limits: EngineLimits) 
         if most is not None and count > most:
             text = f"The request has {count:,} {kind} inputs; at most {most:,} are served."
             return bad_value("too_many_media", text, "messages")
-    return next((refusal for item in demand.media if (refusal := _item_refusal(item, bounds))), None)
+    return next((refusal for item in demand.media if (refusal := _media_item_refusal(item, bounds))), None)
 
 
-def _item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
+def _media_item_refusal(item: Media, bounds: RequestBounds) -> Refusal | None:
     if item.remote and bounds.remote_media == "reject":
         return bad_value(
             "remote_media", f"The {item.kind} is given as a URL; send it in the request itself.", "messages"

@@ -137,7 +137,7 @@ class AdmissionApp:
         if request.changed:
             scope = _with_content_length(scope, len(request.body))
         scope[ON_CHUNK] = partial(admission.on_chunk, request)
-        replay = ReplayedBody(request.body, receive, pending)
+        replay = replayed_body(request.body, receive, pending)
         request.body = b""
         try:
             await self.app(scope, replay, observe_and_send)
@@ -186,26 +186,21 @@ async def read_whole_body(scope: Scope, receive: Receive, admission: Admission) 
     return None
 
 
-class ReplayedBody:
+def replayed_body(body: bytes, receive: Receive, pending: Pending) -> Receive:
     """An ASGI `receive` that returns a body already read, then the client's further messages (its disconnect)."""
+    bodies, messages = [body], [pending] if pending is not None else []
 
-    __slots__ = ("_body", "_pending", "_receive")
+    async def receive_again() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        if not messages:
+            return await receive()
+        # Shielded: a reader that stops waiting must not cancel the receive that sees the disconnect.
+        message = await asyncio.shield(messages[0])
+        messages.clear()
+        return message
 
-    def __init__(self, body: bytes, receive: Receive, pending: Pending) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-        self._pending = pending
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if self._pending is not None:
-            # Shielded: a reader that stops waiting must not cancel the receive that sees the disconnect.
-            message = await asyncio.shield(self._pending)
-            self._pending = None
-            return message
-        return await self._receive()
+    return receive_again
 
 
 async def collect_response(app: App, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes]:

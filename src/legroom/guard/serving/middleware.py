@@ -29,7 +29,7 @@ from legroom.process_table import engines_below, is_stopped, shares_engines
 _CHECKED_PATHS = (("0.0.0", ("/v1",)), ("0.22.0", ("/v2", "/inference")), ("0.27.0", ("/cohere",)))
 """Paths that vLLM's API-key check covers, each with the first release that covers it."""
 RETRY_INTERVAL_S = 5.0
-"""How often the pool size is asked for while vLLM does not say it."""
+"""How often the pool size is read again while it is unknown."""
 
 
 def checked_paths(version: str) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class Guard(AdmissionApp):
         return sum(map(is_stopped, self._engine_pids)) if self._engine_pids else None
 
     async def control_peers(self, status: dict[str, Any], drain: bool | None) -> dict[str, Any]:
-        return status if self._peers is None else merge_statuses(status, await self._peers.ask(drain))
+        return status if self._peers is None else merge_statuses(status, await self._peers.statuses(drain))
 
     async def run_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Listen for the other API servers of this vLLM while it runs, because a drain must reach all of them."""

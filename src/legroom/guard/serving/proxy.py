@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SWEEP_INTERVAL_S = 1.0
 """Deadlines and the policy file are checked this often."""
 RELEARN_INTERVAL_S, RETRY_INTERVAL_S = 30.0, 2.0
-"""The server may be restarted with another pool; while its pool is unknown, it is asked more often."""
+"""Between two reads of the server's limits: it may restart with another pool; the second while they are unknown."""
 USAGE_INTERVALS_S = (0.05, 0.25)
 """First and longest interval between scrapes of the engine's usage while requests wait; each is twice the last."""
 REPEATED_SIGNAL_S = 1.0
@@ -190,7 +190,10 @@ class Proxy(AdmissionApp):
         server = await self.start()
         if ready is not None:
             ready(server.sockets[0].getsockname()[1])
-        tasks = [asyncio.create_task(task) for task in (self._sweep(), self._learn(), self._watch_engine())]
+        tasks = [
+            asyncio.create_task(task)
+            for task in (self._sweep_forever(), self._learn_limits_forever(), self._scrape_steps_forever())
+        ]
         try:
             await stop.wait()
             await self._drain(server)
@@ -224,7 +227,7 @@ class Proxy(AdmissionApp):
             self._drain_until_s = now_s
         stop.set()
 
-    async def _sweep(self) -> None:
+    async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:
@@ -241,7 +244,7 @@ class Proxy(AdmissionApp):
         for client in list(self.clients):
             client.sweep(now_s)
 
-    async def _watch_engine(self) -> None:
+    async def _scrape_steps_forever(self) -> None:
         """Scrape the engine's usage while requests wait for it."""
         admission, (delay_s, longest_s) = self.admission, USAGE_INTERVALS_S
         while True:
@@ -256,7 +259,7 @@ class Proxy(AdmissionApp):
             if steps is not None:
                 admission.pool.learn_steps(steps, admission.clock())
 
-    async def _learn(self) -> None:
+    async def _learn_limits_forever(self) -> None:
         while True:
             is_known = False
             try:
@@ -266,7 +269,7 @@ class Proxy(AdmissionApp):
             await asyncio.sleep(RELEARN_INTERVAL_S if is_known else RETRY_INTERVAL_S)
 
     async def learn_once(self) -> bool:
-        """Ask the server for its limits and keep what it does not say; returns whether it said its pool size."""
+        """Read the server's limits, and keep earlier ones that are missing now; returns whether its pool is known."""
         limits = await self._read_limits()
         self._learnt = limits.over(self._learnt)
         self.admission.learn_engine(self._learnt)

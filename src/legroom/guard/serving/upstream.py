@@ -136,6 +136,7 @@ class UpstreamError(Exception):
 
 
 def down(why: str) -> Refusal:
+    """502 for a server that does not answer."""
     return Refusal(502, "upstream_down", f"The server behind the guard does not answer: {why}.", SERVER)
 
 
@@ -212,7 +213,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.on_chunks = None
         if self.is_complete and self._is_reusable and not self.unsent and not self.transport.is_closing():
             self.is_used = True
-            self._pool.give_back(self)
+            self._pool.keep_idle(self)
         else:
             self._pool.busy.discard(self)
             self.transport.abort()
@@ -242,7 +243,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
-        self._pool.forget(self)
+        self._pool.remove_idle(self)
         if self.status and not self._has_length and not self._is_chunked and error is None:
             self.is_complete = True  # the end of the connection is the end of such a body
         elif self.failure is None:
@@ -353,13 +354,14 @@ class UpstreamPool:
             raise UpstreamError(down(_connect_error(error))) from error
         return connection
 
-    def give_back(self, connection: UpstreamConnection) -> None:
+    def keep_idle(self, connection: UpstreamConnection) -> None:
+        """Keep a connection for the next request."""
         self.busy.discard(connection)
         connection.method = ""
         connection.idle_since_s = self.clock()
         self._idle.append(connection)
 
-    def forget(self, connection: UpstreamConnection) -> None:
+    def remove_idle(self, connection: UpstreamConnection) -> None:
         if connection in self._idle:
             self._idle.remove(connection)
 

@@ -240,7 +240,7 @@ class AnswerLengths:
         if likely is None:
             is_open, most = max_tokens is None, longest if max_tokens is None else PER_MILLE
             expected, *quantiles = [
-                self._quantile(share, model, client, is_open, most) for share in (EXPECTED_SHARE, *QUANTILES)
+                self._length_quantile(share, model, client, is_open, most) for share in (EXPECTED_SHARE, *QUANTILES)
             ]
             likely = learnt.likely[key] = LikelyLengths(expected, tuple(quantiles))
         if max_tokens is None:
@@ -248,7 +248,7 @@ class AnswerLengths:
         tokens = [max(1, math.ceil(max_tokens * share / PER_MILLE)) for share in (likely.expected, *likely.quantiles)]
         return LikelyLengths(tokens[0], tuple(tokens[1:]))
 
-    def _quantile(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
+    def _length_quantile(self, share: float, model: str, client: str, is_open: bool, most: int) -> int:
         value = prior_length(share, most) if is_open and share != EXPECTED_SHARE else most
         for learnt in (self._learnt.get((model, None)), self._learnt.get((model, client))):
             if learnt is not None:
@@ -304,10 +304,10 @@ class UsageLearner:
         return self._models.get(model) or _NOTHING_LEARNT
 
     async def count(self, request: GuardedRequest) -> int | None:
-        """A prompt's tokens by the server's tokenizer; None where it cannot say."""
-        return await self._count(request.demand, request.body)
+        """A prompt's tokens by the server's tokenizer; None where it does not count them."""
+        return await self._count_tokens(request.demand, request.body)
 
-    async def _count(self, demand: Demand, body: bytes) -> int | None:
+    async def _count_tokens(self, demand: Demand, body: bytes) -> int | None:
         if self._tokenize is None or not is_countable(demand):
             return None
         document: dict[str, Any] = parse_body(body)
@@ -325,11 +325,11 @@ class UsageLearner:
         self._streams += 1
         known = self.of(demand.model).observations(demand.prompts[0].ascii_only)
         if known < FEWEST or self._streams % SAMPLE_EVERY == 0:
-            self._sampling = asyncio.get_running_loop().create_task(self._sample(demand, request.body))
+            self._sampling = asyncio.get_running_loop().create_task(self._count_in_background(demand, request.body))
             self._sampling.add_done_callback(self._on_sampled)
 
-    async def _sample(self, demand: Demand, body: bytes) -> None:
-        tokens = await self._count(demand, body)
+    async def _count_in_background(self, demand: Demand, body: bytes) -> None:
+        tokens = await self._count_tokens(demand, body)
         if tokens:
             self._observe_prompt(demand, tokens)
 

@@ -38,14 +38,14 @@ def main() -> None:
         _write(args.results, "no_gpu", {"torch": torch.__version__})
         return
     steps: dict[str, Callable[[], Any]] = {
-        "card": lambda: _card(torch, used_before),
-        "allocator": lambda: _allocator(torch),
-        "copies": lambda: _copies(torch),
-        "graphs": lambda: _graphs(torch),
-        "host": lambda: _host(torch),
+        "card": lambda: _card_facts(torch, used_before),
+        "allocator": lambda: _allocator_sizes(torch),
+        "copies": lambda: _copy_rates(torch),
+        "graphs": lambda: _graph_memory(torch),
+        "host": lambda: _pinnable_memory(torch),
     }
     if args.ranks > 1:
-        steps["communication"] = lambda: _communication(torch, args.ranks)
+        steps["communication"] = lambda: _nccl_memory(torch, args.ranks)
     for name, step in steps.items():
         try:
             finding = step()
@@ -59,7 +59,7 @@ def _write(path: str, name: str, finding: dict[str, Any]) -> None:
         file.write(json.dumps({"finding": name, **finding}) + "\n")
 
 
-def _smi(fields: str) -> list[str]:
+def _nvidia_smi(fields: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={_first_visible()}"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
@@ -74,14 +74,14 @@ def _first_visible() -> str:
 
 def _used_by_others() -> int | None:
     """Memory in use before this process has a CUDA context."""
-    used = _smi("memory.used")
+    used = _nvidia_smi("memory.used")
     return int(used[0]) * MIB if used and used[0].isdigit() else None
 
 
-def _card(torch: Any, used_before: int | None) -> dict[str, Any]:
+def _card_facts(torch: Any, used_before: int | None) -> dict[str, Any]:
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
-    driver = _smi("driver_version")
+    driver = _nvidia_smi("driver_version")
     return {
         "name": torch.cuda.get_device_properties(0).name,
         "count": torch.cuda.device_count(),
@@ -94,7 +94,7 @@ def _card(torch: Any, used_before: int | None) -> dict[str, Any]:
     }
 
 
-def _allocator(torch: Any) -> dict[str, Any]:
+def _allocator_sizes(torch: Any) -> dict[str, Any]:
     """Allocated and reserved bytes of a tensor in a small segment, and of one in a large segment."""
     readings = {}
     for name, size in (("one_byte", 1), ("large", MIB + 1)):
@@ -110,7 +110,7 @@ def _allocator(torch: Any) -> dict[str, Any]:
     return readings
 
 
-def _copies(torch: Any) -> dict[str, Any]:
+def _copy_rates(torch: Any) -> dict[str, Any]:
     pinned = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     pageable = torch.ones(_COPY_BYTES, dtype=torch.uint8)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
@@ -121,13 +121,13 @@ def _copies(torch: Any) -> dict[str, Any]:
         "device_to_device": (other, device),
         "pageable_to_device": (device, pageable),
     }
-    rates = {f"{name}_bytes_s": _bytes_a_second(torch, *pair) for name, pair in pairs.items()}
+    rates = {f"{name}_bytes_s": _copy_bytes_per_s(torch, *pair) for name, pair in pairs.items()}
     del pinned, pageable, device, other, pairs
     torch.cuda.empty_cache()
     return rates
 
 
-def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
+def _copy_bytes_per_s(torch: Any, target: Any, origin: Any) -> int:
     target.copy_(origin, non_blocking=True)
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def _bytes_a_second(torch: Any, target: Any, origin: Any) -> int:
     return int(_COPIES * _COPY_BYTES / (time.perf_counter() - started))
 
 
-def _graphs(torch: Any) -> dict[str, Any]:
+def _graph_memory(torch: Any) -> dict[str, Any]:
     """Driver memory of captured graphs, without the pool that PyTorch counts."""
     tensor = torch.zeros(1024, device="cuda")
     taken_bytes = []
@@ -166,7 +166,7 @@ def _capture(torch: Any, tensor: Any, nodes: int) -> Any:
     return graph
 
 
-def _host(torch: Any) -> dict[str, Any]:
+def _pinnable_memory(torch: Any) -> dict[str, Any]:
     """How much of the host's memory can be pinned, tried in pieces of 1 GiB up to 8 GiB or half of what is free."""
     limit = min(_PIN_LIMIT_BYTES, (_available_bytes() or _PIN_LIMIT_BYTES) // 2)
     pieces: list[Any] = []
@@ -195,7 +195,7 @@ def _available_bytes() -> int | None:
     return min(values) if values else None
 
 
-def _communication(torch: Any, ranks: int) -> dict[str, Any]:
+def _nccl_memory(torch: Any, ranks: int) -> dict[str, Any]:
     if torch.cuda.device_count() < ranks:
         return {"error": f"{ranks} ranks need {ranks} cards, and there are {torch.cuda.device_count()}"}
     with socket.socket() as listener:
@@ -203,11 +203,11 @@ def _communication(torch: Any, ranks: int) -> dict[str, Any]:
         port = listener.getsockname()[1]
     spawn = importlib.import_module("torch.multiprocessing")
     queue = spawn.get_context("spawn").SimpleQueue()
-    spawn.spawn(_rank, args=(ranks, port, queue), nprocs=ranks)
+    spawn.spawn(_run_rank, args=(ranks, port, queue), nprocs=ranks)
     return {"nccl_bytes": max(queue.get() for _ in range(ranks))}
 
 
-def _rank(rank: int, ranks: int, port: int, queue: Any) -> None:
+def _run_rank(rank: int, ranks: int, port: int, queue: Any) -> None:
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
     torch.cuda.set_device(rank)

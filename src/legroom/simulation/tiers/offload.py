@@ -207,7 +207,7 @@ class KvOffload:
         self.evicted, self.tier.evicted_by_lookups = self.tier.evicted_by_lookups, []
         self.tally.evicted_chunks += len(self.evicted)
         for request in scheduled:
-            self._take_blocks(request, self._states[request])
+            self._record_new_blocks(request, self._states[request])
         self.tier.end_schedule()
         for request in preempted:
             plan.flushes.update(self._states[request].jobs)
@@ -233,7 +233,7 @@ class KvOffload:
         self._reused_blocks = set()
         return plan
 
-    def _take_blocks(self, request: Request, state: OffloadState) -> None:
+    def _record_new_blocks(self, request: Request, state: OffloadState) -> None:
         blocks, known = request.blocks[0], len(state.block_ids)
         if len(blocks) > known:
             block_ids = [block.block_id for block in blocks[known:]]
@@ -278,11 +278,11 @@ class KvOffload:
         self.tally.stores += 1
         self.tally.stored_blocks += len(sources)
         if is_finished:
-            self._fence(job)
+            self._protect_source_blocks(job)
             if not self._reused_blocks.isdisjoint(sources):
                 self._plan.flushes[job] = None
 
-    def _fence(self, job: TransferJob) -> None:
+    def _protect_source_blocks(self, job: TransferJob) -> None:
         for block_id in job.source_blocks:
             self._fences.setdefault(block_id, {})[job] = None
 
@@ -291,7 +291,7 @@ class KvOffload:
         state = self._states[request]
         self._add_chunk_keys(request, state)
         for job in state.jobs:
-            self._fence(job)
+            self._protect_source_blocks(job)
 
     def complete(self, job: TransferJob) -> None:
         if job.is_store:

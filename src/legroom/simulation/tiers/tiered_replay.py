@@ -108,7 +108,7 @@ class TieredScheduler(Scheduler):
                 deferred.append(queue.pop())
                 continue
             if request in self._loaded:
-                self._promote(request)
+                self._finish_load(request)
             if request.num_computed_tokens:
                 used = self._admit(request, output, budget, threshold, None, 0)
             else:
@@ -143,7 +143,7 @@ class TieredScheduler(Scheduler):
             hit,
             num_hit_tokens,
             num_loaded_tokens=num_loadable,
-            reserved_blocks=sum(map(self._blocks_to_come, self._prefilling)),
+            reserved_blocks=sum(map(self._num_blocks_to_come, self._prefilling)),
             full_prompt_must_fit=self.settings.reserve_full_isl,
             has_running=bool(self.running),
         )
@@ -157,7 +157,7 @@ class TieredScheduler(Scheduler):
         self._prefilling[request] = None
         return True
 
-    def _blocks_to_come(self, request: Request) -> int:
+    def _num_blocks_to_come(self, request: Request) -> int:
         tokens = min(request.num_tokens, self.settings.max_model_len)
         return max(0, cdiv(tokens, self.settings.block_size) - len(request.blocks[0]))
 
@@ -168,7 +168,7 @@ class TieredScheduler(Scheduler):
             self._loading.discard(job.request)
             self._loaded.add(job.request)
 
-    def _promote(self, request: Request) -> None:
+    def _finish_load(self, request: Request) -> None:
         self._loaded.discard(request)
         if self.settings.enable_prefix_caching:
             self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
