@@ -22,15 +22,11 @@ def add_options(group: argparse._ArgumentGroup) -> None:
 
 def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     server = server_of(request)
-    return (ExportedFile(f"{server.name}.env", env_text(server)),)
-
-
-def env_text(server: ExportedServer) -> str:
-    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
-    return "\n".join(_lines(server)) + "\n"
+    return (ExportedFile(f"{server.name}.env", "\n".join(_lines(server)) + "\n"),)
 
 
 def _lines(server: ExportedServer) -> Iterator[str]:
+    """`NAME=value` lines. Values are not quoted, because docker reads quotes as part of them."""
     yield from comment_lines(*headline(server.plan), *server.remarks)
     for line in server.env:
         if "\n" in line.value or "\r" in line.value:

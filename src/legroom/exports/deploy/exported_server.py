@@ -149,18 +149,6 @@ def add_server_options(group: argparse._ArgumentGroup, *, image: bool = False) -
         group.add_argument("--image", metavar="IMAGE", help="another image than vllm/vllm-openai of the release")
 
 
-def local_engines(words: ServeCommand, engines: int) -> int:
-    """Data-parallel engines on this machine; 0 where it only receives requests."""
-    local = words.count("--data-parallel-size-local")
-    return engines if local is None else local
-
-
-def local_ranks(words: ServeCommand, args: Mapping[str, Any]) -> int:
-    """GPUs of one engine on this machine."""
-    sizes = (int(args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
-    return max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
-
-
 def is_model_folder(model: str) -> bool:
     """Whether the model is a folder rather than a Hub id. vLLM prefers a folder of that name, too."""
     if model.startswith(("/", ".", "~")):
@@ -208,12 +196,14 @@ def planned_server(
     if _has_guard(words):
         options = replace(options, guard=True)
     given = dict(plan.env)
-    engines = local_engines(words, plan.engines)
-    gpus = engines * local_ranks(words, plan.args)
+    local = words.count("--data-parallel-size-local")  # 0: this node only receives requests
+    engines = plan.engines if local is None else local
+    sizes = (int(plan.args.get(f"{what}_parallel_size") or 1) for what in ("tensor", "pipeline", "prefill_context"))
+    gpus = engines * max(1, math.prod(sizes) // (words.count("--nnodes") or 1))
     checkpoint = checkpoint_bytes(plan, words)
-    local = is_model_folder(words.model)
+    is_local = is_model_folder(words.model)
     words, drain_s = _with_drain(words, release, options)
-    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if local else options.download_bytes_s, drain_s)
+    times = StartTimes(checkpoint, options.disk_bytes_s, 0.0 if is_local else options.download_bytes_s, drain_s)
     if options.guard and not _has_guard(words):
         words = words.with_phrase(Phrase("--middleware", (MIDDLEWARE,)))
     lines = tuple(CommentedFlag(phrase, flag_comment(phrase, plan)) for phrase in words.phrases)
@@ -226,7 +216,10 @@ def planned_server(
         env=environment(plan, words, release, given, times),
         remarks=(*_many_gpus_remark(gpus), *_hidden_secrets_remark(words), *env_remarks(plan, words, release, given)),
         secrets=secrets_of(
-            words, options, local, (*secret_names, *(name for name, value in given.items() if is_secret(name, value)))
+            words,
+            options,
+            is_local,
+            (*secret_names, *(name for name, value in given.items() if is_secret(name, value))),
         ),
         gpus=gpus,
         plan=plan,

@@ -70,22 +70,17 @@ class KubernetesPods:
             else:
                 listed = self._api.list_pod_for_all_namespaces(label_selector=selector, _request_timeout=10)
         except ApiException as error:
-            raise LegroomError(
-                _refused(error.status, namespace), "kubectl auth can-i list pods", UNREACHABLE
-            ) from error
+            where = f"namespace {namespace}" if namespace else "all namespaces"
+            is_denied = error.status in {401, 403}
+            refused = "not allowed to list pods" if is_denied else "the Kubernetes API refused to list pods"
+            message = f"{refused} in {where} (HTTP {error.status})"
+            raise LegroomError(message, "kubectl auth can-i list pods", UNREACHABLE) from error
         except Exception as error:
             # The client passes its HTTP library's exceptions on.
             raise LegroomError(
                 f"the Kubernetes API does not answer ({type(error).__name__})", "kubectl get pods", UNREACHABLE
             ) from error
         return [pod for item in listed.items if (pod := _pod(item)) is not None]
-
-
-def _refused(status: int | None, namespace: str | None) -> str:
-    where = f"namespace {namespace}" if namespace else "all namespaces"
-    if status in {401, 403}:
-        return f"not allowed to list pods in {where} (HTTP {status})"
-    return f"the Kubernetes API refused to list pods in {where} (HTTP {status})"
 
 
 def _connected(context: str | None) -> Any:
