@@ -116,21 +116,14 @@ _LATENT_TYPES = frozenset(
     | {"kimi_linear", "k3_dspark", "longcat_flash", "pangu_ultra_moe", "bailing_hybrid", "hy_v4"}
 )
 """Model types whose attention vLLM serves as MLA (0.32.0); others with a kv_lora_rank have full heads."""
-_O_BIAS = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Whisper", "Bart", "GptOss")
-_O_BIAS += ("Bert", "Roberta", "XLMRoberta")
+_O_BIAS: tuple[str, ...] = ("GPT2", "GPTNeoX", "GPTBigCode", "Bloom", "OPT", "Starcoder2", "PhiForCausal", "Whisper")
+_O_BIAS += ("Bart", "GptOss", "Bert", "Roberta", "XLMRoberta")
 _QKV_BIAS = (*_O_BIAS, "Qwen2", "QWen", "MiMoForCausal")
 _QK_NORM = ("Qwen3", "Gemma3", "Gemma4", "Olmo2", "Olmo3", "Olmoe", "MiniMaxM2", "MiniMaxM3", "HunYuan", "Apertus")
 _GATED_OUTPUT = ("Qwen3Next", "Qwen3_5")
-_ENCODER_ONLY = ("BertModel", "BertFor", "BertSplade", "RobertaModel", "RobertaFor", "XLMRoberta", "ModernBert")
-_ENCODER_ONLY += (
-    "NomicBert",
-    "GteModel",
-    "GteNewModel",
-    "JinaRoberta",
-    "SnowflakeGte",
-    "HF_ColBERT",
-    "LlamaBidirectional",
-)
+_ENCODER_ONLY: tuple[str, ...] = ("BertModel", "BertFor", "BertSplade", "RobertaModel", "RobertaFor", "XLMRoberta")
+_ENCODER_ONLY += ("ModernBert", "NomicBert", "GteModel", "GteNewModel", "JinaRoberta", "SnowflakeGte", "HF_ColBERT")
+_ENCODER_ONLY += ("LlamaBidirectional",)
 
 
 def mixers(text: Mapping[str, Any], architecture: str) -> tuple[Mixer | None, ...]:
