@@ -85,13 +85,13 @@ def variants(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = bundled.base or bundled.name
-    meant, any_role = (name, False) if "/" in name else (title(bundled, name), True)
+    hub_name, any_role = (name, False) if "/" in name else (title(bundled, name), True)
     others = (_bundled(key) for key, entry in _entries().items() if entry.get("base") == root and key != bundled.name)
-    kin = (
-        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(meant, hub_id, any_role)))
+    matching = (
+        replace(other, ids=tuple(hub_id for hub_id in other.ids if _made_from(hub_name, hub_id, any_role)))
         for other in others
     )
-    return tuple(other for other in kin if other.ids)
+    return tuple(other for other in matching if other.ids)
 
 
 def smaller_siblings(name: str) -> tuple[Bundled, ...]:
@@ -100,8 +100,8 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
     if bundled is None:
         return ()
     root = _bundled(bundled.base) if bundled.base else bundled
-    meant = name if "/" in name else title(bundled, name)
-    series, role = _series(meant), _role(meant)
+    hub_name = name if "/" in name else title(bundled, name)
+    series, role = _series(hub_name), _role(hub_name)
     smaller = []
     for key, entry in _entries().items():
         if "base" in entry or not 0 < entry.get("parameters", 0) < root.parameters:
@@ -109,7 +109,7 @@ def smaller_siblings(name: str) -> tuple[Bundled, ...]:
         alike = tuple(
             hub_id
             for hub_id in entry.get("ids", ())
-            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(meant)
+            if _series(hub_id) == series and _role(hub_id) == role and _owner(hub_id) == _owner(hub_name)
         )
         smaller += [replace(_bundled(key), ids=alike)] if alike else []
     return tuple(sorted(smaller, key=lambda each: -each.parameters))

@@ -157,9 +157,9 @@ def nearest_gpus(name: str, limit: int = 4) -> tuple[str, ...]:
 def _as_written(name: str) -> Gpu | None:
     """The card of an exactly spelled name, without building the index of all spellings."""
     wanted = name.strip().lower()
-    meant, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
+    known, note, larger = _data()["ambiguous"].get(wanted, (wanted, "", ""))
     for entry in _data()["gpus"]:
-        if entry["name"] == meant or entry["name"].lower() == meant or meant in entry["aliases"]:
+        if entry["name"] == known or entry["name"].lower() == known or known in entry["aliases"]:
             return _read(entry, note, larger)
     return None
 
