@@ -80,7 +80,7 @@ async def _view(args: argparse.Namespace, source: PrometheusSource, matchers: st
     answers: dict[str, list[tuple[dict[str, str], float]]] = {}
     async with open_session() as session:
         for name, query in fleet_queries(matchers, window_s).items():
-            answers[name] = await source.ask(session, query)
+            answers[name] = await source.query(session, query)
     demand = {_key(labels): value for labels, value in answers.pop("demand")}
     gpus, start_s = _planned(args)
     more: dict[str, Any] = {} if start_s is None else {"start_s": start_s}

@@ -60,13 +60,9 @@ def files(request: ExportRequest) -> tuple[ExportedFile, ...]:
     language: Language = request.options.get("language", "en")
     branches = tree(bundled())
     return (
-        ExportedFile("runbook.md", f"{runbook_text(branches, language)}\n{_SIGNED}"),
+        ExportedFile("runbook.md", "\n".join((*_page(branches, language), "", _SIGNED))),
         ExportedFile("runbook.svg", runbook_svg(branches, language) + _SIGNED),
     )
-
-
-def runbook_text(branches: Sequence[Branch], language: Language = "en") -> str:
-    return "\n".join(_page(branches, language)) + "\n"
 
 
 def _page(branches: Sequence[Branch], language: Language) -> Iterator[str]:

@@ -7,6 +7,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from legroom.drawing.terminal import Style
 from legroom.drawing.text import columns, wrap
 from legroom.facts.releases import latest
 from legroom.live.journal.journal import Incident, JournalPoint
+from legroom.live.journal.journal_records import Action
 from legroom.vllm.command_line import setting_words
 
 _MAX_LINES = 8
@@ -104,7 +106,8 @@ def _seen(incident: Incident, points: Sequence[JournalPoint], style: Style) -> I
     if numbers:
         yield ""
         yield from (
-            f"  {line}" for line in columns([(_words(name), f"{value:,.4g}") for name, value in numbers.items()], "<<")
+            f"  {line}"
+            for line in columns([(name.replace("_", " "), f"{value:,.4g}") for name, value in numbers.items()], "<<")
         )
 
 
@@ -160,10 +163,6 @@ def _slots(points: Sequence[JournalPoint]) -> list[list[JournalPoint]]:
 def _finding(incident: Incident) -> Mapping[str, Any]:
     finding = incident.detail.get("finding")
     return finding if isinstance(finding, Mapping) else {}
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _diagnosed(incident: Incident) -> Iterator[str]:
@@ -243,20 +242,8 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
     """The document that `legroom incident --json` prints."""
     return {
         **incident.to_json(),
-        "notes": [{"time_s": note.time_s, "text": note.text, "detail": dict(note.detail)} for note in incident.notes],
-        "actions": [
-            {
-                "id": action.id,
-                "group": action.group,
-                "name": action.name,
-                "state": action.state,
-                "begun_s": action.begun_s,
-                "finished_s": action.finished_s,
-                "detail": dict(action.detail),
-                "stages": [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages],
-            }
-            for action in incident.actions
-        ],
+        "notes": [asdict(note) for note in incident.notes],
+        "actions": [_action_json(action) for action in incident.actions],
         "recommended": [dict(answer) for answer in recommendations(incident)],
         "samples": [
             {
@@ -269,6 +256,13 @@ def incident_json(incident: Incident, points: Sequence[JournalPoint] = ()) -> di
             for point in points
         ],
     }
+
+
+def _action_json(action: Action) -> dict[str, Any]:
+    stages = [{"time_s": stage.time_s, "name": stage.name} for stage in action.stages]
+    document = asdict(action) | {"stages": stages}
+    del document["incident_id"]
+    return document
 
 
 def incident_svg(incident: Incident, points: Sequence[JournalPoint], now_s: float) -> str:

@@ -35,7 +35,8 @@ def servers_text(views: Sequence[ServerView], style: Style) -> str:
     """Every server with its state, sentence and figures."""
     lines: list[str] = []
     for view in views:
-        lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}" + _models(view)]
+        models = f"  {', '.join(view.models)}" if view.models else ""
+        lines += [f"{mark(view.state, style)}  {style.paint(view.server, 'bold')}{models}"]
         lines += wrap(view.sentence, style.width, "  ")
         lines += [f"  {line}" for line in two_columns(figures(view), style)]
         for finding in view.findings:
@@ -57,14 +58,11 @@ def two_columns(shown: Sequence[tuple[str, str]], style: Style) -> list[str]:
     return columns(rows, "<<<<")
 
 
-def _models(view: ServerView) -> str:
-    return f"  {', '.join(view.models)}" if view.models else ""
-
-
 def figures(view: ServerView) -> list[tuple[str, str]]:
     """The known figures with their names."""
+    blocks = f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
     every = [
-        ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}" + _blocks(view)),
+        ("KV use", None if view.kv_use is None else f"{view.kv_use:.1%}{blocks}"),
         ("running", _count(view.running)),
         ("waiting", _count(view.waiting)),
         ("preemptions", None if view.preemptions_per_s is None else f"{view.preemptions_per_s:.2f}/s"),
@@ -77,10 +75,6 @@ def figures(view: ServerView) -> list[tuple[str, str]]:
         ("forecast", view.forecast.text if view.forecast and view.forecast.text != view.sentence else None),
     ]
     return [(name, text) for name, text in every if text is not None]
-
-
-def _blocks(view: ServerView) -> str:
-    return f" of {view.num_blocks:,} blocks" if view.num_blocks else ""
 
 
 def _count(number: float | None) -> str | None:

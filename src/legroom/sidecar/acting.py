@@ -1,4 +1,4 @@
-"""Acts on open incidents: asks the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
+"""Acts on open incidents: applies the policy, takes the lease, drains, restarts or scales, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Actor:
         """Ends the drain of a closed incident."""
         server = self._servers.get(incident.server)
         if server is not None and server.drain_method is not None:
-            self._spawn(None, self._drains.end_after(incident))
+            self._spawn(None, self._drains.end(lambda journal: _drains_for(journal, incident.key), incident))
 
     # Recovery after a kill
 
@@ -174,7 +174,7 @@ class Actor:
         mine = [action for action in left if action.detail.get("by") == BY]
         drains = tuple(action for action in mine if action.name == "drain")
         for drain in (*drains, *drained):
-            self._spawn(None, self._drains.end(drain))
+            self._spawn(None, self._drains.end(lambda _, drain=drain: (drain,)))  # type: ignore[misc]
         others = [action for action in mine if action not in drains]
         for group in dict.fromkeys(action.group for action in others):
             self._busy[group] = "what was left unfinished is being ended"
@@ -361,17 +361,8 @@ class Drains:
         incident.ask_again_s = float("inf") if state == DONE else time.monotonic() + REFUSED_AGAIN_S
         self._report(ActionReport(incident, text, "drain", state))
 
-    async def end_after(self, incident: OpenIncident) -> None:
-        """Ends the drains of a closed incident."""
-        await self._end_with_retries(lambda journal: _drains_for(journal, incident.key), incident)
-
-    async def end(self, drain: Action) -> None:
-        await self._end_with_retries(lambda _: (drain,), None)
-
-    async def _end_with_retries(
-        self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None
-    ) -> None:
-        """Retries for ever, with back-off: no server may stay drained."""
+    async def end(self, find: Callable[[Journal], Iterable[Action]], incident: OpenIncident | None = None) -> None:
+        """Ends the drains that `find` returns. Retries for ever, with back-off: no server may stay drained."""
         pause_s, last_problem = self._context.poll_s, ""
         while True:
             try:

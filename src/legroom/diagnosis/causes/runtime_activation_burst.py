@@ -16,7 +16,8 @@ def examine(case: Case) -> Assessment | None:
     if case.black_box is not None and (recorded := assess_burst(case.black_box, case.black_box_line)):
         return recorded
     if not case.is_oom:
-        if case.has("captured", "kv_sized") and case.has("frame_serving") and not _other_failure(case):
+        other_failure = case.first_failure is not None and case.first_failure.id != "exception"
+        if case.has("captured", "kv_sized") and case.has("frame_serving") and not other_failure:
             why = "The log ends in a model step right after start-up, with the pool holding the whole budget."
             return Assessment(0.45, proof(case.first("frame_serving"), case.last("profile_v0")), why)
         return None
@@ -27,10 +28,6 @@ def examine(case: Case) -> Assessment | None:
         case.first("torch_oom", "cuda_oom", "torch_oom_unsized"), case.first("engine_dead"), case.first("frame_logits")
     )
     return Assessment(confidence, proven, _why(case))
-
-
-def _other_failure(case: Case) -> bool:
-    return case.first_failure is not None and case.first_failure.id != "exception"
 
 
 def _confidence(case: Case) -> float:

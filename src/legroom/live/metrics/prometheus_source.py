@@ -1,6 +1,6 @@
 """Samples of all vLLM servers that a Prometheus scrapes, by a few queries.
 
-One query asks for every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
+One query selects every name a metric ever had (`{__name__=~"a|b"}`), so servers of any release answer. Sample times
 are those of Prometheus' own scrapes. Of a large fleet the scrape times are queried first, then the figures of the
 servers whose turn it is.
 """
@@ -89,7 +89,7 @@ class PrometheusSource:
     ) -> None:
         base = endpoint(address, token, verify_tls=verify_tls, ca_file=ca_file)
         root = base.url.removesuffix("/metrics").removesuffix("/api")
-        self._query = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
+        self._query_endpoint = Endpoint(f"{root}/api/v1/query", base.headers, verify_tls, ca_file)
         self.server = root
         """The address of Prometheus, without credentials."""
         self._matchers = _checked(matchers)
@@ -168,7 +168,7 @@ class PrometheusSource:
     async def _answers(
         self, session: aiohttp.ClientSession, form: dict[str, str], queries: Iterable[str], timeout_s: float
     ) -> list[_Answer]:
-        return await _all_of(*(self._ask(session, form | {"query": query}, timeout_s) for query in queries))
+        return await _all_of(*(self._post_query(session, form | {"query": query}, timeout_s) for query in queries))
 
     async def _series_of(
         self,
@@ -185,7 +185,7 @@ class PrometheusSource:
         async def part(matcher: str) -> _SeriesByServer:
             matchers = f"{self._matchers},{matcher}" if self._matchers else matcher
             async with gate:
-                answer = await self._ask(session, form | {"query": self._values_of(matchers)}, timeout_s)
+                answer = await self._post_query(session, form | {"query": self._values_of(matchers)}, timeout_s)
             with _gc_paused():
                 return _by_server(answer.rows)
 
@@ -267,12 +267,12 @@ class PrometheusSource:
         for kept in (self._last_s, self._due_s, self._missing, self._failed_s, self._scraped_s, self._scrape_s):
             kept.pop(server, None)
 
-    async def ask(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
+    async def query(self, session: aiohttp.ClientSession, query: str, timeout_s: float = 60.0) -> _Rows:
         """The label sets and values of any instant query."""
-        return (await self._ask(session, {"query": query}, timeout_s)).rows
+        return (await self._post_query(session, {"query": query}, timeout_s)).rows
 
-    async def _ask(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
-        body = await fetch(session, self._query, timeout_s, form=form)
+    async def _post_query(self, session: aiohttp.ClientSession, form: dict[str, str], timeout_s: float) -> _Answer:
+        body = await fetch(session, self._query_endpoint, timeout_s, form=form)
         try:
             with _gc_paused():
                 answer = json.loads(body)
