@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from legroom.facts.config_classes import accepted_quantizations
 from legroom.facts.gpus import Gpu
 from legroom.facts.model import Model, Quantization
 from legroom.facts.release_support import (
@@ -23,6 +24,7 @@ from legroom.facts.releases import Release, first_release, latest
 from legroom.facts.releases import release as known_release
 from legroom.records import dataclass
 from legroom.vllm.args import EngineSettings, is_given
+from legroom.vllm.attention_selection import backend_refusals
 from legroom.vllm.traits import is_hybrid, is_moe, uses_mla
 
 _UNKNOWN = (0, 0)
@@ -160,6 +162,9 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
         return
     flag = (settings.given.quantization or "").lower() or None
     declared = _declared_method(model)
+    if declared is not None and accepted_quantizations(_checkpoint_kind(declared, model), release) == ():
+        # The checkpoint's method overrides the flag, whatever it says.
+        flag = None
     method = _method_in_use(flag, model, gpu, release)
     if quantization_method(method, release) is None:
         yield _unknown(method, release)
@@ -176,6 +181,13 @@ def _quantization(settings: EngineSettings, model: Model, gpu: Gpu, release: Rel
             "add --allow-deprecated-quantization, or use another checkpoint",
         )
     yield from _on_plain(method, declared, model, release)
+    if declared == "gptq" and model.quantization and model.quantization.act_order and release.at_least("0.32.0"):
+        yield Unsupported(
+            _ID,
+            "GPTQ group activation ordering (desc_act=True) is no longer supported. Use a checkpoint with static "
+            "activation ordering or desc_act=False.",
+            "use a checkpoint with desc_act=False",
+        )
     yield from _on_card(method, model, gpu, release)
     yield from _in_dtype(method, settings.dtype, release)
 
@@ -184,7 +196,7 @@ def _unknown(method: str, release: Release) -> Unsupported:
     package = plugin_of(method, release)
     message = f"Unknown quantization method: {method}. Must be one of {list(quantization_methods(release))}."
     if package:
-        return Unsupported(_ID, message, f"vLLM {release} runs {method} with {package} installed", certain=False)
+        return Unsupported(_ID, message, f"install {package}, which brings {method} to vLLM {release}")
     return Unsupported(_ID, message, f"vLLM {release} has no quantization method {method}")
 
 
@@ -299,8 +311,22 @@ def _method_in_use(flag: str | None, model: Model, gpu: Gpu, release: Release) -
     return own
 
 
+def _checkpoint_kind(declared: str, model: Model) -> str:
+    """The kind of checkpoint that `facts.config_classes` knows by this name."""
+    model_type = model.config.get("model_type")
+    if declared == "fp8" and model_type == "deepseek_v4":
+        return "deepseek_v4"
+    if declared.startswith("modelopt"):
+        own = model.quantization.method if model.quantization else declared
+        return {"modelopt_fp4": "modelopt_nvfp4", "modelopt": "modelopt_fp8"}.get(own, "modelopt_mixed")
+    return declared if declared != "mxfp4" or model_type == "gpt_oss" else "mxfp4 of another model"
+
+
 def _is_compatible(flag: str, declared: str, model: Model, gpu: Gpu, release: Release) -> bool:
     """Whether --quantization may name this method for a checkpoint that declares another."""
+    accepted = accepted_quantizations(_checkpoint_kind(declared, model), release)
+    if accepted is not None:
+        return not accepted or flag in accepted
     if flag == declared or flag.startswith(_ONLINE_SHORTHANDS) or flag == "humming":
         return True
     scheme = model.quantization
@@ -326,4 +352,9 @@ def _is_own_config(model: Model) -> bool:
     return model.source.startswith("bundled") or "transformers_version" in model.config
 
 
-_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _card)
+def _attention(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -> Iterator[Unsupported]:
+    for message, hint in backend_refusals(settings, model, gpu, release):
+        yield Unsupported("unsupported_attention_backend", message, hint)
+
+
+_CHECKS = (_architecture, _dtype, _quantization, _kv_cache_dtype, _attention, _card)
