@@ -315,24 +315,34 @@ _INTERFACES = {
 }
 
 
-class _Draft(_Partial):
+class _Draft(types.SimpleNamespace):
     """A model's config, as `SpeculativeConfig.hf_config_override` turns it into the one of its MTP layers."""
 
     def update(self, values: dict[str, Any]) -> None:
         self.__dict__.update(values)
 
+    def get_text_config(self) -> _Draft:
+        return self
 
-def _has_mtp(architecture: str, model_type: str) -> bool:
-    """Whether the release runs this architecture's own MTP layers as the draft."""
+
+def _mtp(architecture: str, model_type: str) -> list[str]:
+    """`mtp` where the release runs the architecture's own MTP layers as the draft, `counted_mtp` where it does so only
+    if the config counts them."""
+    without = _drafts_itself(architecture, model_type)
+    counted = _drafts_itself(architecture, model_type, num_nextn_predict_layers=1, mtp_num_hidden_layers=1)
+    return ["mtp"] if without else ["counted_mtp"] if counted else []
+
+
+def _drafts_itself(architecture: str, model_type: str, **counts: int) -> bool:
     from vllm.config import speculative
 
-    config = _Draft(architectures=[architecture], model_type=model_type, num_nextn_predict_layers=1, layer_types=[])
+    config = _Draft(architectures=[architecture], model_type=model_type, layer_types=[], **counts)
     config.text_config = config
     try:
         changed = speculative.SpeculativeConfig.hf_config_override(config)
     except Exception as error:
         print(f"{architecture}: MTP: {error}", file=sys.stderr)
-        return True
+        return False
     return changed.model_type in get_args(speculative.MTPModelTypes)
 
 
@@ -359,7 +369,7 @@ def _interfaces() -> dict[str, Any]:
                 print(f"{name}: {type(error).__name__}: {error}"[:150], file=sys.stderr)
                 continue
         words = [short for short, check in checks.items() if check(cls)]
-        found[name] = " ".join(words + ["mtp"] * _has_mtp(name, model_types.get(name, "")))
+        found[name] = " ".join(words + _mtp(name, model_types.get(name, "no_such_type")))
     return dict(sorted(found.items()))
 
 

@@ -124,7 +124,7 @@ def _needs(settings: EngineSettings, model: Model, gpu: Gpu, release: Release) -
         "decode_context_parallel": settings.decode_context_parallel_size > 1,
     }
     prefix = masks_images(settings.given, model, release)
-    for mixer in attending(layer.mixer for layer in model.layers):
+    for mixer in attending(mixer for layer in model.layers for mixer in (layer.mixer, *layer.also)):
         if isinstance(mixer, LatentAttention):
             if not (mixer.compress_ratio or mixer.window):
                 sparse = bool(mixer.index_heads or mixer.index_head_dim)

@@ -11,11 +11,21 @@ from typing import Any
 
 from legroom.facts.config_classes import config_class, field_of_flag, interfaces, known_names
 from legroom.facts.flags import flag_name
-from legroom.facts.model import Model, with_kv_heads
+from legroom.facts.model import Attention, Dense, Experts, Model, StateSpace, with_kv_heads
 from legroom.facts.releases import Release
 from legroom.vllm.args import EngineSettings, ServeArgs, draft_method, is_given, json_value, other_value
 from legroom.vllm.flag_values import FIELDS
-from legroom.vllm.traits import attention_heads, has_state, is_attention_free, is_compressed_mla, is_moe, uses_mla
+from legroom.vllm.traits import (
+    attention_heads,
+    built_encoders,
+    has_state,
+    is_attention_free,
+    is_compressed_mla,
+    is_moe,
+    is_pooling,
+    replicates_encoders,
+    uses_mla,
+)
 
 Refusal = tuple[str, str]
 """vLLM's message, and what to do."""
@@ -46,8 +56,10 @@ def config_refusals(settings: EngineSettings, model: Model, release: Release) ->
         _media,
         _runner,
         _parallel,
+        _shards,
         _context_parallel,
         _experts,
+        _routed_experts,
         _lora,
         _scheduler,
         _speculation,
@@ -179,6 +191,36 @@ def _parallel(settings: EngineSettings, model: Model, release: Release) -> Itera
         )
 
 
+def _shards(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """Widths that tensor parallelism does not divide."""
+    ranks = settings.tensor_parallel_size
+    expert_ranks = 1 if settings.enable_expert_parallel else ranks * settings.data_parallel_size
+    hint = "use another --tensor-parallel-size"
+    for layer in dict.fromkeys(model.layers):
+        mixer, block = layer.mixer, layer.feedforward
+        if isinstance(mixer, Attention) and max(mixer.kv_heads, ranks) % min(mixer.kv_heads, ranks):
+            yield f"{mixer.kv_heads} KV heads and tensor parallel size {ranks} do not divide each other", hint
+        if isinstance(mixer, StateSpace):
+            widths = dict(mixer.config)
+            if widths.get("n_groups", 1) > 1 and widths["n_groups"] % ranks:
+                message = "If tensor parallel world size does not divide num_groups, then num_groups must equal 1."
+                yield message, hint
+            shared = (widths.get(name, 0) for name in ("intermediate_size", "num_heads", "num_k_heads", "num_v_heads"))
+            for width in shared:
+                if width % ranks:
+                    yield f"{width} is not divisible by {ranks}", hint
+        dense = block if isinstance(block, Dense) else None
+        if dense is not None and dense.intermediate_size % ranks:
+            yield f"{dense.intermediate_size} is not divisible by {ranks}", hint
+        if isinstance(block, Experts) and block.intermediate_size % expert_ranks:
+            yield f"{block.intermediate_size} is not divisible by {expert_ranks}", hint
+    for encoder in built_encoders(settings.given, model, release):
+        # Audio encoders are not split.
+        split = encoder.exact and encoder.kind != "audio" and not replicates_encoders(settings.given)
+        if split and encoder.heads % ranks:
+            yield f"{encoder.heads} is not divisible by {ranks}", hint + ", or --mm-encoder-tp-mode data"
+
+
 def _context_parallel(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     """Decode context parallelism of grouped-query attention needs copies of the KV heads to split."""
     context, ranks, heads = settings.decode_context_parallel_size, settings.tensor_parallel_size, attention_heads(model)
@@ -244,6 +286,21 @@ def _experts(settings: EngineSettings, model: Model, release: Release) -> Iterat
         )
 
 
+def _routed_experts(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
+    """--enable-return-routed-experts hands the experts of each token to the client."""
+    if not is_given(settings.given, "--enable-return-routed-experts"):
+        return
+    reasons = (
+        (settings.runner != "V2", "requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."),
+        (is_pooling(settings.given, model), "only supports generate runners."),
+        (not is_moe(model), "only supports MoE models."),
+        (not settings.enable_prefix_caching, "requires prefix caching."),
+    )
+    for holds, reason in reasons:
+        if holds:
+            yield f"AuxOutput Connector {reason}", "leave --enable-return-routed-experts out"
+
+
 def _lora(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
     given = settings.given
     if not given.enable_lora:
@@ -273,7 +330,7 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         return
     method = draft_method(spec)
     implements = interfaces(model.architecture, release)
-    if implements is not None and method.endswith("mtp") and "mtp" not in implements and not spec.get("model"):
+    if implements is not None and method.endswith("mtp") and not _has_mtp(implements, model) and not spec.get("model"):
         yield (
             f"Unsupported speculative method: '{method}'",
             "leave --speculative-config out: the model has no MTP layers",
@@ -292,6 +349,10 @@ def _speculation(settings: EngineSettings, model: Model, release: Release) -> It
         )
     elif method == "eagle3" and implements is not None and "eagle3" not in implements:
         yield "Model does not support EAGLE3 interface", "use another speculative method"
+
+
+def _has_mtp(implements: frozenset[str], model: Model) -> bool:
+    return "mtp" in implements or ("counted_mtp" in implements and bool(model.draft_layers))
 
 
 def _cache(settings: EngineSettings, model: Model, release: Release) -> Iterator[Refusal]:
